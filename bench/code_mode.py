@@ -13,8 +13,8 @@ from bench.row import CannotMeasure, Row
 from indusagi.capabilities.local import make_local_context
 from indusagi.runtime import ToolCall
 from indusagi.runtime.calls import CallEntry, current_entry
-from induscode.code_mode.card import RunCodeCard
-from induscode.code_mode.engines import MontyEngine, find_engine_problem
+from induscode.code_mode.opening import RunCodeCard
+from induscode.code_mode.process import MontyEngine, find_engine_problem
 from induscode.deck.builtin import build_builtin
 from induscode.deck.contract import DeckContext
 from induscode.deck.provision import ToolDeck

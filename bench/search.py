@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from bench.measure import calls, compare
 from bench.process import python, starts
 from bench.row import CannotMeasure, Check, Row
+from induscode.search.background import INSTALL_NUMPY, has_numpy
 from induscode.search.index import ToolIndex
 from induscode.search.items import build_item
-from induscode.search.opening import INSTALL_NUMPY, has_numpy
 from induscode.search.weights import SENTENCE_ENCODER
 
 if TYPE_CHECKING:

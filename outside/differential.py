@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.interop import ProtocolFault, StdioServerConfig, create_server_endpoint
-from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
+from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from indusagi.interop.protocol_bridge.uris import UriMap
 from outside.host import agreeable
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop import ServerEndpointImpl
-    from indusagi.interop.protocol_bridge.client.items import ItemList
+    from indusagi.interop.protocol_bridge.client.skills import ItemList
     from outside.servers import Server
 
 _ERA_FIELDS = frozenset({"resultType", "ttlMs", "cacheScope"})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from bench.row import CannotMeasure
 from bench.tools.board import MB, Finding, Item, format_counts, seconds
 from bench.tools.trees import files_in, grow, list_by_git
-from indusagi.capabilities.search.ripgrep import find_ripgrep
+from indusagi.capabilities.search.search import find_ripgrep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

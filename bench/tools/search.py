@@ -15,7 +15,7 @@ from bench.measure import awaits, calls, compare
 from bench.row import CannotMeasure, Row
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.registry import ToolRegistry
-from indusagi.capabilities.search.ripgrep import find_ripgrep
+from indusagi.capabilities.search.search import find_ripgrep
 from indusagi.capabilities.tools.find import find_tool
 from indusagi.capabilities.tools.grep import grep_tool
 from indusagi.runtime import ToolCall

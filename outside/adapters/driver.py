@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from tests.support.adapters import PNG, Shelf
 
-from indusagi.adapters.gate import GateRequest, allow_all
+from indusagi.adapters.calls import GateRequest, allow_all
 from outside.adapters.model import DONE, scripted_model
 
 if TYPE_CHECKING:

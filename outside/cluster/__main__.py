@@ -21,7 +21,7 @@ from tests.support.broker import BrokerProcess, broker_processes, find_leader
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey, create_key
-from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.opening import prepare_cluster
 from outside.cluster.history import History, check_history
 from outside.cluster.members import BREAKS, TOKEN, Break
 from outside.cluster.plan import BATCH, Plan, PlannedFault, make_plan, plan_broker_fault

@@ -15,7 +15,7 @@ import httpx2
 
 from indusagi.core.json import is_json_object
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, IdentityProvider, ServerAuth
-from indusagi.interop.auth.memory import MemoryCredentialStore
+from indusagi.interop.auth.storage import MemoryCredentialStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from induscode.connectors.search import build_operation_item
+from induscode.connectors.operations import build_operation_item
 from induscode.connectors.sources import examine_source
 from induscode.search import index as search_index
+from induscode.search.background import open_semantic
 from induscode.search.index import ToolIndex
-from induscode.search.opening import open_semantic
 from induscode.search.weights import SENTENCE_ENCODER
 from outside.connectors import DOCUMENT, QUERIES, fetch_document
 from outside.install import CannotInstall, python_commands

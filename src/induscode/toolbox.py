@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias, cast, get_args
 from anyio import to_thread
 
 from indusagi.adapters.blocking import make_blocking
-from indusagi.adapters.gate import Gate, GateRequest, ask_gate, format_arguments
+from indusagi.adapters.calls import Gate, GateRequest, ask_gate, format_arguments
 from indusagi.core.json import JsonLike, JsonObject
 from induscode.boot.session import SessionToolBox, open_session
 from induscode.calls.record import CallOrigin

@@ -15,7 +15,7 @@ from tests.support.adapters import Shelf
 
 from indusagi.adapters.anthropic import to_anthropic
 from indusagi.adapters.blocking import open_blocking
-from indusagi.adapters.gate import allow_all
+from indusagi.adapters.calls import allow_all
 from indusagi.adapters.mcp import to_mcp
 from indusagi.adapters.openai import to_openai
 from indusagi.core.cancel import CancelToken
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from indusagi.adapters.blocking import BlockingToolBox
-    from indusagi.adapters.gate import GateRequest
+    from indusagi.adapters.calls import GateRequest
     from indusagi.runtime import ToolBox
 
 

@@ -9,13 +9,19 @@ import pytest
 from tests.support.adapters import PDF, PNG
 
 from indusagi.adapters import content as module
-from indusagi.adapters.calls import is_read_only, parse_arguments
+from indusagi.adapters.calls import (
+    ask_gate,
+    build_gate_request,
+    format_arguments,
+    is_gated,
+    is_read_only,
+    parse_arguments,
+)
 from indusagi.adapters.content import Attachment, ModelContent, to_model_content
-from indusagi.adapters.gate import ask_gate, build_gate_request, format_arguments, is_gated
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolDescriptor, ToolResult
 
 if TYPE_CHECKING:
-    from indusagi.adapters.gate import Gate
+    from indusagi.adapters.calls import Gate
 
 IMAGE = base64.b64encode(PNG).decode()
 DOCUMENT = base64.b64encode(PDF).decode()

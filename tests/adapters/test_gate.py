@@ -25,7 +25,7 @@ from induscode.permissions.policy import ApprovalMode
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indusagi.adapters.gate import GateRequest
+    from indusagi.adapters.calls import GateRequest
     from indusagi.capabilities import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.contract import Capability

@@ -7,7 +7,7 @@ from mcp import Client
 from mcp_types import EmbeddedResource, ImageContent, TextContent
 from tests.support.adapters import Shelf
 
-from indusagi.adapters.gate import allow_all
+from indusagi.adapters.calls import allow_all
 from indusagi.adapters.mcp import to_mcp
 
 

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from tests.support.adapters import PDF, PNG, Shelf
 
 from indusagi.adapters.anthropic import to_anthropic
-from indusagi.adapters.gate import allow_all
+from indusagi.adapters.calls import allow_all
 from indusagi.adapters.openai import to_openai
 from indusagi.core.cancel import CancelToken
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from anthropic.types import Message
 
-    from indusagi.adapters.gate import GateRequest
+    from indusagi.adapters.calls import GateRequest
 
 IMAGE = base64.b64encode(PNG).decode()
 DOCUMENT = base64.b64encode(PDF).decode()

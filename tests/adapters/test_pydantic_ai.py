@@ -11,11 +11,11 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCall
 from pydantic_ai.models.function import AgentInfo, FunctionModel
 from tests.support.adapters import PDF, PNG, Shelf
 
-from indusagi.adapters.gate import allow_all
+from indusagi.adapters.calls import allow_all
 from indusagi.adapters.pydantic_ai import to_pydantic_ai
 
 if TYPE_CHECKING:
-    from indusagi.adapters.gate import Gate
+    from indusagi.adapters.calls import Gate
 
 
 class Script:

@@ -23,7 +23,7 @@ from induscode.permissions import InvalidRuleError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indusagi.adapters.gate import GateRequest
+    from indusagi.adapters.calls import GateRequest
     from indusagi.capabilities import DefinedTool
     from indusagi.core.json import JsonObject
 

@@ -12,8 +12,7 @@ from tests.calls.helpers import make_record, read_calls
 
 from indusagi.core.time import ManualClock, now_ms
 from induscode.calls.database import CallDatabase, CallFilter, Payload, UnusableCallsError
-from induscode.calls.series import read_series
-from induscode.calls.statistics import find_percentile, read_statistics
+from induscode.calls.statistics import find_percentile, read_series, read_statistics
 
 if TYPE_CHECKING:
     from pathlib import Path

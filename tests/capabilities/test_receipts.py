@@ -104,7 +104,7 @@ async def test_finding_d7_a_command_whose_owner_is_killed_is_found_and_ended(
     sleeps = [["sleep", "601"], ["sleep", "602"], ["sleep", "603"]]
     try:
         await until(lambda: all(len(running(*words)) == 1 for words in sleeps))
-        await until(lambda: len(os.listdir(receipts_dir())) == 1)
+        await until(lambda: receipts_dir().is_dir() and len(os.listdir(receipts_dir())) == 1)
         owner.send_signal(signalled)
         if signalled is signal.SIGKILL:
             await owner.wait()

@@ -18,7 +18,7 @@ from tests.support.waiting import until
 
 from indusagi.capabilities import worker
 from indusagi.capabilities.files.media.pdf import parse_page_range
-from indusagi.capabilities.files.text.display import ReadFailure, format_path
+from indusagi.capabilities.files.text.lines import ReadFailure, format_path
 from indusagi.capabilities.worker import (
     WorkerError,
     WorkerLimits,

@@ -23,7 +23,7 @@ from induscode.cluster.broker import PROOF, open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings, WrongKeyError
 from induscode.cluster.node import open_node
 from induscode.cluster.offers import OfferRegistry, issue_offer_key, revoke_offer_key
-from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.opening import prepare_cluster
 from induscode.cluster.seals import Seal
 
 if TYPE_CHECKING:

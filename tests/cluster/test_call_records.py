@@ -12,9 +12,9 @@ from tests.support.waiting import until
 
 from indusagi.core.json import compact_json
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
+from induscode.cluster.requests import StreamMessage
 from induscode.cluster.shared import calls
 from induscode.cluster.shared.calls import CallPublisher, read_calls
-from induscode.cluster.streams import StreamMessage
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.support.broker import KEY
 
 from induscode.cluster.contract import ClusterSettings
+from induscode.cluster.requests import StreamMessage
 from induscode.cluster.shared.chains import NO_ANCHOR, Anchor, ChainBatch, ChainBook, ChainProblem, digest_anchor
 from induscode.cluster.shared.ledger import take_message
-from induscode.cluster.streams import StreamMessage
 from induscode.deck.mcp.store.database import ChainEnd
 from induscode.deck.mcp.store.events import GENESIS, chain_digest
 from induscode.deck.mcp.store.publication import ChainRow

@@ -25,7 +25,7 @@ from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.health import SLOW_S, BrokerHealth
 from induscode.cluster.membership import open_membership
 from induscode.cluster.node import open_node
-from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.opening import prepare_cluster
 from induscode.cluster.report import greet_brokers, read_report
 
 if TYPE_CHECKING:

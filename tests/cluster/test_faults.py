@@ -25,7 +25,7 @@ from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
-from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.opening import prepare_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -19,7 +19,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
-from induscode.boot.runner import build_fault_note
+from induscode.boot.plans import build_fault_note
 from induscode.cluster import node as node_module
 from induscode.cluster.broker import open_broker
 from induscode.cluster.bucket import Bucket

@@ -9,8 +9,8 @@ import pytest
 from tests.support.broker import KEY
 
 from induscode.cluster.contract import ClusterFault, ClusterSettings
+from induscode.cluster.requests import StreamMessage
 from induscode.cluster.shared.ledger import LedgerPublisher
-from induscode.cluster.streams import StreamMessage
 from induscode.deck.mcp.store.database import ChainEnd
 from induscode.deck.mcp.store.publication import ChainPart, ChainRow
 

@@ -18,11 +18,11 @@ from induscode.cluster.broker import PROOF, REPLACED, check_key, open_broker
 from induscode.cluster.contract import ClusterFault
 from induscode.cluster.key import ClusterKey, UnsealedError, read_key, write_key
 from induscode.cluster.node import open_node
+from induscode.cluster.requests import Stream
 from induscode.cluster.shared import rotation
 from induscode.cluster.shared.calls import CallPublisher, read_calls
 from induscode.cluster.shared.rotation import rotate_key
 from induscode.cluster.shared.table import SharedTable, open_table
-from induscode.cluster.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -26,11 +26,11 @@ from induscode.cluster.broker import Broker, open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
-from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.opening import prepare_cluster
+from induscode.cluster.requests import Stream
 from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
 from induscode.cluster.shared.table import open_table
 from induscode.cluster.shared.verify import verify_cluster
-from induscode.cluster.streams import Stream
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import Journal
 

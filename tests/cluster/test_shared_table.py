@@ -19,12 +19,11 @@ from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
-from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.opening import prepare_cluster
+from induscode.cluster.requests import Stream
 from induscode.cluster.shared.calls import CallPublisher, read_calls
-from induscode.cluster.shared.consents import SharedTrust, find_used_project
-from induscode.cluster.shared.state import SharedState, open_shared_state
+from induscode.cluster.shared.state import SharedState, SharedTrust, find_used_project, open_shared_state
 from induscode.cluster.shared.table import SharedTable, open_table
-from induscode.cluster.streams import Stream
 from induscode.deck.mcp.store.journal import Journal
 from induscode.deck.mcp.store.pins import open_pins
 from induscode.servers.config.rows import Origin, parse_row

@@ -12,10 +12,10 @@ from tests.support.broker import KEY
 from indusagi.core.json import compact_json
 from induscode.cluster.bucket import BucketEntry
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
+from induscode.cluster.requests import StreamMessage, StreamState
 from induscode.cluster.served import CallerTokens
 from induscode.cluster.shared import table as module
 from induscode.cluster.shared.table import SharedTable
-from induscode.cluster.streams import StreamMessage, StreamState
 
 pytestmark = pytest.mark.anyio
 SETTINGS = ClusterSettings(brokers=["nats://127.0.0.1:1"], node="one", key=KEY)

@@ -13,9 +13,8 @@ from tests.support.http_peer import self_signed
 from tests.support.waiting import until
 
 from induscode.cluster.broker import open_broker
-from induscode.cluster.contract import ClusterFault, ClusterSettings
-from induscode.cluster.options import parse_brokers
-from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.contract import ClusterFault, ClusterSettings, parse_brokers
+from induscode.cluster.opening import prepare_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Generator

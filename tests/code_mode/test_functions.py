@@ -16,8 +16,7 @@ from indusagi.runtime.calls import CallEntry
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.code_mode.calls import ScriptCalls, read_search
 from induscode.code_mode.contract import CodeLimits, FunctionCall, ScriptCallError
-from induscode.code_mode.functions import FunctionTable
-from induscode.code_mode.stubs import format_stub
+from induscode.code_mode.stubs import FunctionTable, format_stub
 from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.search.index import ToolIndex
 

@@ -84,7 +84,7 @@ def find_nothing(_name: str) -> None: ...
 def test_without_the_extra_one_line_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("induscode.code_mode.engines.find_spec", find_nothing)
+    monkeypatch.setattr("induscode.code_mode.process.find_spec", find_nothing)
     with model_server() as server:
         assert SessionSetup(tmp_path, server).run_in_process(monkeypatch, settings=CODE) == ExitCode.USAGE
     assert capfd.readouterr().err == "indus: code mode needs the extra `code`: pip install 'indus-deck[code]'\n"

@@ -19,13 +19,11 @@ from tests.support.waiting import until
 
 from induscode.cluster.broker import open_broker
 from induscode.cluster.client import read_seed
-from induscode.cluster.contract import ClusterFault, ClusterSettings
+from induscode.cluster.contract import ClusterFault, ClusterSettings, find_node_name, parse_brokers
 from induscode.cluster.key import write_key
 from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.node import open_node
-from induscode.cluster.opening import describe_fault
-from induscode.cluster.options import find_node_name, parse_brokers
-from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.opening import describe_fault, prepare_cluster
 from induscode.commands import cluster_state
 from induscode.commands.program import run
 

@@ -13,7 +13,7 @@ from tests.support.openapi import add_connector, build_document, build_gateway
 from tests.support.ssrf import URLS
 
 from indusagi.core.json import is_json_object
-from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.openapi import ConnectorFault
 from induscode.deck.contract import ActionError
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from induscode.connectors.faults import DocumentFault
-from induscode.connectors.openapi import find_pointer, find_server_url, parse_document, resolve_object
+from induscode.connectors.openapi import DocumentFault, find_pointer, find_server_url, parse_document, resolve_object
 
 YAML = b"""\
 openapi: 3.1.0

@@ -10,7 +10,7 @@ import pytest
 
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from induscode.connectors.faults import ConnectorFault, DocumentFault
+from induscode.connectors.openapi import ConnectorFault, DocumentFault
 from induscode.connectors.operations import build_arguments_schema, build_slug, list_operations
 from induscode.connectors.requests import build_request
 from induscode.connectors.schemas import abbreviate_schema

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tests.support.openapi import build_document
 
-from induscode.connectors.operations import list_operations
-from induscode.connectors.search import OperationIndex
-from induscode.search.words import find_verb_groups, list_stems
+from induscode.connectors.operations import OperationIndex, list_operations
+from induscode.search.lexical import find_verb_groups, list_stems
 
 
 def test_words_are_split_and_reduced_to_stems() -> None:

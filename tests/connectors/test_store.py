@@ -10,7 +10,7 @@ import pytest
 from tests.support.openapi import add_in_thread, build_document
 
 from induscode.connectors.auth import parse_auth
-from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.sources import examine_source, find_change
 from induscode.connectors.store import ConnectorStore, check_name
 

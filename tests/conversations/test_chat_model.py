@@ -29,8 +29,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from induscode.conversations.model_loop.chat.errors import build_connection_error
-from induscode.conversations.model_loop.chat.messages import write_messages
+from induscode.conversations.model_loop.chat.messages import build_connection_error, write_messages
 from induscode.conversations.model_loop.providers import open_model, to_model_fault
 from induscode.conversations.models import ModelChoice
 

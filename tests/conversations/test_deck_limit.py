@@ -10,8 +10,15 @@ import pytest
 from indusagi.capabilities import ToolSpec, define_tool
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.contract import ToolCall
-from induscode.conversations.deck_limit import ESSENTIAL_CARDS, LEAST_SEARCHED, SMALL_WINDOW, DeckLimit
-from induscode.conversations.deck_search import DeckSearch, list_shown_names, resolve_deck_call
+from induscode.conversations.deck_limit import (
+    ESSENTIAL_CARDS,
+    LEAST_SEARCHED,
+    SMALL_WINDOW,
+    DeckLimit,
+    DeckSearch,
+    list_shown_names,
+    resolve_deck_call,
+)
 from induscode.conversations.prompt import SystemPrompt
 from induscode.deck.contract import DeckContext, Profile, describe
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade

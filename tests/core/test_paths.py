@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.core import paths
-from indusagi.core.paths import find_trusted_program, is_within, parts_below, sort_in_chunks
+from indusagi.core import app_dirs as paths
+from indusagi.core.app_dirs import find_trusted_program, is_within, parts_below, sort_in_chunks
 
 if TYPE_CHECKING:
     from pathlib import Path

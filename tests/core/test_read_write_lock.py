@@ -6,7 +6,7 @@ import anyio
 import pytest
 from anyio.lowlevel import checkpoint
 
-from indusagi.core.read_write_lock import ReadWriteLock
+from indusagi.core.tasks import ReadWriteLock
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,7 @@ from tests.support.adapters import Shelf
 
 from indusagi.adapters.anthropic import to_anthropic
 from indusagi.adapters.blocking import open_blocking
-from indusagi.adapters.calls import AdapterCalls
-from indusagi.adapters.gate import allow_all
+from indusagi.adapters.calls import AdapterCalls, allow_all
 from indusagi.adapters.openai import to_openai
 from indusagi.capabilities import ToolRegistry, ToolSpec, define_tool
 from indusagi.capabilities.tool import DefinedTool
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
     from pathlib import Path
 
-    from indusagi.adapters.gate import GateRequest
+    from indusagi.adapters.calls import GateRequest
     from indusagi.capabilities import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.contract import Capability

@@ -17,9 +17,10 @@ from tests.support.worktrees import describe_tree, make_repository, make_tree, r
 from indusagi.capabilities.jobs.table import list_jobs
 from indusagi.capabilities.local import make_local_context
 from induscode.deck import DeckContext, DeckFramework
-from induscode.deck.cards.command_checkpoint import CommandCheckpointingCard, may_change_files
+from induscode.deck.cards.checkpoint import CommandCheckpointingCard, may_change_files
 from induscode.deck.provision import provision_deck
-from induscode.deck.stores import file_tree, git_tree
+from induscode.deck.stores import git_tree
+from induscode.deck.stores import worktree as file_tree
 from induscode.deck.stores.checkpoints import FileCheckpoints
 from induscode.deck.stores.worktree import WorktreeSnapshots
 

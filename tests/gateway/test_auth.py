@@ -21,7 +21,7 @@ from tests.support.scripts import run
 from tests.support.waiting import until
 
 from induscode.commands.serve import command
-from induscode.gateway.auth import SECRET_VARIABLE
+from induscode.gateway.options import SECRET_VARIABLE
 
 
 async def request(client: httpx2.AsyncClient, url: str, token: str, method: str, **params: Any) -> httpx2.Response:

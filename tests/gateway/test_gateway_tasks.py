@@ -15,8 +15,7 @@ from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from induscode.gateway.content import GatewayContent
-from induscode.gateway.task_map import TaskMap
-from induscode.gateway.tasks import LONGEST_MS, UNLIMITED_MS, GatewayTasks
+from induscode.gateway.tasks import LONGEST_MS, UNLIMITED_MS, GatewayTasks, TaskMap
 
 if TYPE_CHECKING:
     from collections.abc import Callable

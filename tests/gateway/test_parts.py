@@ -46,7 +46,7 @@ def open_content(*items: BridgeCapability, **options: bool) -> GatewayContent:
 
     content = GatewayContent(**options)
     endpoints = [
-        SimpleNamespace(config=SimpleNamespace(id=server), known_items={}.get) for server in servers
+        SimpleNamespace(config=SimpleNamespace(id=server), known_items=dict[str, Any]().get) for server in servers
     ]
     fleet = SimpleNamespace(endpoints=lambda: endpoints)
     enrolment = SimpleNamespace(disabled=[], list_servers=lambda: servers)

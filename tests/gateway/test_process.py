@@ -196,7 +196,7 @@ HELD = """
 import os, sys, time
 sys.argv = ["indus", "serve", "--profile", "none"]
 from induscode.__main__ import main
-import induscode.boot.runner as running
+import induscode.boot.plans as running
 def load_plan(invocation):
     open({held!r}, "w").close()
     time.sleep(60)

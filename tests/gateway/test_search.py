@@ -27,8 +27,8 @@ from induscode.gateway.view_box import ViewBox
 from induscode.launch.views import View
 from induscode.search.cards import list_search_cards
 from induscode.search.index import ToolIndex
+from induscode.search.lexical import LONGEST_NAME, normalize_name
 from induscode.search.options import SearchOptions, estimate_definition
-from induscode.search.words import LONGEST_NAME, normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,7 @@ from indusagi.runtime.contract import ToolOutcome
 from induscode.cluster.contract import NodeInfo
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.placement import ServerTarget, find_target
-from induscode.cluster.task_handles import TaskHandles
+from induscode.cluster.sessions import TaskHandles
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.tasks import LONGEST_MS, GatewayTasks
 

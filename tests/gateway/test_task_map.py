@@ -11,8 +11,7 @@ from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from induscode.gateway.content import GatewayContent
-from induscode.gateway.task_map import TaskMap, TaskRow
-from induscode.gateway.tasks import GatewayTasks
+from induscode.gateway.tasks import GatewayTasks, TaskMap, TaskRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +75,7 @@ def test_finding_r8_a_clock_that_jumps_removes_no_tasks_and_a_damaged_file_is_se
 
 
 def test_past_the_most_rows_leave_the_file_that_expire_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.gateway.task_map.MOST_TASKS", 2)
+    monkeypatch.setattr("induscode.gateway.tasks.MOST_TASKS", 2)
     known = TaskMap(str(tmp_path / "tasks.db"))
     for expires_ms in (30, 10, 20):
         known.write(TaskRow(f"t{expires_ms}", "s", str(expires_ms), "o", expires_ms))

@@ -17,7 +17,7 @@ from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, RemoteToolRe
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.interop.protocol_bridge.uris import UriMap
 from induscode.gateway.content import GatewayContent, KnownItems
-from induscode.gateway.view_content import ViewContent, has_dot_segment
+from induscode.gateway.view_box import ViewContent, has_dot_segment
 from induscode.launch.views import parse_views
 
 if TYPE_CHECKING:

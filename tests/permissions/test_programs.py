@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from induscode.deck.programs.program import Program
+from induscode.deck.programs.git import Program
 from induscode.deck.programs.table import PROGRAMS
 from induscode.permissions.shell.arguments import find_problem, list_options
 from induscode.permissions.shell.parse import parse_command

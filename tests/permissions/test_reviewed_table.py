@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from induscode.deck.programs.program import Program
+from induscode.deck.programs.git import Program
 from induscode.deck.programs.table import MODULES, PROGRAMS
 from induscode.permissions.shell.arguments import find_problem, starts_commands
 from induscode.permissions.shell.parse import parse_command

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.ports import Refusal
     from indusagi.core.json import JsonValue
-    from induscode.deck.programs.program import Program
+    from induscode.deck.programs.git import Program
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,13 @@ import pytest
 from tests.registry.mirror import entry, package
 
 from induscode.core.consent import ConsentChangedError
-from induscode.servers.registry.client import RegistryError, RegistryServer, parse_server
-from induscode.servers.registry.package import build_installation, describe_verification
+from induscode.servers.registry.package import (
+    RegistryError,
+    RegistryServer,
+    build_installation,
+    describe_verification,
+    parse_server,
+)
 
 HASH = "a" * 64
 

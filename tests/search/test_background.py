@@ -17,7 +17,7 @@ from tests.support.searched import SearchableTools
 
 from indusagi.capabilities import ToolSpec, define_tool
 from indusagi.runtime.contract import ToolCall, ToolDescriptor
-from induscode.conversations.deck_search import DeckSearch
+from induscode.conversations.deck_limit import DeckSearch
 from induscode.deck.contract import DeckContext, Profile
 from induscode.deck.provision import ToolDeck, provision_deck
 from induscode.gateway.searched_boxes import SearchedBoxes
@@ -207,7 +207,7 @@ def test_without_the_model_numpy_is_not_loaded(tmp_path: Path, monkeypatch: pyte
 import sys
 import anyio
 from tests.support.searched import SearchableTools
-from induscode.gateway.searched_boxes import SearchedBoxes
+from induscode.gateway.search_box import SearchedBoxes
 from induscode.search.options import SearchOptions
 searched = SearchedBoxes(SearchOptions(mode="on"))
 assert searched.wrap(SearchableTools)().finder.find(["issue"]).found

@@ -18,9 +18,8 @@ from tokenizers.models import WordPiece as OutsideWordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from induscode.search.encoder import SentenceEncoder, read_encoder
+from induscode.search.encoder import SentenceEncoder, WordPiece, read_encoder
 from induscode.search.weights import SENTENCE_ENCODER
-from induscode.search.wordpiece import WordPiece
 
 if TYPE_CHECKING:
     from pathlib import Path

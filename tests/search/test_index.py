@@ -14,9 +14,8 @@ from tests.support.encoders import TopicEncoder
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.search.index import ToolIndex
 from induscode.search.items import build_content_item, build_item, build_tool_item
-from induscode.search.lexical import LexicalIndex, SearchUnavailableError
+from induscode.search.lexical import LexicalIndex, SearchUnavailableError, list_query_words, normalize_name, split_humps
 from induscode.search.semantic import SemanticIndex
-from induscode.search.words import list_query_words, normalize_name, split_humps
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

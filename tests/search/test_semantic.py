@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tests.support.encoders import TopicEncoder
 
+from induscode.search.background import open_index
 from induscode.search.index import ToolIndex
 from induscode.search.items import build_item
-from induscode.search.opening import open_index
 from induscode.search.semantic import SemanticIndex, list_texts
 from induscode.search.vectors import VectorCache, vectors_path
 from induscode.search.weights import SENTENCE_ENCODER
@@ -112,7 +112,7 @@ def test_without_the_model_an_index_is_lexical(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_cache_that_another_process_holds_stays_as_it_is(cache: VectorCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.search.vectors._BUSY_S", 0.01)
+    monkeypatch.setattr("induscode.search.semantic._BUSY_S", 0.01)
     cache.write({"a": b"1234"})
     with closing(sqlite3.connect(cache.path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_be_opened_leaves_a_note_and_words_are_searched(
     def refuse() -> SemanticIndex:
         raise failure
 
-    monkeypatch.setattr("induscode.search.opening.open_semantic", refuse)
+    monkeypatch.setattr("induscode.search.background.open_semantic", refuse)
     index, (note,) = open_index(ITEMS)
     assert f"it cannot be used: {failure}" in str(note)
     assert index.search(["email"]).hits[0].item is ITEMS[0]
@@ -172,7 +172,7 @@ def test_with_cached_vectors_a_damaged_model_leaves_a_note_and_words_are_searche
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     cache = VectorCache(vectors_path())
     ToolIndex(ITEMS, SemanticIndex(TopicEncoder(), cache)).prepare()
-    monkeypatch.setattr("induscode.search.opening.has_semantic", lambda: True)
+    monkeypatch.setattr("induscode.search.background.has_semantic", lambda: True)
 
     def read_damaged(_path: str) -> Damaged:
         return Damaged()

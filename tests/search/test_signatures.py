@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.runtime.contract import JsonSchema, ToolDescriptor
-from induscode.search.items import build_content_item, build_tool_item
-from induscode.search.signatures import LONGEST_SIGNATURE, format_signature
+from induscode.search.items import LONGEST_SIGNATURE, build_content_item, build_tool_item, format_signature
 
 NAME_LETTERS = string.ascii_letters + string.digits + "_-"
 ISSUE = {

@@ -20,7 +20,7 @@ from induscode.cluster.broker import open_broker
 from induscode.cluster.client import BrokerClient
 from induscode.cluster.contract import ClusterSettings
 from induscode.cluster.key import ClusterKey
-from induscode.cluster.prepare import prepare_cluster
+from induscode.cluster.opening import prepare_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Sequence

@@ -11,9 +11,9 @@ from indusagi.capabilities.context import Framework
 from indusagi.capabilities.local import make_local_context
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolCall
-from induscode.code_mode.card import RunCodeCard
 from induscode.code_mode.contract import CodeLimits
-from induscode.code_mode.engines import MontyEngine
+from induscode.code_mode.opening import RunCodeCard
+from induscode.code_mode.process import MontyEngine
 from induscode.deck.provision import ToolDeck
 from induscode.permissions.check import Permissions, require_permission
 from induscode.permissions.policy import ApprovalMode

@@ -19,7 +19,7 @@ from indusagi.interop.auth.contract import (
     StoredCredentials,
     TokenSet,
 )
-from indusagi.interop.auth.memory import MemoryCredentialStore
+from indusagi.interop.auth.storage import MemoryCredentialStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence

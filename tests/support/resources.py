@@ -13,7 +13,7 @@ from tests.support.waiting import until
 
 from indusagi.core.faults import Note
 from indusagi.interop import HttpSettings, create_provider_host
-from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
+from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.calls import current_client
 

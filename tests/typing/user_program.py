@@ -8,7 +8,7 @@ from typing import Any, assert_type
 
 from indusagi.adapters.anthropic import AnthropicTools, to_anthropic
 from indusagi.adapters.blocking import BlockingToolBox
-from indusagi.adapters.gate import GateRequest, allow_all
+from indusagi.adapters.calls import GateRequest, allow_all
 from indusagi.adapters.openai import OpenAITools, to_openai
 from indusagi.capabilities import (
     DefinedTool,

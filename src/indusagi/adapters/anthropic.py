@@ -11,10 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from indusagi.adapters.calls import AdapterCalls, copy_parameters
+from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, to_plain_object
 from indusagi.adapters.content import Attachment, ModelContent
-from indusagi.adapters.gate import Gate
-from indusagi.adapters.libraries import to_plain_object
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolBox, ToolCall
 

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from indusagi.adapters.calls import AdapterCalls, copy_parameters
+from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, explain_missing
 from indusagi.adapters.content import Attachment, to_model_content
-from indusagi.adapters.gate import Gate
-from indusagi.adapters.libraries import explain_missing
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue

@@ -15,8 +15,7 @@ from mcp.server import Server, ServerRequestContext
 from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams
 
 from indusagi import __version__
-from indusagi.adapters.calls import AdapterCalls
-from indusagi.adapters.gate import Gate
+from indusagi.adapters.calls import AdapterCalls, Gate
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject

@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from indusagi.adapters.calls import AdapterCalls, copy_parameters, parse_arguments
+from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, explain_missing, parse_arguments
 from indusagi.adapters.content import Attachment
-from indusagi.adapters.gate import Gate
-from indusagi.adapters.libraries import explain_missing
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, cast
 
-from indusagi.adapters.calls import AdapterCalls, parse_arguments
+from indusagi.adapters.calls import AdapterCalls, Gate, explain_missing, parse_arguments
 from indusagi.adapters.content import ModelContent
-from indusagi.adapters.gate import Gate
-from indusagi.adapters.libraries import explain_missing
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonValue
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor

@@ -17,10 +17,9 @@ from anyio import to_thread
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import Note
-from induscode.addons.chain import InterceptorChain, LoadedAddon
+from induscode.addons.chain import InterceptorChain, LoadedAddon, call_hook
 from induscode.addons.contract import Addon, AddonContext, AddonError, Interceptor
 from induscode.addons.discovery import DiscoveredAddons, InstalledAddon, ProjectAddon, discover_addons
-from induscode.addons.hooks import call_hook
 from induscode.deck.contract import DeckFault, capability_id, find_missing_members
 
 if TYPE_CHECKING:

@@ -11,13 +11,16 @@ from anyio import to_thread
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import format_count
-from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, LOOK_LIMIT_S, canon_tool_name, select_tools
-from induscode.boot.runner import (
+from induscode.boot.plans import (
+    FIRST_PROMPT_LIMIT_S,
+    LOOK_LIMIT_S,
     build_fault_note,
     build_silent_note,
     build_unseen_note,
+    canon_tool_name,
     load_plan,
     opened_store,
+    select_tools,
     usage_errors,
 )
 from induscode.search.options import estimate_definition

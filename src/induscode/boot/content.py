@@ -9,8 +9,14 @@ import click
 
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.runtime.contract import ToolOutcome, ToolResult
-from induscode.boot.plans import LOOK_LIMIT_S
-from induscode.boot.runner import build_fault_note, build_silent_note, build_unseen_note, load_plan, opened_store
+from induscode.boot.plans import (
+    LOOK_LIMIT_S,
+    build_fault_note,
+    build_silent_note,
+    build_unseen_note,
+    load_plan,
+    opened_store,
+)
 from induscode.boot.runners import attach_servers
 from induscode.cli.output import build_unknown_name, print_notes, print_table, write_json
 from induscode.cli.signals import run_until_signal

@@ -109,7 +109,7 @@ def kill_descendants() -> None:
 
     A package manager gets SIGTERM instead: killed while it unpacks, it would leave a broken cache behind.
     """
-    from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager  # noqa: PLC0415 — for a second signal
+    from indusagi.interop.protocol_bridge.client.start.causes import find_package_manager  # noqa: PLC0415 — for a second signal
 
     with suppress(OSError):
         for child in [process for process in list_processes() if process.parent == os.getpid()]:

@@ -45,8 +45,7 @@ from induscode.cluster.guard import Guard, open_guard
 from induscode.cluster.health import STATES
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import PING, Membership, open_membership
-from induscode.cluster.placement import Placements, find_target, rank_nodes
-from induscode.cluster.placement_watch import PlacementWatch
+from induscode.cluster.placement import Placements, PlacementWatch, find_target, rank_nodes
 from induscode.cluster.replicas import ReplicatedServer
 from induscode.cluster.served import CallerTokens, ServedServer
 

@@ -15,14 +15,13 @@ from anyio import to_thread
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
-from indusagi.core.read_write_lock import ReadWriteLock
+from indusagi.core.tasks import ReadWriteLock
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import TextContentBlock, ToolCall, ToolDescriptor, ToolProgress, project_content
 from induscode.code_mode.contract import CallReport, ScriptCallError
-from induscode.code_mode.functions import FunctionTable, ToolFunction, list_descriptors
-from induscode.code_mode.stubs import format_stub
+from induscode.code_mode.stubs import FunctionTable, ToolFunction, format_stub, list_descriptors
 from induscode.deck.provision import DeckToolBox
-from induscode.search.names import FIND_TOOLS
+from induscode.search.options import FIND_TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

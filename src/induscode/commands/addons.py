@@ -139,7 +139,7 @@ def _find_project_addon(found: DiscoveredAddons, name: str) -> ProjectAddon:
 
 def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], quiet: bool) -> bool:
     """Show the code of an addon, and store the answer for exactly that."""
-    from induscode.addons.consent import AddonConsentStore  # noqa: PLC0415 — not for the help
+    from induscode.addons.discovery import AddonConsentStore  # noqa: PLC0415 — not for the help
 
     if not yes:
         text = source.content.decode("utf-8", "replace").expandtabs(4)
@@ -161,8 +161,7 @@ def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], qui
 @click.pass_context
 def untrust(context: click.Context, names: tuple[str, ...], *, as_json: bool, **_: object) -> int:
     """Revoke the consent to the named addons, or to all of the project."""
-    from induscode.addons.consent import AddonConsentStore  # noqa: PLC0415 — not for the help
-    from induscode.addons.discovery import PROJECT_DIR  # noqa: PLC0415 — not for the help
+    from induscode.addons.discovery import PROJECT_DIR, AddonConsentStore  # noqa: PLC0415 — loaded on use
 
     cwd = read_cwd(context)
     found = _discover(cwd)
@@ -220,8 +219,8 @@ def doctor(context: click.Context, *, as_json: bool, **_: object) -> int:
 
 async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObject:
     """Load an addon that has consent, close it again, and build its row."""
+    from induscode.addons.chain import call_hook  # noqa: PLC0415 — not for the help
     from induscode.addons.contract import AddonError  # noqa: PLC0415 — not for the help
-    from induscode.addons.hooks import call_hook  # noqa: PLC0415 — not for the help
     from induscode.addons.loader import describe_refusal, load_addon  # noqa: PLC0415 — not for the help
     from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
 

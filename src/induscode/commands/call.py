@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from induscode.boot.plans import FIRST_PROMPT_LIMIT_S
-from induscode.boot.runner import load_plan, opened_store, usage_errors
+from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, load_plan, opened_store, usage_errors
 from induscode.cli.output import build_unknown_name, print_notes
 from induscode.cli.signals import run_with_signals
 from induscode.cli.terminal import print_status
@@ -428,7 +427,7 @@ class _Call:
 
 
 def _find_denied(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
-    from induscode.conversations.deck_search import find_denied_tools  # noqa: PLC0415 — for a script that searches
+    from induscode.conversations.deck_limit import find_denied_tools  # noqa: PLC0415 — for a script that searches
 
     return find_denied_tools(box, names)
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from induscode.cluster.contract import NodeInfo
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.membership import Membership
-    from induscode.cluster.prepare import Prepared
+    from induscode.cluster.opening import Prepared
     from induscode.cluster.report import BrokerReport
 
 _HERE = "induscode.commands.cluster"
@@ -115,7 +115,7 @@ def init(
     since: set `sync_interval: always` in their configuration.
     """
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
-    from induscode.cluster.prepare import prepare_cluster  # noqa: PLC0415 — not for the help
+    from induscode.cluster.opening import prepare_cluster  # noqa: PLC0415 — not for the help
     from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
 
     path = find_key_file(read_invocation(context).settings, key_file)

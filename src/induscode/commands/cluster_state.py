@@ -346,9 +346,9 @@ def offer_key(
     Its holder can offer servers under this name, and can neither read nor forge what other nodes send. A second key for
     the same node revokes the first.
     """
+    from induscode.cluster.contract import find_node_name  # noqa: PLC0415 — not for the help
     from induscode.cluster.key import write_new_key  # noqa: PLC0415 — not for the help
     from induscode.cluster.offers import issue_offer_key, revoke_offer_key  # noqa: PLC0415 — not for the help
-    from induscode.cluster.options import find_node_name  # noqa: PLC0415 — not for the help
 
     try:
         find_node_name(node)

@@ -16,11 +16,17 @@ from indusagi.core.text import format_count
 from induscode.cli.output import as_json, ask_consent, build_unknown_name, digest_option, print_table, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
-from induscode.commands.groups import CommandGroup, LazyCommand
-from induscode.commands.sign_in import open_prompt, print_signed_in, print_signed_out, sign_in_options
+from induscode.commands.groups import (
+    CommandGroup,
+    LazyCommand,
+    open_prompt,
+    print_signed_in,
+    print_signed_out,
+    sign_in_options,
+)
 from induscode.connectors.auth import AUTH_FORMS, check_variable, parse_auth
-from induscode.connectors.faults import ConnectorFault
 from induscode.connectors.oauth import CONNECTOR_GRANTS, SECRET_METHODS, OAuthReference, parse_scopes
+from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.store import ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
 

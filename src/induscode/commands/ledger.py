@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import format_count
-from induscode.boot.runner import opened_store
+from induscode.boot.plans import opened_store
 from induscode.cli.console import find_shortest_prefix, format_age, stdout_console
 from induscode.cli.output import as_json, build_unknown_name, print_notes, print_table, write_json
 from induscode.cli.signals import run_until_signal

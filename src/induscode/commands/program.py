@@ -7,10 +7,11 @@ import os
 from typing import TYPE_CHECKING, cast
 
 import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete, shell_complete
 
 from indusagi import __version__
 from indusagi.core.faults import CoreError
-from induscode.cli.terminal import is_interactive, print_status
+from induscode.cli.terminal import is_interactive, print_line, print_status
 from induscode.commands import COMPLETE_VARIABLE
 from induscode.launch.extras import require_agent
 from induscode.launch.flags import FlagGroup, flag_specs
@@ -40,15 +41,13 @@ _COMMANDS = {
     "top": ("the calls of every server as they happen", "induscode.commands.top"),
     "rewind": ("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
     "settings": ("show, find and check the settings", "induscode.commands.settings"),
-    "completion": ("print the completion script of a shell", "induscode.commands.completion"),
+    "completion": ("print the completion script of a shell", "induscode.commands.program"),
 }
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run `indus` with these arguments and return its exit code."""
     if COMPLETE_VARIABLE in os.environ:
-        from induscode.commands.completion import complete  # noqa: PLC0415 — for shell completion
-
         return complete(_indus)
     try:
         # Not by click's `main`, which turns a broken pipe into exit code 1 (https://click.palletsprojects.com/en/stable/exceptions/).
@@ -170,3 +169,39 @@ def _answer_prompt(invocation: Invocation) -> int:
     finally:
         gc.freeze()
         gc.enable()
+
+
+# -- completion -------------------------------------------------------------------------------
+#
+# See https://click.palletsprojects.com/en/stable/shell-completion/.
+
+
+_NAME = "indus"
+_SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
+_HELP = """Print the completion script of a SHELL.
+
+\b
+bash:  eval "$(indus completion bash)"    in ~/.bashrc
+zsh:   eval "$(indus completion zsh)"     in ~/.zshrc
+fish:  indus completion fish | source     in ~/.config/fish/config.fish
+"""
+
+
+@click.command("completion", help=_HELP)
+@click.argument("shell", type=click.Choice(tuple(_SHELLS)))
+@click.pass_context
+def command(context: click.Context, shell: str) -> int:
+    """Print the completion script of a shell."""
+    completer = _SHELLS[shell](context.find_root().command, {}, _NAME, COMPLETE_VARIABLE)
+    # Not by click's `source`, which starts a bash to read its version.
+    print_line(completer.source_template % completer.source_vars())
+    return 0
+
+
+def complete(root: click.Command) -> int:
+    """Answer a request of the completion script: print how the line may go on."""
+    instruction = os.environ.get(COMPLETE_VARIABLE, "")
+    try:
+        return shell_complete(root, {}, _NAME, COMPLETE_VARIABLE, instruction)
+    except click.UsageError:  # the line is invalid already
+        return 0

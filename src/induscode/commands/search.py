@@ -40,7 +40,7 @@ def status(*, as_json: bool) -> int:
 
 
 def _print_status(*, as_json: bool) -> int:
-    from induscode.search.opening import INSTALL_NUMPY, has_numpy  # noqa: PLC0415 — not for the help
+    from induscode.search.background import INSTALL_NUMPY, has_numpy  # noqa: PLC0415 — not for the help
     from induscode.search.weights import SENTENCE_ENCODER  # noqa: PLC0415 — not for the help
 
     missing = [] if SENTENCE_ENCODER.is_fetched() else [SENTENCE_ENCODER.fetch_command]

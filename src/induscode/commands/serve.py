@@ -10,9 +10,9 @@ from typing import get_args
 
 import click
 
-from induscode.gateway.auth import AUTH_FLAGS, auth_flags, parse_auth
 from induscode.gateway.cluster import cluster_flags, complete_cluster, parse_cluster
 from induscode.gateway.options import (
+    AUTH_FLAGS,
     CONNECTIONS,
     DEFAULT_ADDRESS,
     LIMIT_FLAGS,
@@ -27,10 +27,12 @@ from induscode.gateway.options import (
     Schemas,
     ServeOptions,
     TaskHandling,
+    auth_flags,
     check_entry_flags,
     find_named_view,
     is_given,
     limit_sessions,
+    parse_auth,
     parse_settings,
     refuse_unused,
 )

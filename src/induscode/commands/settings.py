@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from indusagi.capabilities.web.providers import SEARXNG_VARIABLE
+from indusagi.capabilities.web.results import SEARXNG_VARIABLE
 from induscode.cli.output import as_json, print_notes, print_table, write_json
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import hide_password

@@ -218,8 +218,8 @@ def search(
     found once they were listed. The exit code is 1 if nothing is found.
     """
     from induscode.boot.catalog import list_search_items  # noqa: PLC0415 — imports the deck
-    from induscode.search.opening import open_index  # noqa: PLC0415 — for searches alone
-    from induscode.search.signatures import format_signature  # noqa: PLC0415 — for searches alone
+    from induscode.search.background import open_index  # noqa: PLC0415 — for searches alone
+    from induscode.search.items import format_signature  # noqa: PLC0415 — for searches alone
 
     query = " ".join(words)
     if not query.strip():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.calls.series import CallSeries
+    from induscode.calls.statistics import CallSeries
 
 _STEPS = 30
 _HEADS = ("SERVER", "CALLS", "PER SECOND", "FAILED", "P50", "P95", "TOKENS", "LATENCY OVER TIME")
@@ -67,7 +67,7 @@ def _read(minutes: int) -> CallSeries | None:
     """Read the calls of the last minutes; None if none was ever recorded. It blocks."""
     from indusagi.core.time import now_ms  # noqa: PLC0415 — not for the help
     from induscode.calls.database import open_calls  # noqa: PLC0415 — imports SQLite
-    from induscode.calls.series import read_series  # noqa: PLC0415 — imports SQLite
+    from induscode.calls.statistics import read_series  # noqa: PLC0415 — imports SQLite
 
     database = open_calls()
     if database is None:

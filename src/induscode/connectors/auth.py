@@ -14,7 +14,7 @@ from urllib.parse import quote, quote_plus
 
 from indusagi.core.invisible import clean_json
 from indusagi.core.records import record
-from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.openapi import ConnectorFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -14,11 +14,9 @@ from urllib.parse import urljoin
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, AuthMethod, AuthSettings
-from indusagi.interop.auth.locations import check_endpoint, get_origin_of
-from indusagi.interop.auth.metadata import IssuerMetadata
+from indusagi.interop.auth.metadata import IssuerMetadata, check_endpoint, get_origin_of
 from induscode.connectors.auth import AuthReference, find_unset, parse_auth
-from induscode.connectors.faults import ConnectorFault, DocumentFault
-from induscode.connectors.openapi import resolve_object
+from induscode.connectors.openapi import ConnectorFault, DocumentFault, resolve_object
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

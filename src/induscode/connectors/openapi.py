@@ -13,8 +13,8 @@ import unicodedata
 from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import unquote, urljoin, urlsplit
 
+from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
-from induscode.connectors.faults import DocumentFault
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -233,3 +233,14 @@ def expand_server(server: JsonObject, source: str) -> str | None:
     if urlsplit(url).scheme:
         return url.rstrip("/")
     return urljoin(source, url).rstrip("/") if urlsplit(source).scheme in {"http", "https"} else None
+
+
+# -- faults -----------------------------------------------------------------------------------
+
+
+class ConnectorFault(CoreError):
+    """A connector that cannot be added, read or used; the message names the remedy."""
+
+
+class DocumentFault(ConnectorFault):
+    """An OpenAPI document that cannot be used, or a part of one."""

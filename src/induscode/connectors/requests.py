@@ -13,8 +13,7 @@ from urllib.parse import quote, urlencode
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
-from induscode.connectors.faults import ConnectorFault
-from induscode.connectors.openapi import find_path_problem
+from induscode.connectors.openapi import ConnectorFault, find_path_problem
 from induscode.connectors.operations import BODY
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.text import cut_text
-from induscode.connectors.faults import DocumentFault
-from induscode.connectors.openapi import find_pointer, resolve_object
+from induscode.connectors.openapi import DocumentFault, find_pointer, resolve_object
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.interop.auth.locations import canonical_resource
+from indusagi.interop.auth.metadata import canonical_resource
 from indusagi.interop.auth.storage import CredentialFiles
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.connectors.auth import check_values
-from induscode.connectors.faults import ConnectorFault
+from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.operations import list_operations
 from induscode.connectors.store import ConnectorStore
-from induscode.servers.sign_in.state import read_facts, sign_in_again, sign_out
+from induscode.servers.sign_in.servers import read_facts, sign_in_again, sign_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from indusagi.interop.auth.challenge import Challenge
     from indusagi.interop.auth.contract import CredentialStore, SignInPrompt
     from indusagi.interop.auth.driver import AuthDriver
+    from indusagi.interop.auth.steps import Challenge
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.connectors.store import ConnectorRow
-    from induscode.servers.sign_in.state import SignInFacts
+    from induscode.servers.sign_in.servers import SignInFacts
 
 
 class ConnectorSignIn:

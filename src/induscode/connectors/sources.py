@@ -15,10 +15,15 @@ from indusagi.capabilities.web.url import parse_url
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
-from indusagi.interop.auth.locations import is_loopback
-from induscode.connectors.faults import ConnectorFault
+from indusagi.interop.auth.metadata import is_loopback
 from induscode.connectors.oauth import OAuthReference, choose_scheme
-from induscode.connectors.openapi import LARGEST_BYTES, find_path_problem, find_server_url, parse_document
+from induscode.connectors.openapi import (
+    LARGEST_BYTES,
+    ConnectorFault,
+    find_path_problem,
+    find_server_url,
+    parse_document,
+)
 from induscode.connectors.operations import digest_definitions, list_definition, list_operations
 from induscode.connectors.store import ConnectorRow
 from induscode.core.consent import build_consent

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from anyio import to_thread
 
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
-from indusagi.interop.auth.challenge import Challenge, find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.contract import Refusal, ServerAuth
 from indusagi.interop.auth.driver import AuthDriver
+from indusagi.interop.auth.steps import Challenge, find_oauth_challenge, parse_challenges
 from induscode.connectors.auth import Credentials, check_values
 from induscode.connectors.oauth import choose_scheme
 

@@ -38,12 +38,11 @@ from induscode.conversations.compaction import (
     measure_context,
 )
 from induscode.conversations.contract import RequestBudget, RunPlan, Usage
-from induscode.conversations.deck_limit import DeckLimit, build_deck_limit
-from induscode.conversations.deck_search import DeckSearch, list_shown_names
+from induscode.conversations.deck_limit import DeckLimit, DeckSearch, build_deck_limit, list_shown_names
 from induscode.conversations.kept_state import KeptState
+from induscode.conversations.mentions import build_resources, find_leftovers, list_leftover_jobs
 from induscode.conversations.models import choose_agent_model, choose_model
 from induscode.conversations.prompt import SystemPrompt, read_project_instructions
-from induscode.conversations.resources import build_resources, find_leftovers, list_leftover_jobs
 from induscode.conversations.server_requests import SamplingModel, build_server_handlers
 from induscode.conversations.servers import LateServers, ServerPhases, SessionServers
 from induscode.conversations.transcript import Transcript, add_session_note, open_transcript
@@ -68,9 +67,9 @@ if TYPE_CHECKING:
     from induscode.conversations.agents.files import AgentDefinition
     from induscode.conversations.compaction import CompactionReport
     from induscode.conversations.contract import EventSink, RunResult
+    from induscode.conversations.mentions import SessionResources
     from induscode.conversations.model_loop import ModelLoop
     from induscode.conversations.models import ModelChoice
-    from induscode.conversations.resources import SessionResources
     from induscode.launch.invocation import Invocation
     from induscode.permissions import PermissionSetup
 

@@ -17,10 +17,10 @@ import anyio
 from indusagi.adapters.content import ModelContent, to_model_content
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
-from indusagi.core.read_write_lock import ReadWriteLock
+from indusagi.core.tasks import ReadWriteLock
 from indusagi.runtime.calls import CallEntry, UserWait, current_entry, current_wait
 from induscode.conversations.contract import ToolAdvanced, ToolAnswered, ToolCalled
-from induscode.conversations.deck_search import find_denied_tools, resolve_deck_call
+from induscode.conversations.deck_limit import find_denied_tools, resolve_deck_call
 from induscode.conversations.transcript import add_session_note
 from induscode.deck.contract import can_overlap
 

@@ -14,8 +14,7 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.contract import CallsByName, ToolDescriptor, ToolResult, project_content
-from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
-from induscode.deck.cards.command_checkpoint import maybe_wrap_commands
+from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint, maybe_wrap_commands
 from induscode.deck.catalog import cards_for_profile
 from induscode.deck.contract import (
     SECOND_NAMES,

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from induscode.boot.catalog import list_native_tools
-from induscode.boot.runner import load_plan
+from induscode.boot.plans import load_plan
 from induscode.cli.terminal import print_line, print_status
 from induscode.conversations.contract import ExitCode
-from induscode.gateway.auth import AUTH_FLAGS
-from induscode.gateway.options import LIMIT_FLAGS, is_given, is_given_at_any_level
+from induscode.gateway.options import AUTH_FLAGS, LIMIT_FLAGS, is_given, is_given_at_any_level
 from induscode.gateway.recursion import EVERYWHERE
 from induscode.launch.options import read_invocation
 from induscode.servers.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command

@@ -111,8 +111,7 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
         raise click.UsageError("--doors-only and --offer-only exclude each other", context)
     if params["http"] is None and not params["offer_only"]:
         raise click.UsageError("--cluster needs --http: clients reach a node over HTTP", context)
-    from induscode.cluster.contract import CAPACITY, ClusterSettings  # noqa: PLC0415 — only with --cluster
-    from induscode.cluster.options import find_node_name, parse_brokers  # noqa: PLC0415 — only with --cluster
+    from induscode.cluster.contract import CAPACITY, ClusterSettings, find_node_name, parse_brokers  # noqa: PLC0415 — only with --cluster  # noqa: PLC0415 — only with --cluster
 
     try:
         brokers = parse_brokers(params["cluster"])

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
 from indusagi.core.text import format_count
-from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
+from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from induscode.boot.catalog import NATIVE, ListedTool, list_tools
 from induscode.boot.content import open_content
-from induscode.boot.runner import usage_errors
+from induscode.boot.plans import usage_errors
 from induscode.cli.output import print_notes, print_table
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
@@ -21,14 +21,12 @@ from induscode.deck.contract import Profile
 from induscode.gateway.content import GatewayContent, choose_plain_names
 from induscode.gateway.search_box import select_listed
 from induscode.gateway.searched_boxes import report_idle_patterns
-from induscode.gateway.view_box import report_unknown_servers, select_tools
-from induscode.gateway.view_content import select_rows
+from induscode.gateway.view_box import report_unknown_servers, select_rows, select_tools
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import CODE_ENABLED, SERVE_VIEWS
 from induscode.launch.views import View
 from induscode.search.cards import list_search_cards
-from induscode.search.names import SEARCH_CARDS
-from induscode.search.options import estimate_definition
+from induscode.search.options import SEARCH_CARDS, estimate_definition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -21,8 +21,7 @@ from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
 from induscode.boot.config_watch import find_broken_files, find_broken_rows
-from induscode.boot.plans import ConfigPathError, plan_servers
-from induscode.boot.runner import build_fault_note
+from induscode.boot.plans import ConfigPathError, build_fault_note, plan_servers
 from induscode.boot.session import graft_addon_cards
 from induscode.calls.record import find_tool_ref
 from induscode.cli.terminal import print_status
@@ -32,7 +31,7 @@ from induscode.deck.provision import ToolDeck
 from induscode.gateway.cluster import NodeHooks
 from induscode.gateway.content import GatewayContent, choose_plain_names
 from induscode.gateway.recursion import drop_own_address
-from induscode.search.names import SEARCH_CARDS
+from induscode.search.options import SEARCH_CARDS
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:

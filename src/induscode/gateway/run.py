@@ -26,8 +26,7 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host import create_provider_host
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
 from induscode.boot.config_watch import ConsentedRows, list_config_files
-from induscode.boot.plans import plan_servers
-from induscode.boot.runner import load_plan, usage_errors
+from induscode.boot.plans import load_plan, plan_servers, usage_errors
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.cli.collector import spare_start_objects
@@ -52,8 +51,7 @@ from induscode.gateway.recursion import (
 )
 from induscode.gateway.reload import FileWatch
 from induscode.gateway.searched_boxes import SearchedBoxes, report_idle_patterns
-from induscode.gateway.task_map import TASKS_FILE, TaskMap
-from induscode.gateway.tasks import GatewayTasks
+from induscode.gateway.tasks import TASKS_FILE, GatewayTasks, TaskMap
 from induscode.gateway.view_box import GatewayViews, check_view_tokens, read_view_tokens, report_unknown_servers
 from induscode.launch.extras import find_missing_agent
 from induscode.launch.options import PROFILES
@@ -74,7 +72,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolBox
     from induscode.calls.metrics import CallMetrics
     from induscode.cli.process import SignalState
-    from induscode.cluster.task_handles import TaskHandles
+    from induscode.cluster.sessions import TaskHandles
     from induscode.gateway.options import ServeOptions
     from induscode.gateway.page.site import PageSite
     from induscode.launch.invocation import Invocation
@@ -278,7 +276,7 @@ def _open_handles(options: ServeOptions, context: GatewayContext) -> TaskHandles
     key = None if options.cluster is None else options.cluster.key
     if context.node is None or key is None:
         return None
-    from induscode.cluster.task_handles import TaskHandles  # noqa: PLC0415 — only with --cluster
+    from induscode.cluster.sessions import TaskHandles  # noqa: PLC0415 — only with --cluster
 
     return TaskHandles(context.node, key)
 

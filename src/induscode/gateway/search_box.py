@@ -13,7 +13,7 @@ from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.provision import DeckRunner
 from induscode.search.cards import build_search_cards, resolve_call
 from induscode.search.finder import ToolFinder
-from induscode.search.names import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
+from induscode.search.options import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

@@ -20,9 +20,8 @@ from indusagi.core.json import compact_json, is_json_object
 from induscode.cli.terminal import print_status
 from induscode.cluster.contract import ClusterFault
 from induscode.cluster.shared.calls import CallPublisher
-from induscode.cluster.shared.consents import KIND as CONSENT
-from induscode.cluster.shared.consents import SharedTrust
-from induscode.cluster.shared.state import keep_running
+from induscode.cluster.shared.state import KIND as CONSENT
+from induscode.cluster.shared.state import SharedTrust, keep_running
 from induscode.deck.mcp.store.pins import build_identities
 from induscode.gateway.cluster import NodeHooks
 

@@ -113,7 +113,7 @@ class GatewaySignIns:
 
     async def wake_signed_in(self) -> None:
         """Start the waiting servers whose sign-in another process has stored meanwhile (`indus mcp login`)."""
-        from indusagi.interop.auth.locations import canonical_resource  # noqa: PLC0415 — for a server that waits
+        from indusagi.interop.auth.metadata import canonical_resource  # noqa: PLC0415 — for a server that waits
         from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a server that waits
 
         rows = await to_thread.run_sync(CredentialFiles().read_rows)

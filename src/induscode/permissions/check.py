@@ -20,7 +20,7 @@ from indusagi.runtime.calls import waiting_for_user
 from indusagi.runtime.contract import ToolResult, project_content
 from induscode.addons.chain import InterceptedCard
 from induscode.deck.contract import CardWrapper, iter_layers
-from induscode.permissions.call_facts import gather_facts, identify_card, prepare_arguments
+from induscode.permissions.call_facts import PathGrant, gather_facts, identify_card, prepare_arguments, restrict_context
 from induscode.permissions.confirm import (
     ApprovalScope,
     PermissionAnswer,
@@ -29,7 +29,6 @@ from induscode.permissions.confirm import (
     build_server_rule,
     suggest_remedy,
 )
-from induscode.permissions.path_grants import PathGrant, restrict_context
 from induscode.permissions.policy import (
     ApprovalMode,
     PolicyContext,

@@ -10,7 +10,7 @@ import os
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from indusagi.core.paths import is_within
+from indusagi.core.app_dirs import is_within
 from indusagi.core.records import record
 from induscode.permissions.call_facts import CallKind
 from induscode.permissions.patterns import (

@@ -20,8 +20,8 @@ from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.runtime.contract import ToolCall, ToolResult
 from induscode.search.finder import MOST_FOUND, NEAREST, UNKNOWN, UnknownServerError
 from induscode.search.index import FOUND
-from induscode.search.names import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
-from induscode.search.words import LONGEST_NAME, normalize_name
+from induscode.search.lexical import LONGEST_NAME, normalize_name
+from induscode.search.options import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

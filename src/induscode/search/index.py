@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from indusagi.core.records import record
 from induscode.search.items import SEARCH_KINDS
-from induscode.search.lexical import LexicalIndex
-from induscode.search.words import LONGEST_QUERY, normalize_name
+from induscode.search.lexical import LONGEST_QUERY, LexicalIndex, normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence

@@ -74,3 +74,12 @@ def estimate_definition(descriptor: ToolDescriptor) -> int:
     """Estimate the tokens of a definition as a model gets it."""
     definition = {"name": descriptor.name, "description": descriptor.description, "parameters": descriptor.parameters}
     return estimate_tokens(definition)
+
+
+# -- names ------------------------------------------------------------------------------------
+
+
+FIND_TOOLS: Final = "find_tools"
+DESCRIBE_TOOLS: Final = "describe_tools"
+CALL_TOOL: Final = "call_tool"
+SEARCH_CARDS: Final = frozenset({FIND_TOOLS, DESCRIBE_TOOLS, CALL_TOOL})

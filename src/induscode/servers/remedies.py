@@ -137,7 +137,7 @@ def advise(
     notes: list[str] = []
     words = {"name": shlex.quote(name), **{verb: format_server_command(verb, name) for verb in ("get", "login")}}
     if isinstance(config, StdioServerConfig):
-        from indusagi.interop.protocol_bridge.client.start.environment import find_withheld  # noqa: PLC0415 — on a fault
+        from indusagi.interop.protocol_bridge.client.start.policy import find_withheld  # noqa: PLC0415 — on a fault
 
         output = "\n".join((str(fault), *fault.detail.stderr, *fault.detail.stdout))
         names = find_withheld(environ, config.env, output)
@@ -163,8 +163,7 @@ def advise(
 
 def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, environ: Mapping[str, str]) -> str | None:
     """Recognise why a process failed, and return what to do; braces of a text are doubled."""
-    from indusagi.interop.protocol_bridge.client.start.causes import find_cause, needs_sdk_1  # noqa: PLC0415 — on a fault
-    from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager  # noqa: PLC0415 — on a fault
+    from indusagi.interop.protocol_bridge.client.start.causes import find_cause, find_package_manager, needs_sdk_1  # noqa: PLC0415 — on a fault
 
     manager = find_package_manager(config.command, config.args)
     known = "" if manager is None else manager.name

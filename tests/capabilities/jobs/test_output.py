@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.jobs import output
-from indusagi.capabilities.jobs.output import LineRing, RenderedOutput, is_binary, plain_text, render_output
+from indusagi.capabilities.jobs import job as output
+from indusagi.capabilities.jobs.job import LineRing, RenderedOutput, is_binary, plain_text, render_output
 
 
 def ring_of(*pieces: bytes) -> LineRing:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.local.shell import LocalShell
-from indusagi.capabilities.sandbox.environment import QUIET, command_environment
+from indusagi.capabilities.sandbox.backend import QUIET, command_environment
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.secrets.names import is_secret, is_secret_name
 

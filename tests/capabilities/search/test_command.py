@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, Search
-from indusagi.capabilities.search.ripgrep import build_command
+from indusagi.capabilities.search.search import build_command
 
 COMMON = {
     *("--no-config", "--hidden", "--engine=auto", "--no-require-git", "--no-ignore-dot", "--no-ignore-messages"),

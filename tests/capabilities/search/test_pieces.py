@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.search import output, ripgrep
+from indusagi.capabilities.search import output
+from indusagi.capabilities.search import search as ripgrep
 from indusagi.capabilities.search.names import NameQuery, find_names, split_query
 from indusagi.capabilities.search.output import CountReader, MatchReader
 from indusagi.capabilities.search.request import WINDOW_CHARS, TooManyAlternatives, cut_window, expand_braces
-from indusagi.capabilities.search.ripgrep import build_environment, find_ripgrep, run_program
+from indusagi.capabilities.search.search import build_environment, find_ripgrep, run_program
 from indusagi.capabilities.search.walk import DirHandle
 
 RG = str(Path(sys.executable).parent / "rg")

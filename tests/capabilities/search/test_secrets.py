@@ -11,7 +11,7 @@ from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.files.paths.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
-from indusagi.capabilities.search.target import find_secrets_below
+from indusagi.capabilities.search.walk import find_secrets_below
 from indusagi.capabilities.tools.find import find_tool
 from indusagi.capabilities.tools.grep import grep_tool
 

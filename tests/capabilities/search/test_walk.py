@@ -13,8 +13,7 @@ from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import FileKind, FileStat
 from indusagi.capabilities.search.names import NameQuery, _NameSearch, find_names
 from indusagi.capabilities.search.search import sort_by_mtime
-from indusagi.capabilities.search.target import _FileHandle, open_target
-from indusagi.capabilities.search.walk import DirHandle, Walk, WalkEntry, is_dir
+from indusagi.capabilities.search.walk import DirHandle, Walk, WalkEntry, _FileHandle, is_dir, open_target
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

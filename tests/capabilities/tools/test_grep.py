@@ -26,7 +26,7 @@ from indusagi.runtime.contract import ToolCall
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.capabilities.search.ripgrep import ProgramRun
+    from indusagi.capabilities.search.search import ProgramRun
     from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ToolOutcome
 

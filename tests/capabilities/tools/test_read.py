@@ -29,7 +29,7 @@ from indusagi.capabilities import worker
 from indusagi.capabilities.budget import UNLIMITED, OutputBudget
 from indusagi.capabilities.context import ReadState
 from indusagi.capabilities.files.media import notebook as notebook_module
-from indusagi.capabilities.files.paths import locks
+from indusagi.capabilities.files.paths import atomic_write as locks
 from indusagi.capabilities.files.text import lines
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.capabilities.local.fs import LocalFs

@@ -15,7 +15,7 @@ from tests.support.ssrf import LOCATIONS, NAMES, URLS
 from tests.support.waiting import until
 
 from indusagi.capabilities.ports import FetchError, WebSettings
-from indusagi.capabilities.web import addresses as resolve
+from indusagi.capabilities.web import dial as resolve
 from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebResponse
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.ssrf import LOCATIONS, URLS
 
 from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.addresses import classify_address
+from indusagi.capabilities.web.dial import classify_address
 from indusagi.capabilities.web.url import is_same_origin, is_same_site, is_subdomain, parse_host_and_port, parse_url
 
 if TYPE_CHECKING:

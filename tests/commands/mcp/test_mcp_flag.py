@@ -11,7 +11,7 @@ from tests.commands.helpers import one_line, row
 from tests.support.scripts import run
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from induscode.boot.runner import build_fault_note
+from induscode.boot.plans import build_fault_note
 from induscode.cluster.contract import ClusterFault
 from induscode.commands import program
 

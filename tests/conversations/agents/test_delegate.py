@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 from tests.support.waiting import until
 
 from indusagi.core.cancel import CancelToken
-from indusagi.interop.protocol_bridge.lease import ServerLeases
+from indusagi.interop.protocol_bridge.owner import ServerLeases
 from indusagi.runtime.calls import CallingClient, current_agent, current_client
 from indusagi.runtime.contract import ToolCall
 from induscode.conversations.agents.delegate import MOST_AT_ONCE, MOST_WAITING, SubSessions

@@ -7,9 +7,8 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from induscode.conversations.stored_conversations import find_last_exchange, summarise_log
-from induscode.conversations.stored_conversations import list_conversations as list_summaries
-from induscode.conversations.transcript import Transcript, conversations_dir
+from induscode.conversations.transcript import Transcript, conversations_dir, find_last_exchange, summarise_log
+from induscode.conversations.transcript import list_conversations as list_summaries
 from induscode.frontends.acp import history
 from induscode.frontends.acp.history import list_conversations, replay_messages
 from induscode.frontends.acp.updates import CallIds

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from induscode.frontends.acp.tool_view import (
+from induscode.frontends.acp.updates import (
     build_text,
     describe_arguments,
     find_path,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from induscode.frontends.terminal.cells import cut_to_cells, measure_cells, wrap_to_cells
+from induscode.frontends.terminal.blocks import cut_to_cells, measure_cells, wrap_to_cells
 
 TEXT = st.text(st.sampled_from("ab  日本😀é"), max_size=60)
 

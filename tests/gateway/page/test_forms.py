@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from induscode.gateway.page.forms import build_fields, read_arguments
+from induscode.gateway.page.views.items import build_fields, read_arguments
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

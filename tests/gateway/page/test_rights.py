@@ -15,7 +15,7 @@ from tests.support.resources import STAMP, ServersBox
 from tests.support.waiting import LIMIT_S
 
 from indusagi.interop import HttpSettings, create_provider_host
-from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
+from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
 from indusagi.interop.protocol_bridge.host.identity import (
     NOBODY,
     ClientIdentity,

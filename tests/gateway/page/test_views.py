@@ -35,8 +35,8 @@ from induscode.deck.mcp.store.journal import Journal
 from induscode.gateway.page import parts
 from induscode.gateway.page.access import PageUser
 from induscode.gateway.page.contract import ActionReply, CallReply, PageError, PageRequest, PageView, ServerSummary
-from induscode.gateway.page.layout import build_page, build_refusal, build_sign_in
-from induscode.gateway.page.views import calls, drift, items, servers, timeline
+from induscode.gateway.page.site import build_page, build_refusal, build_sign_in
+from induscode.gateway.page.views import calls, items, servers, timeline
 from induscode.permissions.confirm import PermissionRequest
 
 if TYPE_CHECKING:
@@ -374,21 +374,21 @@ async def test_changes_of_definitions_are_shown_and_decided() -> None:
     seen = DisabledTool(ref, "lib__look", DriftGrade.ROUTING, ["description"])
     unseen = DisabledTool(RemoteToolRef("lib", "old"), "lib__old", DriftGrade.ROUTING, ["inputSchema"])
     source = Source(drifts=[changed, title], disabled=[seen, unseen])
-    pages = [await drift.show_drifts(ask(source, user)) for user in (PERSON, GUEST)]
+    pages = [await servers.show_drifts(ask(source, user)) for user in (PERSON, GUEST)]
     form = {"server": "lib", "item": "look", "kind": "tool", "digest": "0" * 64, "action": "approve"}
     with pytest.raises(PageError, match="has changed since you looked") as failed:
-        await drift.show_drifts(ask(source, PERSON, form))
+        await servers.show_drifts(ask(source, PERSON, form))
     assert (failed.value.status, source.done) == (409, [])
     pin = pages[0].content.partition('name="digest" value="')[2].partition('"')[0]
     with pytest.raises(PageError, match="has changed since you looked"):
-        await drift.show_drifts(ask(source, PERSON, {**form, "digest": pin, "kind": "prompt"}))
+        await servers.show_drifts(ask(source, PERSON, {**form, "digest": pin, "kind": "prompt"}))
     pages += [
-        await drift.show_drifts(ask(source, PERSON, {**form, "digest": pin, "action": action}))
+        await servers.show_drifts(ask(source, PERSON, {**form, "digest": pin, "action": action}))
         for action in ("approve", "refuse")
     ]
     refused = ("drift", "lib", "look", "refused by a person: routing change of description")
     assert source.done == [(ref, pin), refused]
-    check_page("drift", *pages, await drift.show_drifts(ask(Source())))
+    check_page("drift", *pages, await servers.show_drifts(ask(Source())))
 
 
 # -- calls and the ledger -------------------------------------------------------------------------

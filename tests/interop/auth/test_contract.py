@@ -18,7 +18,7 @@ from indusagi.interop.auth.contract import (
     TokenSet,
     parse_credentials,
 )
-from indusagi.interop.auth.memory import MemoryCredentialStore
+from indusagi.interop.auth.storage import MemoryCredentialStore
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue

@@ -22,7 +22,7 @@ from indusagi.interop.auth.contract import (
     TokenSet,
 )
 from indusagi.interop.auth.exchange import TokenExchangeAuthorizer
-from indusagi.interop.auth.memory import MemoryCredentialStore
+from indusagi.interop.auth.storage import MemoryCredentialStore
 from indusagi.runtime.calls import SubjectToken, acting_subject
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from tests.support.issuers import ISSUER, SERVER, MemoryIssuer, play, reply_json
 
 from indusagi.core.time import ManualClock
 from indusagi.interop.auth.callback import check_authorization_url, read_state
-from indusagi.interop.auth.challenge import Challenge
 from indusagi.interop.auth.contract import AuthFault, AuthSettings
-from indusagi.interop.auth.locations import (
+from indusagi.interop.auth.machine import SignInRequest, sign_in
+from indusagi.interop.auth.metadata import (
     build_issuer_metadata_urls,
     build_resource_metadata_urls,
     canonical_resource,
@@ -20,7 +20,7 @@ from indusagi.interop.auth.locations import (
     is_loopback,
     is_resource_of,
 )
-from indusagi.interop.auth.machine import SignInRequest, sign_in
+from indusagi.interop.auth.steps import Challenge
 
 if TYPE_CHECKING:
     from collections.abc import Callable

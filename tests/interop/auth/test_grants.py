@@ -11,7 +11,6 @@ from joserfc.jwk import ECKey, RSAKey
 from tests.support.issuers import ISSUER, SERVER, MemoryIssuer, play, read_form, reply_json
 
 from indusagi.core.time import ManualClock
-from indusagi.interop.auth.challenge import Challenge
 from indusagi.interop.auth.contract import (
     AuthFault,
     AuthSettings,
@@ -21,7 +20,7 @@ from indusagi.interop.auth.contract import (
 )
 from indusagi.interop.auth.machine import SignInRequest, refresh, sign_in
 from indusagi.interop.auth.metadata import IssuerMetadata
-from indusagi.interop.auth.steps import HttpReply
+from indusagi.interop.auth.steps import Challenge, HttpReply
 
 if TYPE_CHECKING:
     from indusagi.interop.auth.steps import HttpStep

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indusagi.interop.auth.contract import AuthFault
-from indusagi.interop.auth.locations import (
+from indusagi.interop.auth.metadata import (
     build_issuer_metadata_urls,
     build_resource_metadata_urls,
     canonical_resource,

@@ -8,10 +8,9 @@ import pytest
 from tests.support.issuers import ISSUER, REDIRECT, SERVER, MemoryIssuer, play, read_form, reply_json
 
 from indusagi.core.time import ManualClock
-from indusagi.interop.auth.challenge import Challenge
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, CredentialKey, StoredCredentials
 from indusagi.interop.auth.machine import SignInRequest, refresh, revoke, sign_in
-from indusagi.interop.auth.steps import HttpReply
+from indusagi.interop.auth.steps import Challenge, HttpReply
 
 CLOCK = ManualClock(1_000_000)
 KEY = CredentialKey(ISSUER, SERVER)

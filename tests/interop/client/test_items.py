@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from indusagi.interop.protocol_bridge.client.items import (
+from indusagi.interop.protocol_bridge.client.skills import (
     INSTRUCTIONS,
     INSTRUCTIONS_CHARS,
     ITEM_LISTS,

@@ -31,7 +31,7 @@ from indusagi.interop import (
     create_server_endpoint,
 )
 from indusagi.interop.protocol_bridge.client import session
-from indusagi.interop.protocol_bridge.client.start.environment import is_inherited
+from indusagi.interop.protocol_bridge.client.start.policy import is_inherited
 from indusagi.interop.protocol_bridge.client.stdio import StdioTransport
 from indusagi.runtime.contract import ToolCall
 

@@ -25,7 +25,7 @@ from indusagi.interop.protocol_bridge.client.tasks import (
     requires_tasks,
     to_core_task,
 )
-from indusagi.interop.protocol_bridge.host.tasks import (
+from indusagi.interop.protocol_bridge.host.catalog import (
     CORE_TASK_METHODS,
     CORE_TASKS,
     TASK_METHODS,

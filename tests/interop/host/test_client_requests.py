@@ -32,8 +32,13 @@ from indusagi.interop import (
     create_server_endpoint,
     mount_protocol_bridge,
 )
-from indusagi.interop.protocol_bridge.client.handlers import HOPS, current_caller, forwarding_handlers
-from indusagi.interop.protocol_bridge.client.pending import PendingCall, PendingCalls
+from indusagi.interop.protocol_bridge.client.handlers import (
+    HOPS,
+    PendingCall,
+    PendingCalls,
+    current_caller,
+    forwarding_handlers,
+)
 from indusagi.interop.protocol_bridge.host.client_requests import MAX_HOPS, SuspendedCall, SuspendedCalls
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 from indusagi.interop import ProtocolFault, StdioServerConfig, create_provider_host, create_server_endpoint
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
-from indusagi.interop.protocol_bridge.client.items import read_items
+from indusagi.interop.protocol_bridge.client.skills import read_items
 from indusagi.interop.protocol_bridge.host.catalog import ServedView
 from indusagi.interop.protocol_bridge.host.content import ContentListing, build_content_row, cut_page, is_logged
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from indusagi.interop.protocol_bridge.host.rows import CONTENT_FIELDS, TOOL_FIELDS, keep_fields
+from indusagi.interop.protocol_bridge.host.content import CONTENT_FIELDS, TOOL_FIELDS, keep_fields
 
 GOOD_ICON = {"src": "a:", "mimeType": "image/png", "sizes": ["1x1"], "theme": "light"}
 

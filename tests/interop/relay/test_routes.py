@@ -14,7 +14,7 @@ from tests.support.transports import FakeTransport, LoopTime, settled
 from tests.support.waiting import until
 
 from indusagi.interop import HostLimits, StdioServerConfig, create_relay_host
-from indusagi.interop.protocol_bridge.relay import shared as relay_shared
+from indusagi.interop.protocol_bridge.relay import session as relay_shared
 from indusagi.interop.protocol_bridge.relay import upstream as relay_line
 from indusagi.interop.protocol_bridge.relay.upstream import ToolSchemas
 

@@ -14,8 +14,8 @@ from jsonschema.exceptions import SchemaError
 from tests.support.schemas import randoms, rich_schema
 from tests.support.strategies import examples, json_values
 
-from indusagi.interop.protocol_bridge.schema.keywords import _RULES, find_fault
 from indusagi.interop.protocol_bridge.schema.model_view import model_view
+from indusagi.interop.protocol_bridge.schema.normalize import _RULES, find_fault
 
 if TYPE_CHECKING:
     from random import Random

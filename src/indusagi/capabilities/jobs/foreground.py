@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.jobs.output import plain_text
+from indusagi.capabilities.jobs.job import plain_text
 from indusagi.capabilities.ports import Ended
 from indusagi.core.process.procfs import reads_terminal
 from indusagi.runtime.contract import ToolProgress

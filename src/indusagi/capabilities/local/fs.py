@@ -25,7 +25,7 @@ from indusagi.capabilities.files.paths.atomic_write import require_regular_file,
 from indusagi.capabilities.files.paths.openat import DirFdPath, SymlinkError, open_at, open_directory, real_path
 from indusagi.capabilities.files.paths.policy import PathPolicy
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, PathRefused, WorkT
-from indusagi.core.paths import parts_below, sort_in_chunks
+from indusagi.core.app_dirs import parts_below, sort_in_chunks
 
 LARGEST_READ = 128 * 1024 * 1024
 """The most bytes of one read; of a larger file a part is read, or `reading` goes through it."""

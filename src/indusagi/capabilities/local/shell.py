@@ -21,10 +21,9 @@ from anyio import to_thread
 
 from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, STOP_GRACE_MS, Ended, SandboxState, ShellResult
 from indusagi.capabilities.receipts import remove_receipt, write_receipt
-from indusagi.capabilities.sandbox.backend import SandboxBackend, SandboxedCommand
+from indusagi.capabilities.sandbox.backend import SandboxBackend, SandboxedCommand, read_final_cwd
 from indusagi.capabilities.sandbox.bubblewrap import is_bubblewrap_helper
 from indusagi.capabilities.sandbox.capture import Capture, open_capture
-from indusagi.capabilities.sandbox.final_cwd import read_final_cwd
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
 from indusagi.core.records import record

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from contextlib import suppress
 from functools import cache
 from threading import Lock
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.ports import SandboxMissing, SandboxState
@@ -19,16 +21,15 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     can_scope,
     find_bubblewrap,
 )
-from indusagi.capabilities.sandbox.environment import command_environment
-from indusagi.capabilities.sandbox.final_cwd import PREAMBLE, final_cwd_variables, read_final_cwd
 from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED, resolve_layout
-from indusagi.core.app_dirs import create_private_file
+from indusagi.core.app_dirs import create_private_file, is_within
 from indusagi.core.ids import new_ulid
-from indusagi.core.paths import is_within
 from indusagi.core.records import record
+from indusagi.core.secrets.names import holds_secret, is_provider_key, is_secret
+from indusagi.core.secrets.places import find_named_sockets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from indusagi.capabilities.sandbox.policy import Sandbox, SandboxLayout
 
@@ -206,3 +207,138 @@ def _temporary_dirs(tmp: str) -> dict[str, str]:
     """Send temporary files and caches to a writable directory: the user's caches are read-only."""
     cache_dir = os.path.join(tmp, ".cache")
     return {"TMPDIR": tmp, "XDG_CACHE_HOME": cache_dir, "npm_config_cache": os.path.join(cache_dir, "npm")}
+
+
+# -- environment ------------------------------------------------------------------------------
+#
+# A model writes the command and reads its output. A command doesn't inherit a variable that looks like a secret or
+# names a socket (`core.secrets`), unless the user has named the variable; it never inherits keys of model providers.
+# The added variables keep programs from paging, colouring, opening an editor or prompting.
+
+
+QUIET: Mapping[str, str] = MappingProxyType(
+    {
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "PAGER": "cat",
+        "GIT_PAGER": "cat",
+        "MANPAGER": "cat",
+        "GH_PAGER": "cat",
+        "SYSTEMD_PAGER": "cat",
+        "AWS_PAGER": "",
+        "EDITOR": "true",
+        "VISUAL": "true",
+        "GIT_EDITOR": "true",
+        # `true` would run an interactive rebase with the list unchanged; `false` aborts it.
+        "GIT_SEQUENCE_EDITOR": "false",
+        # Without a terminal vim waits for keys on standard error; commands of `-c` run first.
+        "VIMINIT": "autocmd VimEnter * cquit",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GH_PROMPT_DISABLED": "1",
+        "DEBIAN_FRONTEND": "noninteractive",
+        "PIP_NO_INPUT": "1",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "npm_config_yes": "true",
+        "PYTHONUNBUFFERED": "1",
+    }
+)
+"""Set for every command, whatever their values were."""
+
+_GIT_SETTING = re.compile(r"GIT_CONFIG_(KEY|VALUE)_\d+|GIT_CONFIG_COUNT")
+_GIT_CREDENTIALS = re.compile(r"extraheader|password|@.*insteadof", re.IGNORECASE)
+"""Git settings with credentials, such as an authorization header."""
+
+
+def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) -> dict[str, str]:
+    """Build the environment of a command.
+
+    Args:
+        ours: The environment of this process.
+        allowed: Variables that commands inherit although they look like secrets or name a socket.
+    """
+    kept = {
+        name: value
+        for name, value in ours.items()
+        if name in allowed
+        or _GIT_SETTING.fullmatch(name)
+        or not (is_secret(name, value) or any(find_named_sockets(value)))
+    }
+    if any(
+        _GIT_SETTING.fullmatch(name) and (holds_secret(value) or _GIT_CREDENTIALS.search(value))
+        for name, value in ours.items()
+    ):
+        # GIT_CONFIG_COUNT numbers them: removing one would break the others (git-config(1)).
+        kept = {name: value for name, value in kept.items() if not _GIT_SETTING.fullmatch(name)}
+    return {name: value for name, value in kept.items() if not is_provider_key(name)} | dict(QUIET)
+
+
+# -- final cwd --------------------------------------------------------------------------------
+#
+# bash reads the preamble before the command (`BASH_ENV`,
+# https://www.gnu.org/software/bash/manual/bash.html#Bash-Startup-Files). An EXIT trap writes the directory to a
+# private file, also when the command sets an EXIT trap of its own or replaces the shell by `exec`.
+
+
+FILE_VARIABLE = "INDUS_CWD_FILE"
+_LONGEST_PATH = 16 * 1024
+
+PREAMBLE = r"""
+__indus_cwd_file=$INDUS_CWD_FILE
+unset -v BASH_ENV INDUS_CWD_FILE
+if [ -n "${INDUS_BASH_ENV-}" ]; then
+  BASH_ENV=$INDUS_BASH_ENV
+  export BASH_ENV
+  unset -v INDUS_BASH_ENV
+  . "$BASH_ENV"
+fi
+__indus_cwd() {
+  local status=$?
+  builtin pwd -P 2>/dev/null >|"$__indus_cwd_file"
+  return $status
+}
+trap() {
+  case ${1-} in '' ) [ $# -gt 0 ] || { builtin trap; return; } ;; esac
+  case $1 in -[lp]*) builtin trap "$@"; return ;; --) shift ;; esac
+  [ $# -gt 1 ] || set -- - "$@"
+  local action=$1 name status=0
+  shift
+  for name; do
+    case $name in
+      EXIT|exit|0|SIGEXIT)
+        case $action in
+          -|'') builtin trap -- __indus_cwd EXIT ;;
+          *) builtin trap -- "__indus_cwd"$'\n'"$action" EXIT ;;
+        esac ;;
+      *) builtin trap -- "$action" "$name" || status=1 ;;
+    esac
+  done
+  return $status
+}
+builtin trap -- __indus_cwd EXIT
+shopt -s expand_aliases
+alias exec='INDUS_CWD_KEPT=$(__indus_cwd) exec'
+"""
+"""`exec` is an alias, because a function would undo its redirections."""
+
+
+def final_cwd_variables(preamble: str, cwd_file: str, env: dict[str, str]) -> dict[str, str]:
+    """Return the variables that make bash read the preamble and write its directory to `cwd_file`."""
+    own = {"INDUS_BASH_ENV": env["BASH_ENV"]} if env.get("BASH_ENV") else {}
+    return {"BASH_ENV": preamble, FILE_VARIABLE: cwd_file, **own}
+
+
+def read_final_cwd(cwd_file: str) -> str | None:
+    """Read and remove the file of a shell; None unless it holds an absolute path, since any process may write it."""
+    try:
+        handle = os.open(cwd_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        data = os.read(handle, _LONGEST_PATH)
+        os.unlink(cwd_file)
+    except OSError:
+        return None
+    finally:
+        os.close(handle)
+    path = os.fsdecode(data.removesuffix(b"\n"))
+    return path if os.path.isabs(path) and "\0" not in path else None

@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.sandbox.policy import ABSTRACT_SOCKETS
-from indusagi.core.paths import find_trusted_program, is_within
+from indusagi.core.app_dirs import find_trusted_program, is_within
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -6,8 +6,7 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.app_dirs import state_dir
-from indusagi.core.paths import is_within
+from indusagi.core.app_dirs import is_within, state_dir
 from indusagi.core.records import record
 from indusagi.core.secrets.places import (
     find_credential_places,

@@ -8,11 +8,10 @@ from enum import StrEnum
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.paths.globs import compile_glob
-from indusagi.capabilities.files.paths.ignore import IgnoreRules
+from indusagi.capabilities.files.paths.ignore import IgnoreRules, compile_glob
 from indusagi.capabilities.search.request import expand_braces, path_key
 from indusagi.capabilities.search.walk import Walk
-from indusagi.core.paths import sort_in_chunks
+from indusagi.core.app_dirs import sort_in_chunks
 from indusagi.core.records import record
 
 if TYPE_CHECKING:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, TypeAlias
 
-from indusagi.capabilities.files.text.display import find_invisible, format_path, join_path
-from indusagi.capabilities.search.line_endings import accept_any_line_ending
+from indusagi.capabilities.files.text.lines import find_invisible, format_path, join_path
 from indusagi.capabilities.search.output import CountReader, MatchReader
-from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, path_key
+from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, accept_any_line_ending, path_key
 from indusagi.capabilities.search.search import COLLECTED_FILES, TIME_LIMIT_S, select_page
-from indusagi.capabilities.search.target import describe_secrets
+from indusagi.capabilities.search.walk import describe_secrets
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
 from indusagi.runtime.contract import ToolResult

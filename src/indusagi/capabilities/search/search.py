@@ -7,22 +7,33 @@ more matches than `COLLECTED` is repeated in order, and ends as soon as the page
 from __future__ import annotations
 
 import os
+import re
+import sys
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.search.output import CountReader, MatchReader
-from indusagi.capabilities.search.request import FileMatches, Mode
-from indusagi.capabilities.search.ripgrep import build_command, build_environment, find_ripgrep, run_program
+from indusagi.capabilities.search.request import (
+    MAX_FILE_BYTES,
+    FileMatches,
+    Mode,
+    TooManyAlternatives,
+    accept_any_line_ending,
+    expand_braces,
+    has_carriage_return,
+)
+from indusagi.core.app_dirs import find_trusted_program
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from indusagi.capabilities.search.request import Search
-    from indusagi.capabilities.search.ripgrep import ProgramRun
-    from indusagi.capabilities.search.target import SearchTarget
+    from indusagi.capabilities.search.walk import SearchTarget
+    from indusagi.core.process.child import ChildProcess
 
 COLLECTED = 5_000
 """Matches that are collected before the search is repeated in order."""
@@ -171,3 +182,175 @@ def sort_by_mtime(folder: int, paths: list[str]) -> list[str]:
             return 0
 
     return sorted(paths, key=age)
+
+
+# -- ripgrep ----------------------------------------------------------------------------------
+#
+# It runs without a shell, without its configuration file and with a minimal environment. Text from a model never stands
+# where ripgrep reads an option: patterns follow `-e`, other values an `=`, paths a `--`
+# (https://github.com/BurntSushi/ripgrep/blob/master/GUIDE.md).
+
+
+_MOST_THREADS = 4
+_SPECIAL = re.compile(r"[*?\[\]{}\\!#]")
+_INHERITED = ("HOME", "XDG_CONFIG_HOME")
+"""Where ripgrep looks for the user's global ignore rules."""
+_STDERR_BYTES = 8 * 1024
+_PANIC = b"panicked at "
+"""Written by ripgrep when it crashes; its other threads may then wait for ever."""
+_CRASHED = 2
+"""The exit code of ripgrep for an error."""
+
+
+def find_ripgrep(workspace: str) -> str | None:
+    """Find `rg` beside Python, where its wheel puts it, or on PATH outside the workspace. Blocks."""
+    import sysconfig  # noqa: PLC0415 — only searches need it
+
+    for folder in (os.path.dirname(sys.executable), sysconfig.get_path("scripts")):
+        program = os.path.join(folder, "rg")
+        if os.path.isfile(program) and os.access(program, os.X_OK):
+            return program
+    return find_trusted_program("rg", os.environ.get("PATH", ""), workspace)
+
+
+def build_environment() -> dict[str, str]:
+    """Build the environment of ripgrep, without any variable that changes how it searches."""
+    inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    return {**inherited, "LC_ALL": "C.UTF-8"}
+
+
+def build_command(program: str, search: Search, target: str, *, in_order: bool, whole: bool) -> list[str]:
+    """Build the command line.
+
+    Args:
+        program: The path of ripgrep.
+        search: What is searched for.
+        target: The file or directory to search, relative to the working directory or absolute.
+        in_order: Search the files in the order of their paths, which takes a single thread.
+        whole: The target is a file the caller named: search it whatever its size.
+    """
+    threads = 1 if in_order else min(_MOST_THREADS, os.cpu_count() or 1)
+    argv = [program, "--no-config", "--hidden", "--engine=auto", f"--threads={threads}"]
+    argv += ["--no-require-git", "--no-ignore-dot", "--no-ignore-messages", "--color=never"]
+    argv += _build_options(search)
+    if in_order:
+        argv.append("--sort=path")
+    if not whole:
+        argv.append(f"--max-filesize={MAX_FILE_BYTES}")
+    # Last, because the last glob that matches a path decides.
+    argv += ["--glob=!/" + _SPECIAL.sub(r"\\\g<0>", path) for path in search.secrets]
+    pattern = accept_any_line_ending(search)
+    if search.literal and pattern is None:
+        argv.append("--fixed-strings")
+    pattern = pattern or search.pattern
+    if search.extended and not search.literal:
+        # The newline ends a comment, which would otherwise swallow what ripgrep appends to the pattern.
+        pattern = f"(?x){pattern}\n"
+    return [*argv, "--glob=!.git", "-e", pattern, "--", target]
+
+
+def _build_options(search: Search) -> Iterator[str]:
+    if search.mode is Mode.COUNT:
+        yield "--count-matches" if search.multiline else "--count"
+        yield from ("--null", "--stats", "--with-filename")
+    else:
+        yield "--json"
+    if search.mode is Mode.FILES:
+        yield "--max-count=1"
+    if search.mode is Mode.CONTENT:
+        yield f"--before-context={search.before}"
+        yield f"--after-context={search.after}"
+    options = {
+        "--crlf": not has_carriage_return(search),
+        "--ignore-case": search.ignore_case,
+        "--multiline": search.multiline,
+        "--multiline-dotall": search.dot_all,
+        "--no-ignore": search.no_ignore,
+    }
+    yield from (option for option, is_set in options.items() if is_set)
+    if search.type is not None:
+        yield f"--type={search.type}"
+    if search.glob is not None:
+        # ripgrep reads `*.ts{,x}` as `*.tsx` alone, so braces are expanded here. Unmatched ones are left to its report.
+        try:
+            globs = expand_braces(search.glob)
+        except TooManyAlternatives:
+            globs = [search.glob]
+        yield from (f"--glob={glob}" for glob in ([search.glob] if any("{" in part for part in globs) else globs))
+
+
+class OutputReader(Protocol):
+    """Reads the output of a program, and says when it has enough."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the program can be ended."""
+        ...
+
+    def feed(self, data: bytes) -> None:
+        """Read a piece of the output."""
+        ...
+
+
+@record
+class ProgramRun:
+    """How a run of the program ended."""
+
+    exit_code: int | None
+    """None if the program was killed before its end."""
+    stderr: str
+    timed_out: bool
+
+
+async def run_program(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, reader: OutputReader, timeout_s: float
+) -> ProgramRun:
+    """Run a program and feed its output to `reader`; the program never outlives the call.
+
+    Raises:
+        OSError: The program cannot be started.
+    """
+    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — only searches start programs
+
+    listener = _OutputListener(reader)
+    child = listener.child = ChildProcess(listener)
+    try:
+        await child.start(argv, env, cwd, with_input=False, die_with_parent=False)
+        with anyio.move_on_after(timeout_s) as timer:
+            await listener.over.wait()
+        exit_code = None if reader.is_full or timer.cancelled_caught else child.exit_code
+        if _PANIC in listener.stderr:
+            exit_code = _CRASHED
+    finally:
+        await child.end(0)
+    return ProgramRun(exit_code, bytes(listener.stderr).decode("utf-8", "replace"), timer.cancelled_caught)
+
+
+class _OutputListener:
+    """Receives the events of the child process."""
+
+    child: ChildProcess
+
+    def __init__(self, reader: OutputReader) -> None:
+        self.over = anyio.Event()
+        self.stderr = bytearray()
+        self._reader = reader
+
+    def stdout_received(self, data: bytes) -> None:
+        """Feed the reader until it has enough."""
+        if self._reader.is_full:
+            return
+        self._reader.feed(data)
+        if self._reader.is_full:
+            self.over.set()
+
+    def stderr_received(self, data: bytes) -> None:
+        """Keep the beginning of standard error."""
+        self.stderr += data[: _STDERR_BYTES - len(self.stderr)]
+        if _PANIC in self.stderr:
+            self.over.set()
+
+    def state_changed(self) -> None:
+        """End the run once the process has exited and its output is read."""
+        if self.child.exited.is_set() and not self.child.output_open and not self.child.errors_open:
+            self.over.set()

@@ -6,7 +6,7 @@ import errno
 import os
 from urllib.parse import unquote
 
-from indusagi.capabilities.files.text.display import format_path
+from indusagi.capabilities.files.text.lines import format_path
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import ToolResult

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 from anyio import fail_after, to_thread
 
 from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.addresses import PRIVATE_KINDS, classify_address, system_resolver
 from indusagi.capabilities.web.body import BodyEndedEarly, ResponseBody
+from indusagi.capabilities.web.dial import PRIVATE_KINDS, classify_address, system_resolver
 from indusagi.capabilities.web.url import is_same_origin, is_same_site, is_subdomain, parse_host_and_port, parse_url
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text

@@ -19,7 +19,7 @@ from anyio import current_time, to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import PerContext
-from indusagi.capabilities.files.text.display import ReadFailure
+from indusagi.capabilities.files.text.lines import ReadFailure
 from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
 from indusagi.capabilities.web.page import (

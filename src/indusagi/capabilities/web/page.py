@@ -11,7 +11,7 @@ from anyio import to_thread
 from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.media.images import fit_image
 from indusagi.capabilities.files.media.pdf import read_pdf_pages
-from indusagi.capabilities.files.text.display import ReadFailure
+from indusagi.capabilities.files.text.lines import ReadFailure
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.body import decode_text
 from indusagi.capabilities.web.convert import convert_page, format_json, show_invisible

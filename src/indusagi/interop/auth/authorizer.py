@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.faults import describe_error
 from indusagi.core.tasks import Attempt, BackgroundTask
-from indusagi.interop.auth.challenge import find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
-from indusagi.interop.auth.locations import get_origin_of
+from indusagi.interop.auth.metadata import get_origin_of
 from indusagi.interop.auth.proofs import ProofKey
+from indusagi.interop.auth.steps import find_oauth_challenge, parse_challenges
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from indusagi.interop.auth.challenge import Challenge
     from indusagi.interop.auth.contract import Refusal, StoredCredentials
     from indusagi.interop.auth.driver import AuthDriver
+    from indusagi.interop.auth.steps import Challenge
 
 UNAUTHORIZED = 401
 FORBIDDEN = 403

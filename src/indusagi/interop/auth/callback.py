@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from indusagi.interop.auth.contract import AuthFault
-from indusagi.interop.auth.locations import split_address
+from indusagi.interop.auth.metadata import split_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 import anyio
 
 from indusagi.capabilities.ports import FetchError, WebSettings
-from indusagi.capabilities.web.addresses import PRIVATE_KINDS, classify_address, system_resolver
 from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebRequest
+from indusagi.capabilities.web.dial import PRIVATE_KINDS, classify_address, system_resolver
 from indusagi.core.tasks import run_shielded
 from indusagi.core.time import SYSTEM_CLOCK
-from indusagi.interop.auth.challenge import find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.grants import exchange_subject
-from indusagi.interop.auth.locations import canonical_resource, get_origin_of, split_address
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
+from indusagi.interop.auth.metadata import canonical_resource, get_origin_of, split_address
 from indusagi.interop.auth.proofs import ProofKey
 from indusagi.interop.auth.steps import (
     AuthorizeStep,
@@ -33,13 +32,14 @@ from indusagi.interop.auth.steps import (
     RedirectStep,
     SaveStep,
     WaitStep,
+    find_oauth_challenge,
+    parse_challenges,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.time import Clock
-    from indusagi.interop.auth.challenge import Challenge
     from indusagi.interop.auth.contract import (
         AuthSettings,
         RedirectReceiver,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         TokenSet,
     )
     from indusagi.interop.auth.metadata import IssuerMetadata
-    from indusagi.interop.auth.steps import Reply, Step, Steps
+    from indusagi.interop.auth.steps import Challenge, Reply, Step, Steps
 
 T = TypeVar("T")
 

@@ -11,21 +11,52 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-from indusagi.interop.auth.contract import AuthFault, CredentialKey, IssuerEndpoints, StoredCredentials, TokenSet
-from indusagi.interop.auth.discovery import Discovery, discover
+from indusagi.interop.auth.contract import (
+    AUTH_METHODS,
+    AuthFault,
+    ClientRegistration,
+    CredentialKey,
+    IssuerEndpoints,
+    StoredCredentials,
+    TokenSet,
+)
 from indusagi.interop.auth.grants import GrantRequest, run_grant
-from indusagi.interop.auth.locations import canonical_resource
+from indusagi.interop.auth.metadata import (
+    IssuerMetadata,
+    ResourceMetadata,
+    build_default_metadata,
+    build_issuer_metadata_urls,
+    build_resource_metadata_urls,
+    canonical_resource,
+    check_endpoint,
+    get_origin_of,
+    parse_issuer_metadata,
+    parse_resource_metadata,
+)
 from indusagi.interop.auth.proofs import PROOF_ALGORITHM, ProofKey
-from indusagi.interop.auth.registration import can_reuse, find_registration, register_client
-from indusagi.interop.auth.steps import SaveStep, load_credentials, open_redirect, post_form
-from indusagi.interop.auth.token_endpoint import TokenClient, build_client_authentication, request_tokens
+from indusagi.interop.auth.steps import (
+    SaveStep,
+    build_reply_fault,
+    fetch_json,
+    load_credentials,
+    open_redirect,
+    post_form,
+    post_json,
+)
+from indusagi.interop.auth.token_endpoint import (
+    TokenClient,
+    build_client_authentication,
+    choose_auth_method,
+    request_tokens,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from indusagi.core.json import JsonLike
     from indusagi.core.time import Clock
-    from indusagi.interop.auth.challenge import Challenge
-    from indusagi.interop.auth.contract import AuthSettings, ClientRegistration
-    from indusagi.interop.auth.metadata import IssuerMetadata
-    from indusagi.interop.auth.steps import Steps
+    from indusagi.interop.auth.contract import AuthMethod, AuthSettings
+    from indusagi.interop.auth.steps import Challenge, Steps
     from indusagi.interop.auth.token_endpoint import TokenGrant
 
 _REFUSED_CLIENT = frozenset({"invalid_client", "unauthorized_client", "invalid_redirect_uri", "invalid_request"})
@@ -214,3 +245,183 @@ def revoke(stored: StoredCredentials, settings: AuthSettings, clock: Clock) -> S
             reply = yield from post_form(endpoint, {"token": token, "token_type_hint": kind, **own}, headers)
             confirmed = confirmed and reply.is_success
     return confirmed
+
+
+# -- discovery --------------------------------------------------------------------------------
+#
+# https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#authorization-server-discovery. A server
+# without metadata of its own belongs to the revision 2025-03-26: it is its own issuer, at the root of its origin.
+
+
+_WELL_KNOWN_ISSUERS = 4
+"""The most issuers of one server that are tried."""
+
+
+@record(kw_only=True)
+class Discovery:
+    """What is known about a server and its issuer before a sign-in."""
+
+    issuer: IssuerMetadata
+    resource: ResourceMetadata | None = None
+    """`None`: a server without metadata (2025-03-26)."""
+
+    @property
+    def indicator(self) -> str:
+        """The `resource` parameter of every request to the issuer (RFC 8707 §2); empty: none is known."""
+        return "" if self.resource is None else self.resource.resource
+
+
+def discover(
+    server_url: str, settings: AuthSettings, challenge: Challenge | None, preferred: str = ""
+) -> Steps[Discovery]:
+    """Find the issuer of a server; `preferred` is the one that an earlier sign-in has used.
+
+    Raises:
+        AuthFault: Metadata is absent, contradicts itself, or could not be fetched.
+    """
+    resource = yield from _find_resource_metadata(server_url, challenge)
+    if settings.metadata_url:
+        url = check_endpoint(settings.metadata_url, "metadata document", get_origin_of(settings.metadata_url))
+        reply, document = yield from fetch_json(url)
+        if not document:
+            raise build_reply_fault(reply, url, "fetching the issuer's metadata")
+        return Discovery(issuer=parse_issuer_metadata(document, settings.issuer), resource=resource)
+    if resource is None and not settings.issuer:
+        # https://modelcontextprotocol.io/specification/2025-03-26/basic/authorization#server-metadata-discovery
+        origin = get_origin_of(server_url)
+        found = yield from _find_issuer_metadata(check_endpoint(origin, "address", origin), f"{origin}/")
+        return Discovery(issuer=build_default_metadata(origin) if found is None else found)
+    named = resource.issuers if resource is not None else ()
+    # Several issuers are independent of each other: the user's choice, then the one already used, then their order.
+    candidates = [settings.issuer] if settings.issuer else sorted(named, key=lambda issuer: issuer != preferred)
+    for issuer in candidates[:_WELL_KNOWN_ISSUERS]:
+        found = yield from _find_issuer_metadata(check_endpoint(issuer, "address", issuer))
+        if found is not None:
+            return Discovery(issuer=found, resource=resource or _assume_resource(server_url, issuer))
+    raise AuthFault(f"{', '.join(candidates)}: no metadata is published (RFC 8414); set `metadata_url` in `auth`")
+
+
+def _assume_resource(server_url: str, issuer: str) -> ResourceMetadata:
+    return ResourceMetadata(resource=canonical_resource(server_url), issuers=(issuer,))
+
+
+def _find_resource_metadata(server_url: str, challenge: Challenge | None) -> Steps[ResourceMetadata | None]:
+    named = "" if challenge is None else challenge.parameters.get("resource_metadata", "")
+    if named:
+        origin = get_origin_of(server_url)
+        is_own = get_origin_of(named) == origin
+        reply, document = yield from fetch_json(named if is_own else check_endpoint(named, "metadata document", origin))
+        if document:
+            return parse_resource_metadata(document, server_url)
+        if reply.is_transient:
+            raise build_reply_fault(reply, get_origin_of(server_url), "fetching its metadata")
+    for url in build_resource_metadata_urls(server_url):
+        reply, document = yield from fetch_json(url)
+        if document:
+            return parse_resource_metadata(document, server_url)
+        if reply.is_transient:
+            # Otherwise an outage would look like a server without metadata, and lead to another issuer.
+            raise build_reply_fault(reply, get_origin_of(server_url), "fetching its metadata")
+    return None
+
+
+def _find_issuer_metadata(issuer: str, *also: str) -> Steps[IssuerMetadata | None]:
+    for url in build_issuer_metadata_urls(issuer):
+        reply, document = yield from fetch_json(url)
+        if document:
+            return parse_issuer_metadata(document, issuer, *also)
+        if reply.is_transient:
+            raise build_reply_fault(reply, issuer, "fetching its metadata")
+    return None
+
+
+# -- registration -----------------------------------------------------------------------------
+#
+# In the order of the specification: a client that the user has registered, a client ID metadata document where the
+# issuer supports that, dynamic registration (RFC 7591).
+# https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#client-registration-approaches. A
+# registration belongs to one issuer and is never shown to another; the URL of a metadata document is public.
+
+
+CLIENT_NAME = "indus"
+_DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
+
+
+def find_registration(
+    issuer: IssuerMetadata, settings: AuthSettings, *, allows_document: bool = True
+) -> ClientRegistration | None:
+    """Return the registration that needs no request: the configured client, or the metadata document."""
+    if settings.client_id:
+        has_secret = settings.client_secret is not None
+        method = choose_auth_method(settings, issuer.auth_methods, has_secret=has_secret)
+        # The secret stays in the configuration: what is stored has no copy of it.
+        return ClientRegistration(client_id=settings.client_id, auth_method=method, source="configured")
+    if settings.client_metadata_url and issuer.supports_client_documents and allows_document:
+        method = choose_auth_method(settings, issuer.auth_methods, has_secret=False)
+        return ClientRegistration(
+            client_id=settings.client_metadata_url, auth_method=method, source="metadata_document"
+        )
+    return None
+
+
+def can_reuse(stored: ClientRegistration, redirect_uri: str, now_ms: int) -> bool:
+    """Return whether a stored dynamic registration still fits: its redirect URI is the same, its secret is valid.
+
+    RFC 8252 §7.3 lets the port of a loopback redirect vary, and many issuers compare it all the same.
+    """
+    is_expired = stored.secret_expires_at_ms is not None and now_ms >= stored.secret_expires_at_ms
+    # Without a redirect, for another device, a client is registered for that grant alone.
+    fits = redirect_uri in stored.redirect_uris if redirect_uri else not stored.redirect_uris
+    return stored.source == "dynamic" and not is_expired and fits
+
+
+def register_client(
+    issuer: IssuerMetadata, settings: AuthSettings, redirect_uri: str, scopes: Sequence[str], *, uses_dpop: bool = False
+) -> Steps[ClientRegistration]:
+    """Register a client dynamically (RFC 7591 §3.1).
+
+    Raises:
+        AuthFault: The issuer does not offer that, or refused.
+    """
+    if not issuer.registration_endpoint:
+        problem = "it registers no clients by itself; register one there, and set `client_id` in the row's `auth`"
+        raise AuthFault(f"{issuer.issuer}: {problem}")
+    method = _choose_method(issuer, settings)
+    is_device = settings.grant == "device_code"
+    document: dict[str, JsonLike] = {
+        "client_name": CLIENT_NAME,
+        "application_type": "native",
+        "grant_types": [_DEVICE_GRANT if is_device else "authorization_code", "refresh_token"],
+        "token_endpoint_auth_method": method,
+    }
+    # Named also without a redirect: absent, the response types are `code`, which needs one (RFC 7591 §2).
+    document["redirect_uris"] = [redirect_uri] if redirect_uri else []
+    document["response_types"] = ["code"] if redirect_uri else []
+    if scopes:
+        document["scope"] = " ".join(scopes)
+    if uses_dpop:
+        document["dpop_bound_access_tokens"] = True
+    reply = yield from post_json(issuer.registration_endpoint, document)
+    answer = reply.parse_object()
+    client_id, secret = answer.get("client_id"), answer.get("client_secret")
+    if not reply.is_success or not isinstance(client_id, str) or not client_id:
+        raise build_reply_fault(reply, issuer.issuer, "registering a client")
+    expires_s, named = answer.get("client_secret_expires_at"), answer.get("token_endpoint_auth_method")
+    granted: AuthMethod | None = next((name for name in AUTH_METHODS if name == named), None)
+    return ClientRegistration(
+        client_id=client_id,
+        client_secret=secret if isinstance(secret, str) and secret else None,
+        auth_method=granted or method,
+        source="dynamic",
+        redirect_uris=(redirect_uri,) if redirect_uri else (),
+        secret_expires_at_ms=expires_s * 1000 if isinstance(expires_s, int) and expires_s > 0 else None,
+    )
+
+
+def _choose_method(issuer: IssuerMetadata, settings: AuthSettings) -> AuthMethod:
+    """Choose the method to ask for: none, since a program on the user's machine keeps no secret (RFC 8252 §8.5)."""
+    if settings.auth_method is not None:
+        return settings.auth_method
+    if not issuer.auth_methods or "none" in issuer.auth_methods:
+        return "none"
+    return choose_auth_method(settings, issuer.auth_methods, has_secret=True)

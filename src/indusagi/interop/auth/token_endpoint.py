@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, TokenSet
-from indusagi.interop.auth.locations import get_origin_of
+from indusagi.interop.auth.metadata import get_origin_of
 from indusagi.interop.auth.proofs import ProofKey, read_claims, sign_client_assertion
 from indusagi.interop.auth.steps import build_reply_fault, post_form
 

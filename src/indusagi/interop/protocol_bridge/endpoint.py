@@ -26,8 +26,8 @@ from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as
 from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
-from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS, read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
+from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout, StartWatch
 from indusagi.interop.protocol_bridge.client.tasks import read_task_support

@@ -46,8 +46,7 @@ from indusagi.interop.protocol_bridge.contract import (
     to_tool_result,
 )
 from indusagi.interop.protocol_bridge.endpoint import BeforeList, EndpointEvent, ServerEndpointImpl
-from indusagi.interop.protocol_bridge.lease import ServerLeases
-from indusagi.interop.protocol_bridge.owner import ServerOwner, Waiting
+from indusagi.interop.protocol_bridge.owner import ServerLeases, ServerOwner, Waiting
 from indusagi.runtime.contract import ToolResult
 
 _log = logging.getLogger(__name__)

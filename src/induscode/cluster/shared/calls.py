@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from induscode.cluster.contract import ClusterFault, LostRaceError
-from induscode.cluster.streams import Stream
+from induscode.cluster.requests import Stream
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from induscode.cluster.contract import ClusterSettings
     from induscode.cluster.key import ClusterKey
-    from induscode.cluster.streams import Stream, StreamMessage
+    from induscode.cluster.requests import Stream, StreamMessage
     from induscode.deck.mcp.store.publication import ChainPart
 
 _log = logging.getLogger(__name__)

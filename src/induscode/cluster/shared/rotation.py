@@ -22,9 +22,8 @@ from induscode.cluster.broker import PROOF, REPLACED, check_key, find_proof_plac
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.key import read_key, write_key
 from induscode.cluster.membership import open_membership
-from induscode.cluster.shared.store import PIN, name_pin
-from induscode.cluster.shared.table import SharedTable
-from induscode.cluster.streams import Stream
+from induscode.cluster.requests import Stream
+from induscode.cluster.shared.table import PIN, SharedTable, name_pin
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
 from induscode.cluster.contract import ClusterFault
+from induscode.cluster.requests import Stream
 from induscode.cluster.shared.chains import ChainBook, ChainProblem, ChainState
 from induscode.cluster.shared.ledger import take_message
-from induscode.cluster.streams import Stream
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker

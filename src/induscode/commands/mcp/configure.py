@@ -208,7 +208,7 @@ def add_server(
 def _check_server(invocation: Invocation, name: str) -> int:
     """Start a server once, and offer the sign-in that it wants; 0 also if it fails, since it was added."""
     from indusagi.interop.protocol_bridge.contract import needs_sign_in  # noqa: PLC0415 — imports the bridge
-    from induscode.commands.mcp.check import check_server  # noqa: PLC0415 — imports the bridge
+    from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
     status = check_server(invocation, name)
     if status is None or not needs_sign_in(status.fault):
@@ -253,7 +253,7 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
 
 def _forget_row(path: str, name: str) -> int:
     """Record that a row is gone, so that another server under its name isn't compared with it."""
-    from induscode.boot.runner import opened_store  # noqa: PLC0415 — opens the ledger
+    from induscode.boot.plans import opened_store  # noqa: PLC0415 — opens the ledger
     from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — opens the ledger
     from induscode.deck.mcp.store.journal import Journal  # noqa: PLC0415 — opens the ledger
     from induscode.deck.mcp.store.pins import forget_row  # noqa: PLC0415 — opens the ledger

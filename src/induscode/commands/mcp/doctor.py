@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, format_count
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
-from induscode.boot.runner import load_plan, opened_store
+from induscode.boot.plans import load_plan, opened_store
 from induscode.boot.runners import show_slow_start
 from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.signals import run_until_signal
@@ -20,7 +20,7 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.listing import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
-from induscode.servers.remedies import advise
+from induscode.servers.remedies import advise, format_server_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
-    from indusagi.interop.protocol_bridge.contract import RemoteTool, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import EndpointStatus, RemoteTool, ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.deck.mcp.store.events import Row
     from induscode.deck.mcp.store.pins import StorePins
+    from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import ServerRow
     from induscode.servers.plan import ServerPlan
 
@@ -340,3 +341,50 @@ async def _read_entries(store: ThreadedStore, name: str, limit: int) -> Sequence
         if len(events) >= limit:
             break
     return events[-limit:]
+
+
+# -- check ------------------------------------------------------------------------------------
+
+
+def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
+    """Start a server once, and print whether it is up; a server that wants a sign-in is left to the caller.
+
+    Returns:
+        Its state; None: it cannot be started, or a signal came.
+    """
+    plan = load_plan(invocation).narrow([name])
+    found: list[EndpointStatus] = []
+
+    async def start(_: CancelToken) -> int:
+        from dataclasses import replace  # noqa: PLC0415 — for a check
+        from time import monotonic  # noqa: PLC0415 — for a check
+
+        from indusagi.interop.protocol_bridge.contract import needs_sign_in  # noqa: PLC0415 — imports the bridge
+        from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+        from induscode.deck.mcp.content import CONTENT_KINDS  # noqa: PLC0415 — imports the bridge
+
+        async with opened_store() as store:
+            began = monotonic()
+            # Everything it has is enrolled now, so that the first session knows it.
+            mcp = await attach_servers(plan, store, replace(START_ONCE, kinds=CONTENT_KINDS))
+            try:
+                await mcp.wait_listed(name)
+                took_s = monotonic() - began
+                status = mcp.require_status(name)
+            finally:
+                await mcp.aclose()
+            print_notes(store.notes)
+        found.append(status)
+        if status.fault is None:
+            tools = format_count(status.tool_count, "tool")
+            print_line(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
+            print_notes(note for note in mcp.notes if note in status.notes)
+        elif not needs_sign_in(status.fault):
+            print_status(f"{status.fault}. The server stays added: {format_server_command('doctor', name)}")
+        return 0
+
+    if name not in plan.configs:  # one of its variables has no value, as a note says
+        print_notes(plan.notes)
+        return None
+    run_until_signal(start)
+    return found[0] if found else None

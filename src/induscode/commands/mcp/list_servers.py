@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
-from induscode.boot.plans import LOOK_LIMIT_S
-from induscode.boot.runner import build_silent_note, load_plan, opened_store
+from induscode.boot.plans import LOOK_LIMIT_S, build_silent_note, load_plan, opened_store
 from induscode.cli.output import GrowingTable, as_json, live_table, print_notes, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line

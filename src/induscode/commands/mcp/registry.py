@@ -22,8 +22,7 @@ from induscode.servers.listing import scope_option
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from induscode.servers.config.rows import Scope
-    from induscode.servers.registry.client import RegistryServer
-    from induscode.servers.registry.package import Installation
+    from induscode.servers.registry.package import Installation, RegistryServer
 
 
 @flags("--cwd")
@@ -37,7 +36,7 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
 
     A registry looks for names alone: a word that stands in no name finds nothing by itself.
     """
-    from induscode.servers.registry.client import RegistryClient  # noqa: PLC0415 — imports the HTTP client
+    from induscode.servers.registry.package import RegistryClient  # noqa: PLC0415 — imports the HTTP client
 
     url = read_invocation(context).settings.get(REGISTRY_URL)
     found: list[RegistryServer] = []
@@ -98,8 +97,7 @@ def install(
     The version is pinned exactly. Values that it needs are taken from variables when it starts. Its tools are pinned
     when it first lists them, as those of every server.
     """
-    from induscode.servers.registry.client import RegistryClient  # noqa: PLC0415 — imports the HTTP client
-    from induscode.servers.registry.package import build_installation  # noqa: PLC0415 — imports the HTTP client
+    from induscode.servers.registry.package import RegistryClient, build_installation  # noqa: PLC0415 — loaded on use
 
     given: dict[str, str] = {}
     for value in values:

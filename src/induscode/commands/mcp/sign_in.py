@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from induscode.boot.runner import load_plan
+from induscode.boot.plans import load_plan
 from induscode.cli.output import as_json, print_table, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
-from induscode.commands.groups import complete_server
-from induscode.commands.sign_in import open_prompt, print_signed_in, print_signed_out, sign_in_options
+from induscode.commands.groups import complete_server, open_prompt, print_signed_in, print_signed_out, sign_in_options
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.listing import STATE_REMEDIES, find_row
 
@@ -43,7 +42,7 @@ def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "brows
     Raises:
         click.UsageError: There is no such server, or it may not be used.
     """
-    from induscode.commands.mcp.check import check_server  # noqa: PLC0415 — imports the bridge
+    from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
     config = _find_config(invocation, name)
     code = run_until_signal(lambda token: _sign_in(config, way, port, token))
@@ -106,8 +105,7 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
 
     async def work(_: CancelToken) -> int:
         from induscode.connectors.sign_in import find_left_over  # noqa: PLC0415 — for `auth`
-        from induscode.servers.sign_in.servers import read_sign_in  # noqa: PLC0415 — for `auth`
-        from induscode.servers.sign_in.state import SignInFacts  # noqa: PLC0415 — for `auth`
+        from induscode.servers.sign_in.servers import SignInFacts, read_sign_in  # noqa: PLC0415 — loaded on use
 
         found: list[SignInFacts] = []
         for row in plan.rows:

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import format_count
-from induscode.boot.plans import is_in_workspace
-from induscode.boot.runner import build_fault_note, load_plan, opened_store
+from induscode.boot.plans import build_fault_note, is_in_workspace, load_plan, opened_store
 from induscode.cli.output import (
     as_json,
     ask_consent,

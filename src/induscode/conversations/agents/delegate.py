@@ -21,8 +21,7 @@ from anyio import to_thread
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.ids import is_ulid, new_ulid
-from indusagi.core.read_write_lock import ReadWriteLock
-from indusagi.core.tasks import BackgroundTask
+from indusagi.core.tasks import BackgroundTask, ReadWriteLock
 from indusagi.runtime.calls import current_client
 from induscode.conversations.agents.files import BUILT_IN, GENERAL
 from induscode.conversations.agents.sub_session import CLOSING_S, SubSession, TaskLevel, is_reading_deck, select_deck

@@ -13,9 +13,8 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.app_dirs import read_small_file
+from indusagi.core.app_dirs import is_within, read_small_file
 from indusagi.core.faults import CoreError
-from indusagi.core.paths import is_within
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule

@@ -16,15 +16,15 @@ from anyio import to_thread
 from indusagi.capabilities.context import CleanupStack, ContextId
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
-from indusagi.core.read_write_lock import ReadWriteLock
 from indusagi.core.records import record
+from indusagi.core.tasks import ReadWriteLock
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import current_agent
 from indusagi.runtime.contract import ToolProgress
 from induscode.boot.plans import canon_tool_name
 from induscode.conversations.agents.task import find_objective
 from induscode.conversations.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled, Usage
-from induscode.conversations.deck_search import DeckSearch, list_shown_names
+from induscode.conversations.deck_limit import DeckSearch, list_shown_names
 from induscode.conversations.transcript import ConversationReadState
 from induscode.deck.contract import DelegateReport, only_reads
 from induscode.permissions.plan_mode import ENTER, EXIT
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.interop.protocol_bridge.lease import ServerLeases
+    from indusagi.interop.protocol_bridge.owner import ServerLeases
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.conversations.agents.files import AgentDefinition
     from induscode.conversations.agents.task import DelegatedTask

@@ -45,7 +45,7 @@ from induscode.conversations.tool_calls import RepeatedCallError, ToolCalls
 from induscode.conversations.transcript import ConversationError
 from induscode.deck.contract import describe, find_overlapping, only_reads
 from induscode.search.index import FOUND
-from induscode.search.names import CALL_TOOL, SEARCH_CARDS
+from induscode.search.options import CALL_TOOL, SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence

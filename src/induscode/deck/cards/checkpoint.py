@@ -6,10 +6,15 @@ the change; the result's details report it.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
 from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.jobs.table import list_jobs
+from indusagi.capabilities.ports import ShellProcess
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, is_json_object
@@ -106,3 +111,120 @@ def maybe_wrap_checkpoint(card: Capability, ctx: DeckContext) -> Capability:
     if store is None or card.name not in CHECKPOINTED_TOOLS:
         return card
     return CheckpointingCard(card, store)
+
+
+# -- command checkpoint -----------------------------------------------------------------------
+#
+# A snapshot of the work tree is taken before a command and another one after it; the difference goes to the checkpoint
+# store, beside the files that `write` and `edit` change. A failure never prevents the command: the details of the
+# result report what is not covered.
+
+
+COMMAND_TOOLS = ("bash", "process", "bg-process")
+_STARTING = "start"
+_COMMAND_NAMES = ("command", "cmd", "script")
+_READING = re.compile(r"\s*([\w.:-]+)(?:[ \t]+(?:'[^'\n]*'|\"[^\"$`\\\n!]*\"|[\w@%+=:,./-]+))*\s*")
+"""A program with literal words: no expansion, redirection or second command."""
+_SHOWN_FILES = 50
+
+
+@runtime_checkable
+class CommandStore(Protocol):
+    """A checkpoint store that also records what commands change. The methods block."""
+
+    def begin_command(self) -> Any:
+        """Take a snapshot before a command; None if commands are not recorded."""
+        ...
+
+    def end_command(self, before: Any) -> tuple[Sequence[str], Sequence[str]]:
+        """Record what has changed since; return the changed paths, and what is not covered."""
+        ...
+
+    def add_note(self, text: str) -> None:
+        """Record something that a restore does not cover."""
+        ...
+
+
+class CommandCheckpointingCard(CardWrapper):
+    """A card that records what its command changes."""
+
+    def __init__(self, inner: Capability, store: CommandStore) -> None:
+        super().__init__(inner)
+        self._store = store
+
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Run the inner card between two snapshots, unless the command only reads."""
+        if not may_change_files(self.name, arguments):
+            return await self.inner.run(arguments, ctx)
+        from anyio import to_thread  # noqa: PLC0415 — a running card has loaded it already
+
+        before, missed = None, ""
+        try:
+            before = await to_thread.run_sync(self._store.begin_command)
+        except Exception as exc:  # noqa: BLE001 — boundary: the store is the host's
+            missed = f"what the command changes is not kept: {describe_error(exc)}"
+        if before is None:
+            result = await self.inner.run(arguments, ctx)
+            return replace(result, details={**result.details, "notCheckpointed": missed}) if missed else result
+        try:
+            result = await self.inner.run(arguments, ctx)
+        except BaseException:
+            await self._record_changes(before, None, ctx)  # also of a cancelled command
+            raise
+        facts = await self._record_changes(before, find_job(self.name, result), ctx)
+        return replace(result, details={**result.details, **facts}) if facts else result
+
+    async def _record_changes(self, before: Any, job: str | None, ctx: ToolContext) -> dict[str, JsonValue]:
+        """Record what has changed since a snapshot, and return details about it. A job is followed until it ends."""
+        from anyio import CancelScope, to_thread  # noqa: PLC0415 — a running card has loaded it already
+
+        facts: dict[str, JsonValue] = {}
+        missed: list[str] = []
+        try:
+            with CancelScope(shield=True):
+                end = partial(self._store.end_command, before)
+                running = next((one for one in list_jobs(ctx) if one.id == job), None)
+                follow = getattr(self._store, "follow_command", None)
+                if running is not None and follow is not None:
+                    end = partial(follow, before, partial(_is_running, running.process))
+                changed, notes = await to_thread.run_sync(end)
+                missed += notes
+                facts |= {"changedFiles": [*changed[:_SHOWN_FILES]]} if changed else {}
+                if job is not None and (running is None or follow is None):
+                    missed.append(f"{job} runs on: what it changes from now on is not covered")
+                    await to_thread.run_sync(self._store.add_note, missed[-1])
+        except Exception as exc:  # noqa: BLE001 — boundary: the store is the host's, the command has run
+            missed.append(f"what the command changed is not kept: {describe_error(exc)}")
+        return facts | ({"notCheckpointed": "; ".join(missed)} if missed else {})
+
+
+def _is_running(process: ShellProcess) -> bool:
+    """Tell whether a process or one of its descendants runs; blocks."""
+    return process.exit_code is None or bool(process.survivors())
+
+
+def may_change_files(tool: str, arguments: JsonValue) -> bool:
+    """Tell whether a call may change files: a start of a command that is not known to read only."""
+    if not is_json_object(arguments) or (tool != "bash" and arguments.get("action") != _STARTING):
+        return False
+    command = next((arguments[name] for name in _COMMAND_NAMES if isinstance(arguments.get(name), str)), None)
+    if not isinstance(command, str):
+        return False
+    from induscode.deck.programs.table import ONLY_READ  # noqa: PLC0415 — a large table, for the first command
+
+    match = _READING.fullmatch(command)
+    return match is None or match[1] not in ONLY_READ
+
+
+def find_job(tool: str, result: ToolResult) -> str | None:
+    """Find the id of the job that a command has become."""
+    job = result.details.get("job" if tool == "bash" else "id")
+    return job if isinstance(job, str) and not result.is_error else None
+
+
+def maybe_wrap_commands(card: Capability, ctx: DeckContext) -> Capability:
+    """Wrap a card that runs commands, if the store records them; otherwise return it unchanged."""
+    store = ctx.framework.checkpoint
+    if card.name not in COMMAND_TOOLS or not isinstance(store, CommandStore):
+        return card
+    return CommandCheckpointingCard(card, store)

@@ -14,7 +14,7 @@ from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, compact_json, content_hash
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.client.items import INSTRUCTIONS, read_instructions, read_items
+from indusagi.interop.protocol_bridge.client.skills import INSTRUCTIONS, read_instructions, read_items
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.contract import (
     QUALIFIER,

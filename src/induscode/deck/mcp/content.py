@@ -15,8 +15,13 @@ from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.client.items import read_content
-from indusagi.interop.protocol_bridge.client.skills import DIRECTORY_READ, READ_DIRECTORY, SKILLS, find_mismatch
+from indusagi.interop.protocol_bridge.client.skills import (
+    DIRECTORY_READ,
+    READ_DIRECTORY,
+    SKILLS,
+    find_mismatch,
+    read_content,
+)
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, RemoteToolRef, qualify_tool_name
 from indusagi.interop.protocol_bridge.fleet import send_past_move
 from indusagi.interop.protocol_bridge.uris import normalize_uri

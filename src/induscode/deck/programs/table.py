@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from induscode.deck.programs.git import GIT
-from induscode.deck.programs.program import ACTS, INSIDE, PLAIN, Program
+from induscode.deck.programs.git import ACTS, GIT, INSIDE, PLAIN, Program
 
 
 def _looks(subcommands: str, acting: str = "", **options: str) -> Program:

@@ -17,8 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.sandbox.policy import find_git_directories
-from indusagi.core.app_dirs import make_private_dir, read_small_file
-from indusagi.core.paths import find_trusted_program
+from indusagi.core.app_dirs import find_trusted_program, make_private_dir, read_small_file
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from induscode.deck.stores.tree import (

@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
 from induscode.cli.dialog import Reply
 from induscode.cli.terminal import escape_unprintable, print_status
 from induscode.conversations.tool_calls import current_call
-from induscode.frontends.acp.tool_view import build_text
+from induscode.frontends.acp.updates import build_text
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue

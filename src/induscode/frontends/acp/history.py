@@ -16,8 +16,7 @@ from indusagi.core.time import iso_utc
 from induscode.conversations.compaction import list_parts
 from induscode.conversations.transcript import LOG_NAME, conversations_dir, find_cwd, list_by_age, remove_session_note
 from induscode.deck.stores.line_log import decode_line
-from induscode.frontends.acp.tool_view import KINDS, build_text
-from induscode.frontends.acp.updates import build_call
+from induscode.frontends.acp.updates import KINDS, build_call, build_text
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator

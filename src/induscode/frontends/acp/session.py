@@ -18,25 +18,31 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, RpcError
 from induscode.boot.plans import ConfigPathError
-from induscode.cli.terminal import print_status
+from induscode.cli.terminal import escape_controls, escape_unprintable, print_status
 from induscode.conversations.conversation import open_conversation
 from induscode.conversations.mentions import attach_resources
 from induscode.conversations.models import NoModelError
 from induscode.conversations.run import USAGE_ERRORS
 from induscode.conversations.transcript import find_cwd
-from induscode.frontends.acp.commands import EditorCommands
 from induscode.frontends.acp.dialog import EditorDialog
 from induscode.frontends.acp.history import replay_messages
-from induscode.frontends.acp.modes import SessionModes
 from induscode.frontends.acp.params import invalid
 from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel
+from induscode.frontends.terminal.slash import SlashError, parse_line
+from induscode.frontends.terminal.slash.prompts import list_prompt_commands
+from induscode.frontends.terminal.slash.table import load_commands
+from induscode.permissions.policy import ApprovalMode
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
+    from collections.abc import Mapping
+
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
+    from induscode.cli.dialog import Question, Reply
     from induscode.conversations.contract import RunResult
     from induscode.conversations.conversation import Conversation
     from induscode.frontends.acp.params import EditorPrompt
+    from induscode.frontends.terminal.slash import SlashCommand
     from induscode.launch.invocation import Invocation
 
 AUTH_REQUIRED = -32000
@@ -266,3 +272,156 @@ def to_rpc_error(exc: Exception) -> RpcError:
         return invalid(str(exc))
     is_known = isinstance(exc, (CoreError, OSError))
     return RpcError(INTERNAL_ERROR, str(exc) if is_known else describe_error(exc))
+
+
+# -- modes ------------------------------------------------------------------------------------
+#
+# https://agentclientprotocol.com/protocol/session-modes. `default` asks, `auto-edit` writes files of the workspace
+# without asking, `plan` only reads until a plan is approved. `all` exists where the user has started with
+# `--approval all`.
+
+
+DEFAULT, AUTO_EDIT, PLAN, ALL = "default", "auto-edit", "plan", "all"
+_MODES = {
+    DEFAULT: (ApprovalMode.ASK, "Ask", "Asks before it changes, runs or sends something"),
+    AUTO_EDIT: (ApprovalMode.AUTO_EDIT, "Edit", "Changes files of the workspace without asking"),
+    ALL: (ApprovalMode.ALL, "All", "Asks about nothing, except what a rule names"),
+}
+
+
+class SessionModes:
+    """The modes of one conversation."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self._names = [DEFAULT, AUTO_EDIT]
+        if conversation.invocation.approval == ApprovalMode.ALL.value:
+            self._names.append(ALL)
+
+    def find_current(self) -> str:
+        """Give the present mode: the model and an approved plan change it too."""
+        if self._conversation.plan_mode.active:
+            return PLAN
+        checks = self._conversation.permissions.permissions
+        approval = ApprovalMode.ASK if checks is None else checks.approval
+        return next(name for name, (mode, _, _) in _MODES.items() if mode is approval)
+
+    def change(self, name: str) -> None:
+        """Change the mode.
+
+        Raises:
+            RpcError: There is no such mode.
+        """
+        plan_mode = self._conversation.plan_mode
+        if name == PLAN:
+            plan_mode.active = True
+            return
+        if name not in self._names:
+            raise invalid(f"there is no mode {name!r}: {', '.join((*self._names, PLAN))}")
+        plan_mode.active = False
+        checks = self._conversation.permissions.permissions
+        if checks is not None:
+            checks.change_approval(_MODES[name][0])
+
+    def describe(self) -> JsonObject:
+        """Describe the modes for the editor."""
+        modes: list[JsonValue] = [
+            {"id": name, "name": _MODES[name][1], "description": _MODES[name][2]} for name in self._names
+        ]
+        modes.append({"id": PLAN, "name": "Plan", "description": "Only reads, until you approve a plan"})
+        return {"currentModeId": self.find_current(), "availableModes": modes}
+
+
+# -- commands ---------------------------------------------------------------------------------
+#
+# https://agentclientprotocol.com/protocol/slash-commands. They are the commands of the terminal, without those that
+# leave the session or open another one: the editor does that. What a command prints is a message of the session.
+
+
+_TERMINAL_ONLY = frozenset({"exit", "fork", "help", "quit", "resume"})
+
+
+class EditorScreen:
+    """Shows the output of commands as messages."""
+
+    width = 80
+
+    def __init__(self, channel: UpdateChannel, dialog: EditorDialog) -> None:
+        self._channel = channel
+        self._dialog = dialog
+
+    def print(self, text: str) -> None:
+        """Show finished text as it is."""
+        if text.strip():
+            self._channel.say(f"```\n{escape_controls(text).rstrip()}\n```\n\n")
+
+    def show(self, text: str) -> None:
+        """Show one line."""
+        self._dialog.show(text)
+
+    async def ask(self, question: Question) -> Reply:
+        """Put a question to the person at the editor."""
+        return await self._dialog.ask(question)
+
+
+class EditorCommands:
+    """The slash commands of one session; a `SlashHost` for them."""
+
+    def __init__(self, conversation: Conversation, channel: UpdateChannel, dialog: EditorDialog) -> None:
+        self.conversation = conversation
+        self.screen = EditorScreen(channel, dialog)
+        self._channel = channel
+        self._commands: Mapping[str, SlashCommand] = {}
+        self._prompt = ""
+
+    async def load(self) -> None:
+        """Load the commands of the session, of the user and of the project."""
+        commands = await load_commands(self.conversation.invocation.cwd, self.conversation.notes.append)
+        prompts = list_prompt_commands(self.conversation)
+        self._commands = {**{name: one for name, one in commands.items() if name not in _TERMINAL_ONLY}, **prompts}
+
+    def announce(self) -> None:
+        """Send the list of commands."""
+        listed: list[JsonValue] = []
+        for command in self._commands.values():
+            row: JsonObject = {"name": command.name, "description": command.describe}
+            if command.usage:
+                row["input"] = {"hint": command.usage}
+            listed.append(row)
+        self._channel.send({"sessionUpdate": "available_commands_update", "availableCommands": listed})
+
+    def knows(self, text: str) -> bool:
+        """Tell whether a prompt is a command; what no command has is for the model."""
+        return text.startswith("/") and parse_line(text)[0] in self._commands
+
+    async def run(self, line: str) -> str:
+        """Run a command, and give the prompt that it has for the model; empty if it has none."""
+        name, rest = parse_line(line)
+        self._prompt = ""
+        try:
+            await self._commands[name].run(self, rest)
+        except SlashError as exc:
+            self.screen.show(str(exc))
+        except (CoreError, OSError) as exc:
+            self.screen.show(f"/{name} failed: {exc}")
+        return self._prompt
+
+    # -- for commands -------------------------------------------------------------------------
+
+    def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+        """Show a table in Markdown; cells are escaped."""
+        lines = [heads, tuple("---" for _ in heads), *rows]
+        cells = ([" ".join(escape_unprintable(cell).replace("|", "\\|").split()) for cell in line] for line in lines)
+        self._channel.say("\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n\n")
+
+    def reopen(self, invocation: Invocation) -> None:
+        """Refuse: the editor opens sessions."""
+        raise SlashError("the editor opens conversations: start a new one there")
+
+    def prompt(self, text: str) -> None:
+        """Send a prompt to the model after the command."""
+        self._prompt = text
+
+    def leave(self) -> None:
+        """Refuse: the editor closes sessions."""
+        raise SlashError("the editor ends the session")

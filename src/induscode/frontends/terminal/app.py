@@ -27,11 +27,11 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.text import cut_text, format_count
 from induscode.cli.terminal import escape_unprintable, redirected_status_lines
-from induscode.frontends.terminal.cells import cut_to_cells
-from induscode.frontends.terminal.history import open_history
+from induscode.frontends.terminal.blocks import cut_to_cells
+from induscode.frontends.terminal.complete import open_history
+from induscode.frontends.terminal.render import format_status
 from induscode.frontends.terminal.screen import Screen
 from induscode.frontends.terminal.slash import SlashError, find_command, name_slash_commands, parse_line
-from induscode.frontends.terminal.status import format_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -342,7 +342,7 @@ class InteractiveApp:
         return None
 
     def _show_start(self, conversation: Conversation) -> None:
-        from induscode.conversations.stored_conversations import find_last_exchange  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.transcript import find_last_exchange  # noqa: PLC0415 — after the first prompt
 
         messages = conversation.transcript.messages()
         if messages:

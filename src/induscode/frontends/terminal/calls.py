@@ -14,7 +14,7 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from induscode.cli.terminal import escape_unprintable
-from induscode.frontends.terminal.cells import cut_to_cells, measure_cells, wrap_to_cells
+from induscode.frontends.terminal.blocks import cut_to_cells, measure_cells, wrap_to_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

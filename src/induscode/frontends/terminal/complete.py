@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 from prompt_toolkit.completion import Completer, Completion
+from prompt_toolkit.history import FileHistory, InMemoryHistory
 
 from indusagi.capabilities.files.paths.ignore import REPOSITORY, IgnoreRules
 from indusagi.capabilities.files.paths.openat import open_at, real_path
 from indusagi.capabilities.files.paths.policy import workspace_policy
-from indusagi.capabilities.files.text.codec import decode_lossless
-from indusagi.capabilities.files.text.display import format_path
-from indusagi.capabilities.files.text.sniff import HEAD_BYTES, sniff
+from indusagi.capabilities.files.text.codec import HEAD_BYTES, decode_lossless, sniff
+from indusagi.capabilities.files.text.lines import format_path
 from indusagi.capabilities.ports import PathRefused
-from indusagi.core.paths import is_within, parts_below
+from indusagi.core.app_dirs import is_within, make_private_dir, parts_below, state_dir
 from indusagi.core.records import record
 from indusagi.core.text import make_visible
 from induscode.cli.terminal import escape_unprintable
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
+    from prompt_toolkit.history import History
 
 MAX_ENTRIES = 2_000
 MAX_WALK_S = 0.05
@@ -330,3 +331,28 @@ def _is_utf8_start(data: bytes) -> bool:
     except UnicodeDecodeError as exc:
         return exc.start >= len(data) - 3
     return True
+
+
+# -- history ----------------------------------------------------------------------------------
+
+
+_LARGEST = 1024 * 1024
+_KEPT = 256 * 1024
+
+
+def open_history() -> History:
+    """Open the history; one in memory if the state directory cannot be used."""
+    try:
+        path = os.path.join(make_private_dir(state_dir()), "history")
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return InMemoryHistory()
+    try:
+        size = os.fstat(handle).st_size
+        if size > _LARGEST:  # keep the newest entries, from the beginning of one of them
+            tail = os.pread(handle, _KEPT, size - _KEPT)
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, tail[tail.find(b"\n# ") + 1 :], 0)
+    finally:
+        os.close(handle)
+    return FileHistory(path)

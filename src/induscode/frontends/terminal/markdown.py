@@ -25,7 +25,7 @@ from rich.text import Text
 from rich.theme import Theme
 
 from induscode.cli.terminal import escape_controls
-from induscode.frontends.terminal.cells import wrap_to_cells
+from induscode.frontends.terminal.blocks import wrap_to_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -6,6 +6,7 @@ without a script; the script of the page fetches sections again when they have c
 
 from __future__ import annotations
 
+import json
 import os
 from functools import lru_cache
 from importlib import import_module
@@ -15,17 +16,17 @@ from urllib.parse import parse_qsl
 import anyio
 from anyio import to_thread
 
+from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse_method
 from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.calls import CallingClient, current_client
+from induscode.calls.database import UnreadableCallsError, open_calls
 from induscode.gateway.page.access import PageAccess, PageUser
-from induscode.gateway.page.changes import watch_changes
 from induscode.gateway.page.contract import PageError, PageRequest, PageView
-from induscode.gateway.page.html import render, tag
-from induscode.gateway.page.layout import build_page, build_refusal, build_sign_in
-from induscode.gateway.page.parts import PREFIX
+from induscode.gateway.page.html import Html, render, tag
+from induscode.gateway.page.parts import PREFIX, address, shorten_path
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from induscode.gateway.page.contract import PageSource
 
     ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
+    from collections.abc import AsyncGenerator
+
+    from induscode.gateway.page.contract import Topic
 
 _VIEWS: Mapping[str, tuple[str, str]] = {
     "": ("servers", "show_servers"),
@@ -44,7 +48,7 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/resources": ("items", "show_resources"),
     "/prompts": ("items", "show_prompts"),
     "/prompt": ("items", "show_prompt"),
-    "/drift": ("drift", "show_drifts"),
+    "/drift": ("servers", "show_drifts"),
     "/calls": ("calls", "show_calls"),
     "/call": ("calls", "show_call"),
     "/timeline": ("timeline", "show_timeline"),
@@ -260,3 +264,163 @@ def _respond_static(request: HttpRequest, path: str) -> SiteResponse:
 def _read_static(name: str) -> bytes:
     with open(os.path.join(os.path.dirname(__file__), "static", name), "rb") as file:
         return file.read()
+
+
+# -- layout -----------------------------------------------------------------------------------
+
+
+_SECTIONS = {
+    "servers": ("", "Servers"),
+    "tools": ("/tools", "Tools"),
+    "resources": ("/resources", "Resources"),
+    "prompts": ("/prompts", "Prompts"),
+    "drift": ("/drift", "Drift"),
+    "calls": ("/calls", "Calls"),
+    "timeline": ("/timeline", "Timeline"),
+    "sessions": ("/sessions", "Sessions"),
+    "cluster": ("/cluster", "Cluster"),
+}
+
+
+def _build_document(title: str, *body: Html) -> str:
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("title", f"{title} · indus"),
+        tag("link", rel="icon", href=address("/icon.svg")),
+        tag("link", rel="stylesheet", href=address("/style.css", v=__version__)),
+        tag("script", src=address("/page.js", v=__version__), defer=True),
+    )
+    return "<!doctype html>" + tag("html", head, tag("body", body), lang="en")
+
+
+def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cluster: bool = False) -> str:
+    """Build the document of a view; `waiting` definitions wait for a decision."""
+    links: list[Html] = []
+    for section, (path, name) in _SECTIONS.items():
+        if section == "cluster" and not has_cluster:
+            continue
+        # Its element is there in any case: the script replaces it.
+        badge = tag("span", str(waiting or ""), id="waiting", cls="badge") if section == "drift" else None
+        current = "page" if section == view.section else None
+        links.append(tag("a", name, badge, href=address(path), aria_current=current))
+    sign_out = tag(
+        "form",
+        tag("input", type_="hidden", name="form_key", value=user.form_key),
+        tag("button", "Sign out", type_="submit", cls="plain"),
+        method="post",
+        action=address("/sign-out"),
+    )
+    brand = tag("a", "indus", href=PREFIX, cls="brand")
+    rights = None if user.rights.can_act else tag("span", "read-only", cls="badge note")
+    return _build_document(
+        view.title,
+        tag("a", "Skip to the content", href="#main", cls="skip"),
+        tag("header", brand, rights, tag("nav", links, aria_label="Views"), sign_out if user.form_key else None),
+        tag("main", tag("h1", view.title), view.content, id="main", tabindex=-1),
+        tag("footer", f"indus {__version__} · ", tag("code", shorten_path(cwd), title=cwd)),
+    )  # fmt: skip
+
+
+def build_refusal(message: str) -> str:
+    """Build the page that says why a request is refused."""
+    said = tag("p", f"{message[:1].upper()}{message[1:]}.", role="alert", cls="said")
+    back = tag("p", tag("a", "To the page", href=PREFIX))
+    return _build_document("Refused", tag("main", tag("h1", "Refused"), said, back, id="main"))
+
+
+def build_sign_in(message: str) -> str:
+    """Build the page for signing in with the key that the command has printed."""
+    form = tag(
+        "form",
+        tag("label", "Key", for_="key"),
+        tag("input", id="key", name="key", type_="password", autocomplete="off", required=True, autofocus=True),
+        tag("button", "Sign in", type_="submit", cls="main"),
+        method="post",
+        action=address("/sign-in"),
+        cls="entry",
+    )
+    said = tag("p", message, role="alert", cls="said") if message else None
+    about = tag("p", "Open the address that the command has printed, or enter its key or the token of the gateway.")
+    return _build_document("Sign in", tag("main", tag("h1", "Sign in"), said, about, form, id="main"))
+
+
+# -- changes ----------------------------------------------------------------------------------
+
+
+_LOOK_S: Final = 0.5
+"""How often it looks: a change is seen within a second, also one that another process has written."""
+_PING_S: Final = 15.0
+_BROKERS_S: Final = 5.0
+"""How often the view of a cluster is fetched anyway: brokers to which this node is not connected announce nothing."""
+
+
+async def watch_changes(source: PageSource) -> AsyncGenerator[bytes]:
+    """Yield a server-sent event `change` with the changed topics, whenever there are some; a comment now and then.
+
+    `ready` comes first: what has changed before it is not announced, so the browser fetches its sections once.
+
+    https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
+    """
+    known = await _take_signatures(source)
+    yield b"retry: 2000\r\nevent: ready\r\ndata: []\r\n\r\n"
+    quiet_s = 0.0
+    while True:
+        await anyio.sleep(_LOOK_S)
+        present = await _take_signatures(source)
+        changed = sorted(topic for topic, signature in present.items() if known[topic] != signature)
+        known = present
+        quiet_s = 0.0 if changed else quiet_s + _LOOK_S
+        if changed:
+            yield f"event: change\r\ndata: {json.dumps(changed)}\r\n\r\n".encode()
+        elif quiet_s >= _PING_S:
+            quiet_s = 0.0
+            yield b": \r\n\r\n"
+
+
+async def _take_signatures(source: PageSource) -> Mapping[Topic, object]:
+    """Take a value of each topic that differs after a change."""
+    mcp = source.session.mcp
+    servers = tuple(
+        (name, status.phase, status.tool_count, status.restarts, str(status.fault or ""))
+        for name, status in mcp.status().items()
+    )
+    # The ledger is a value: a changed one is another object, which this reference keeps alive.
+    node = source.node
+    nodes = ()
+    if node is not None:
+        nodes = (*node.membership.list_nodes(), node.broker.state, anyio.current_time() // _BROKERS_S)
+    return {
+        "cluster": (nodes, servers),
+        "servers": (servers, tuple(row.id for row in source.plan.rows)),
+        "items": (_Same(mcp.ledger), tuple(tool.ref for tool in mcp.disabled)),
+        "calls": await to_thread.run_sync(_find_newest),
+    }
+
+
+class _Same:
+    """Compares an object by identity."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _find_newest() -> int:
+    try:
+        database = open_calls()
+    except UnreadableCallsError:
+        return 0
+    if database is None:
+        return 0
+    try:
+        return database.newest()
+    finally:
+        database.close()

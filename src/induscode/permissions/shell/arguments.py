@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from indusagi.core.records import record
-from induscode.deck.programs.program import Check, Program
+from induscode.deck.programs.git import Check, Program
 from induscode.deck.programs.table import (
     MODULES,
     NEVER_SAVED,

@@ -16,7 +16,7 @@ from induscode.deck.programs.table import PROGRAMS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from induscode.deck.programs.program import Launch
+    from induscode.deck.programs.git import Launch
     from induscode.permissions.shell.syntax import Word
 
 

@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.core.records import record
+from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.auth.contract import AuthFault, ServerAuth
+from indusagi.interop.auth.metadata import canonical_resource
+from indusagi.interop.auth.storage import CredentialFiles
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.servers.sign_in.state import SignInFacts, read_facts, sign_in_again, sign_out
 
 if TYPE_CHECKING:
-    from indusagi.interop.auth.contract import SignInPrompt, StoredCredentials
+    from collections.abc import Sequence
+
+    from indusagi.core.json import JsonObject
+    from indusagi.interop.auth.contract import CredentialKey, CredentialStore, SignInPrompt, StoredCredentials
     from indusagi.interop.auth.driver import AuthDriver
+    from indusagi.interop.auth.steps import Challenge
+    from indusagi.interop.auth.storage import StoredRow
     from indusagi.interop.protocol_bridge.contract import ServerConfig
 
 
@@ -90,3 +98,125 @@ async def read_sign_in(config: ServerConfig) -> SignInFacts | None:
         return SignInFacts(name=config.id, state=problem[0])
     auth = get_auth(config)
     return await read_facts(config.id, config.url, auth.store, auth.settings.client_id)
+
+
+# -- state ------------------------------------------------------------------------------------
+
+
+_MINUTE_MS = 60_000
+_HOUR_MS = 60 * _MINUTE_MS
+
+
+@record(kw_only=True)
+class SignInFacts:
+    """What is stored about the sign-in to one server or connector; no secret."""
+
+    name: str
+    state: str
+    """`signed in`, `expired`, `not signed in`, `unreadable`; or why there is none: `header`, `command`, `off`."""
+    account: str = ""
+    scopes: tuple[str, ...] = ()
+    expires_at_ms: int | None = None
+    has_refresh_token: bool = False
+    issuer: str = ""
+    place: str = ""
+    """Where it is stored, for a person."""
+    problem: str = ""
+
+    def to_json(self) -> JsonObject:
+        """Convert into JSON."""
+        return {
+            "name": self.name,
+            "state": self.state,
+            "account": self.account or None,
+            "scopes": [*self.scopes],
+            "expiresAt": None if self.expires_at_ms is None else iso_utc(self.expires_at_ms),
+            "refreshes": self.has_refresh_token,
+            "issuer": self.issuer or None,
+            "stored": self.place or None,
+            "problem": self.problem or None,
+        }
+
+    def format_expiry(self) -> str:
+        """Format how long the access token lasts, and whether it is refreshed."""
+        if self.expires_at_ms is None:
+            return "" if self.state != "signed in" else "unknown"
+        left_ms = self.expires_at_ms - now_ms()
+        text = "expired"
+        if left_ms > 0:
+            unit_ms, unit = (_HOUR_MS, "h") if left_ms >= 2 * _HOUR_MS else (_MINUTE_MS, "min")
+            text = f"in {max(1, left_ms // unit_ms)} {unit}"
+        return f"{text}, refreshed" if self.has_refresh_token else text
+
+
+async def read_facts(name: str, url: str, store: CredentialStore, client: str) -> SignInFacts:
+    """Read what is stored about the sign-in of a client to a URL. Nothing is sent."""
+    rows = await _read_rows(store, canonical_resource(url), client)
+    place = rows[-1].place if rows else ""
+    try:
+        stored = await store.load(canonical_resource(url), client)
+    except AuthFault as fault:
+        return SignInFacts(name=name, state="unreadable", place=place, problem=str(fault))
+    tokens = None if stored is None else stored.tokens
+    if stored is None or tokens is None:
+        return SignInFacts(name=name, state="not signed in")
+    is_over = tokens.refresh_token is None and tokens.is_expired(now_ms())
+    return SignInFacts(
+        name=name,
+        state="expired" if is_over else "signed in",
+        account=stored.account,
+        scopes=stored.requested_scopes if tokens.scope is None else tokens.scope,
+        expires_at_ms=tokens.expires_at_ms,
+        has_refresh_token=tokens.refresh_token is not None,
+        issuer=stored.key.issuer,
+        place=place,
+    )
+
+
+async def sign_in_again(driver: AuthDriver, challenge: Challenge | None) -> StoredCredentials:
+    """Sign in, and store it in place of what is stored, also where that cannot be opened.
+
+    Raises:
+        AuthFault: It failed.
+    """
+    store = driver.auth.store
+    try:
+        if isinstance(store, CredentialFiles):
+            store.skips_unreadable = True
+        return await driver.sign_in(challenge)
+    finally:
+        if isinstance(store, CredentialFiles):
+            store.skips_unreadable = False
+
+
+async def sign_out(driver: AuthDriver) -> bool | None:
+    """Revoke and delete the sign-ins of a client; return whether issuers confirmed it, None if there was none.
+
+    A sign-in that cannot be opened is deleted without being revoked.
+
+    Raises:
+        AuthFault: A sign-in cannot be deleted.
+    """
+    store = driver.auth.store
+    unreadable: list[CredentialKey] = []
+    try:
+        is_known = await driver.load() is not None
+    except AuthFault:
+        rows = await _read_rows(store, driver.resource, driver.auth.settings.client_id)
+        unreadable = [row.key for row in rows]
+        is_known = True
+    if not is_known:
+        return None
+    confirmed = await driver.sign_out()
+    for key in unreadable:
+        await store.delete(key)
+    return confirmed and not unreadable
+
+
+async def _read_rows(store: CredentialStore, resource: str, client: str) -> Sequence[StoredRow]:
+    """Read the stored files of a resource, the newest last."""
+    if not isinstance(store, CredentialFiles):
+        return ()
+    rows = await to_thread.run_sync(store.read_rows)
+    ours = [row for row in rows if (row.key.resource, row.key.client) == (resource, client)]
+    return sorted(ours, key=lambda row: row.saved_ms)

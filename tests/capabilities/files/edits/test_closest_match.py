@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rapidfuzz import fuzz
 
 from indusagi.capabilities.files.edits import replace as module
-from indusagi.capabilities.files.edits.replace import MAX_SHOWN_LINES, find_closest_match
-from indusagi.capabilities.files.edits.similarity import TextSimilarity
+from indusagi.capabilities.files.edits.replace import MAX_SHOWN_LINES, TextSimilarity, find_closest_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable

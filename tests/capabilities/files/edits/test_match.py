@@ -23,7 +23,7 @@ from indusagi.capabilities.files.edits.match import (
     reindent,
 )
 from indusagi.capabilities.files.edits.replace import splice
-from indusagi.capabilities.files.text.display import has_line_numbers, strip_line_numbers
+from indusagi.capabilities.files.text.lines import has_line_numbers, strip_line_numbers
 
 if TYPE_CHECKING:
     import random

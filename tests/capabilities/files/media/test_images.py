@@ -23,7 +23,7 @@ from indusagi.capabilities.files.media.images import (
     fit_image_sync,
     read_image_size,
 )
-from indusagi.capabilities.files.text.display import ReadFailure
+from indusagi.capabilities.files.text.lines import ReadFailure
 
 FORMATS = ["PNG", "JPEG", "GIF", "WebP", "BMP", "TIFF"]
 

@@ -13,7 +13,7 @@ from tests.support.documents import pdf
 from indusagi.capabilities import worker
 from indusagi.capabilities.files.media import pdf as module
 from indusagi.capabilities.files.media.pdf import PdfPages, extract_pdf_pages, parse_page_range, read_pdf_pages
-from indusagi.capabilities.files.text.display import ReadFailure
+from indusagi.capabilities.files.text.lines import ReadFailure
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indusagi.capabilities.files.paths import ignore
-from indusagi.capabilities.files.paths.globs import compile_glob
-from indusagi.capabilities.files.paths.ignore import IgnoreRules, RuleFile
+from indusagi.capabilities.files.paths.ignore import IgnoreRules, RuleFile, compile_glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,8 +18,8 @@ import pytest
 from anyio.lowlevel import checkpoint
 from tests.support.scripts import unmeasured
 
-from indusagi.capabilities.files.paths import locks
-from indusagi.capabilities.files.paths.locks import file_lock
+from indusagi.capabilities.files.paths import atomic_write as locks
+from indusagi.capabilities.files.paths.atomic_write import file_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +127,7 @@ async def test_a_wait_for_another_call_is_bounded() -> None:
 
 HOLDER = """
 import asyncio, sys
-from indusagi.capabilities.files.paths.locks import file_lock
+from indusagi.capabilities.files.paths.atomic_write import file_lock
 
 async def main():
     async with file_lock(sys.argv[1]) as held:
@@ -185,7 +185,7 @@ async def test_a_killed_process_holds_no_lock() -> None:
 COUNTER = """
 import asyncio, sys
 from pathlib import Path
-from indusagi.capabilities.files.paths.locks import file_lock
+from indusagi.capabilities.files.paths.atomic_write import file_lock
 
 async def main():
     counter = Path(sys.argv[1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indusagi.capabilities.files.text.display import find_invisible
+from indusagi.capabilities.files.text.lines import find_invisible
 
 
 @pytest.mark.parametrize(

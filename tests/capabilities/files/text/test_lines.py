@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.files.text import lines as module
-from indusagi.capabilities.files.text.codec import CHUNK_BYTES, decode_lossless, digest_bytes
+from indusagi.capabilities.files.text.codec import CHUNK_BYTES, HEAD_BYTES, decode_lossless, digest_bytes
 from indusagi.capabilities.files.text.lines import LONGEST_LINE, LineRange, TextScan, scan_lines
-from indusagi.capabilities.files.text.sniff import HEAD_BYTES
 
 if TYPE_CHECKING:
     from pathlib import Path

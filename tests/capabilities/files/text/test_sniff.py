@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from indusagi.capabilities.files.text.sniff import format_hex, is_binary, sniff
+from indusagi.capabilities.files.text.codec import format_hex, is_binary, sniff
 
 if TYPE_CHECKING:
     from pathlib import Path

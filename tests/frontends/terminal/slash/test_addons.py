@@ -11,7 +11,7 @@ from tests.support.addons import add_project_addon, build_source
 
 from induscode.addons.loader import load_addons
 from induscode.frontends.terminal.slash import SlashError
-from induscode.frontends.terminal.slash.addons import ADDONS
+from induscode.frontends.terminal.slash.tools import ADDONS
 from induscode.launch.invocation import Invocation
 
 if TYPE_CHECKING:

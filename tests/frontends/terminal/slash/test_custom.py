@@ -10,7 +10,7 @@ from tests.support.model_server import says
 from tests.support.terminal import open_setup
 
 from induscode.frontends.terminal.slash import SlashError
-from induscode.frontends.terminal.slash.custom import MAX_FILE_BYTES, MAX_FILES, expand_arguments, load_custom_commands
+from induscode.frontends.terminal.slash.prompts import MAX_FILE_BYTES, MAX_FILES, expand_arguments, load_custom_commands
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,15 +9,15 @@ import pytest
 
 from indusagi.core.time import ManualClock
 from indusagi.interop.protocol_bridge.host.auth import verifier as module
-from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ProtectedResource
-from indusagi.interop.protocol_bridge.host.auth.settings import (
+from indusagi.interop.protocol_bridge.host.auth.resource import (
     IntrospectionClient,
     IssuerError,
+    PresentedToken,
+    ProtectedResource,
     ResourceSettings,
     TokenRefusal,
 )
-from indusagi.interop.protocol_bridge.host.auth.tokens import check_claims, check_type
-from indusagi.interop.protocol_bridge.host.auth.verifier import IssuerKeys, TokenVerifier
+from indusagi.interop.protocol_bridge.host.auth.verifier import IssuerKeys, TokenVerifier, check_claims, check_type
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
 pytestmark = pytest.mark.anyio

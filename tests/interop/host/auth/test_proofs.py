@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indusagi.interop.protocol_bridge.host.auth.limits import RateLimit
+from indusagi.interop.protocol_bridge.host.auth.issuer import RateLimit
 from indusagi.interop.protocol_bridge.host.auth.proofs import NonceSource, ProofLimitError, ReplayCache, normalize_url
 
 

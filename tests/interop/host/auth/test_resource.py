@@ -20,8 +20,7 @@ from tests.support.waiting import until
 from indusagi.core.time import SYSTEM_CLOCK, ManualClock
 from indusagi.interop import HttpSettings, create_provider_host
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
-from indusagi.interop.protocol_bridge.host.auth.settings import IntrospectionClient, ResourceSettings
+from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ProtectedResource, ResourceSettings
 from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy
 from indusagi.interop.protocol_bridge.relay import create_relay_host
 

@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from indusagi.interop.protocol_bridge.host.auth.proofs import ProofLimitError
-from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ProtectedResource, read_token
-from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings, TokenRefusal
+from indusagi.interop.protocol_bridge.host.auth.resource import (
+    PresentedToken,
+    ProtectedResource,
+    ResourceSettings,
+    TokenRefusal,
+    read_token,
+)
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity

@@ -24,7 +24,7 @@ from tests.support.scripts import ROOT
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HttpSettings
-from indusagi.interop.protocol_bridge.host.http.framing import HeadFault, check_head
+from indusagi.interop.protocol_bridge.host.http.request import HeadFault, check_head
 from indusagi.interop.protocol_bridge.host.http.server import allow_connections
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from indusagi.capabilities.files.edits.replace import (
 )
 from indusagi.capabilities.files.text.codec import TextForm, decode_lossless, digest_bytes, encode, encode_piece
 from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
-from indusagi.core.paths import is_within, parts_below
+from indusagi.core.app_dirs import is_within, parts_below
 from indusagi.core.records import record
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import math
 import struct
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.text.display import DOCUMENTS, ReadFailure
+from indusagi.capabilities.files.text.lines import DOCUMENTS, ReadFailure
 from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
 from indusagi.core.records import record
 

@@ -11,8 +11,8 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.files.text.codec import HEAD_BYTES, sniff
 from indusagi.capabilities.files.text.lines import LONGEST_LINE
-from indusagi.capabilities.files.text.sniff import HEAD_BYTES, sniff
 from indusagi.capabilities.worker import WorkerError, run_in_thread, run_in_worker
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES
-from indusagi.capabilities.files.text.display import DOCUMENTS, ReadFailure
+from indusagi.capabilities.files.text.lines import DOCUMENTS, ReadFailure
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_worker
 from indusagi.core.records import record
 

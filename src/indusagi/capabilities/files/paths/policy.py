@@ -17,10 +17,9 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from indusagi.capabilities.files.paths.openat import real_path
-from indusagi.capabilities.files.text.display import format_path
+from indusagi.capabilities.files.text.lines import format_path
 from indusagi.capabilities.ports import PathRefused, Refusal
-from indusagi.core.app_dirs import read_small_file, state_dir
-from indusagi.core.paths import is_within, parts_below
+from indusagi.core.app_dirs import is_within, parts_below, read_small_file, state_dir
 from indusagi.core.records import record
 from indusagi.core.secrets.places import find_credential_places
 from indusagi.core.text import clean_text

@@ -14,16 +14,15 @@ from anyio import to_thread
 
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.text.codec import digest_bytes
-from indusagi.capabilities.files.text.display import format_path
+from indusagi.capabilities.files.text.lines import format_path
 from indusagi.capabilities.jobs.foreground import ForegroundWait, explain_exit_code, find_lasting_survivors
-from indusagi.capabilities.jobs.job import describe_exit, to_shell_exit_code
-from indusagi.capabilities.jobs.output import RenderedOutput, hidden_note, render_output
+from indusagi.capabilities.jobs.job import RenderedOutput, describe_exit, hidden_note, render_output, to_shell_exit_code
 from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
 from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, Ended, FileKind, SandboxMissing, ShellProcess
 from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
 from indusagi.capabilities.tools.paths import path_given, path_trouble
+from indusagi.core.app_dirs import is_within
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.core.paths import is_within
 from indusagi.core.records import record
 from indusagi.runtime.contract import Keep, TextContentBlock, ToolResult
 

@@ -16,8 +16,8 @@ from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.edits.diff import replace_surrogates
 from indusagi.capabilities.files.edits.plan import EditRequest, plan_edit
 from indusagi.capabilities.files.edits.replace import MAX_FILE_BYTES, EditRefusal, Replacement, ShownLines
-from indusagi.capabilities.files.paths.locks import file_lock
-from indusagi.capabilities.files.text.display import format_path, format_path_below
+from indusagi.capabilities.files.paths.atomic_write import file_lock
+from indusagi.capabilities.files.text.lines import format_path, format_path_below
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject
 from indusagi.core.text import find_invisible_kinds

@@ -11,12 +11,11 @@ from dataclasses import replace
 from anyio import to_thread
 
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.text.display import format_path, format_path_below, join_path
+from indusagi.capabilities.files.text.lines import format_path, format_path_below, join_path
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.search.names import TIME_LIMIT_S, EntryKind, NameQuery, NameResult, find_names, split_query
 from indusagi.capabilities.search.request import TooManyAlternatives
-from indusagi.capabilities.search.target import describe_secrets, find_secrets_below
-from indusagi.capabilities.search.walk import DirHandle
+from indusagi.capabilities.search.walk import DirHandle, describe_secrets, find_secrets_below
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.capabilities.tools.runs.read.directory import report_missing_path
 from indusagi.core.json import JsonObject, JsonValue

@@ -12,16 +12,14 @@ from anyio import to_thread
 
 from indusagi.capabilities.arguments import find_similar_name
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.paths.globs import compile_glob
-from indusagi.capabilities.files.paths.ignore import IgnoreRules
-from indusagi.capabilities.files.text.display import format_path, format_path_below
+from indusagi.capabilities.files.paths.ignore import IgnoreRules, compile_glob
+from indusagi.capabilities.files.text.lines import format_path, format_path_below
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.search.output import MatchReader
 from indusagi.capabilities.search.report import GrepRequest, build_report, describe_failure
 from indusagi.capabilities.search.request import Mode, Search
 from indusagi.capabilities.search.search import Ripgrep, RipgrepMissing, SearchResult, sort_by_mtime
-from indusagi.capabilities.search.target import SearchTarget, find_secrets_below, open_target
-from indusagi.capabilities.search.walk import Walk
+from indusagi.capabilities.search.walk import SearchTarget, Walk, find_secrets_below, open_target
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.capabilities.tools.runs.read.directory import report_missing_path
 from indusagi.core.json import JsonObject

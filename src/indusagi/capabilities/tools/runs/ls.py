@@ -15,14 +15,13 @@ from anyio import to_thread
 
 from indusagi.capabilities.budget import MOST_ENTRIES
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.paths.globs import compile_glob
-from indusagi.capabilities.files.paths.ignore import REPOSITORY, RULE_FILE, IgnoreRules
-from indusagi.capabilities.files.text.display import format_path
+from indusagi.capabilities.files.paths.ignore import REPOSITORY, RULE_FILE, IgnoreRules, compile_glob
+from indusagi.capabilities.files.text.lines import format_path
 from indusagi.capabilities.ports import FileKind, PathRefused
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.capabilities.tools.runs.read.directory import report_missing_path
+from indusagi.core.app_dirs import is_within, parts_below
 from indusagi.core.json import JsonObject
-from indusagi.core.paths import is_within, parts_below
 from indusagi.core.records import record
 from indusagi.runtime.contract import ToolResult
 

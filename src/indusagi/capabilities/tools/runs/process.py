@@ -11,14 +11,17 @@ from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.jobs.job import Job, JobState, JobStream, to_shell_exit_code
-from indusagi.capabilities.jobs.output import (
+from indusagi.capabilities.jobs.job import (
     SHOWN_BYTES,
     SHOWN_LINES,
+    Job,
+    JobState,
+    JobStream,
     OutputLines,
     has_line_with,
     hidden_note,
     plain_text,
+    to_shell_exit_code,
 )
 from indusagi.capabilities.jobs.table import JOB, JobKind, JobTable, jobs_of
 from indusagi.capabilities.ports import LONGEST_WAIT_MS

@@ -2,8 +2,7 @@
 
 The legacy protocol has a handshake (`initialize`) and lets a server send requests; the modern one (2026-07-28) has no
 handshake, repeats version and capabilities in the `_meta` of every request, and returns `input_required` instead of
-sending requests. A `ClientSession` finds out which of the two its server speaks and hides the difference. Results are
-plain dicts, as they came.
+sending requests. A `ClientSession` detects which one its server speaks and hides the difference.
 """
 
 from __future__ import annotations
@@ -28,13 +27,16 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     CAPABILITIES,
     HOPS,
     LOG_LEVEL,
+    MOVED,
+    MOVED_DETAIL,
     Caller,
     Handlers,
+    PendingCall,
+    PendingCalls,
     current_caller,
     format_log_message,
     read_acknowledgement,
 )
-from indusagi.interop.protocol_bridge.client.pending import MOVED, MOVED_DETAIL, PendingCall, PendingCalls
 from indusagi.interop.protocol_bridge.client.tasks import (
     MISSING_CAPABILITY,
     TASK_STATUSES,

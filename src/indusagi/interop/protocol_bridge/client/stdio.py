@@ -18,8 +18,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from indusagi.core.process.child import ChildProcess
-from indusagi.interop.protocol_bridge.client.start.environment import child_environment
-from indusagi.interop.protocol_bridge.client.start.package_managers import find_package_manager
+from indusagi.interop.protocol_bridge.client.start.causes import find_package_manager
+from indusagi.interop.protocol_bridge.client.start.policy import child_environment
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetail, FaultReason, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode_frame, encode_frame
 

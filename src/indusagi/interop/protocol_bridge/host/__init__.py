@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Ready, ServedView
+from indusagi.interop.protocol_bridge.host.catalog import BoxSource, Catalog, Ready, ServedView, TaskSource
 from indusagi.interop.protocol_bridge.host.client_requests import SuspendedCalls
 from indusagi.interop.protocol_bridge.host.content import ContentSource
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
@@ -25,7 +25,6 @@ from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS, ClientIden
 from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host.server import ServingHost
 from indusagi.interop.protocol_bridge.host.session import HostSession
-from indusagi.interop.protocol_bridge.host.tasks import TaskSource
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
 from indusagi.runtime.calls import CallingClient
 

@@ -26,12 +26,24 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     InputExchange,
     current_caller,
 )
-from indusagi.interop.protocol_bridge.client.items import ITEM_LISTS
 from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
-from indusagi.interop.protocol_bridge.client.skills import READ_DIRECTORY
+from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, READ_DIRECTORY
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange, to_core_task
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
-from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, build_call_result
+from indusagi.interop.protocol_bridge.host.catalog import (
+    CORE_TASK_METHODS,
+    CORE_TASKS,
+    CORE_VERSION,
+    SERVER_INFO,
+    TASK_METHODS,
+    TASKS_EXTENSION,
+    add_extensions,
+    build_call_result,
+    build_handle,
+    build_task_result,
+    new_exchange,
+    read_task_id,
+)
 from indusagi.interop.protocol_bridge.host.client_requests import (
     ANSWER_S,
     LegacyCaller,
@@ -43,18 +55,6 @@ from indusagi.interop.protocol_bridge.host.client_requests import (
 from indusagi.interop.protocol_bridge.host.content import LIST_CHANGES, LOG_LEVELS, cut_page
 from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
 from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS
-from indusagi.interop.protocol_bridge.host.tasks import (
-    CORE_TASK_METHODS,
-    CORE_TASKS,
-    CORE_VERSION,
-    TASK_METHODS,
-    TASKS_EXTENSION,
-    add_extensions,
-    build_handle,
-    build_task_result,
-    new_exchange,
-    read_task_id,
-)
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -75,12 +75,11 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from indusagi.interop.protocol_bridge.contract import ItemKind
-    from indusagi.interop.protocol_bridge.host.catalog import Catalog, Ready
+    from indusagi.interop.protocol_bridge.host.catalog import Catalog, Ready, TaskSource
     from indusagi.interop.protocol_bridge.host.content import ContentSource
     from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.host.outgoing import ResponseChannel
-    from indusagi.interop.protocol_bridge.host.tasks import TaskSource
     from indusagi.runtime.contract import ProgressSink
 
     Method: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]

@@ -18,8 +18,7 @@ from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.interop.protocol_bridge.host.server import ServingHost
-from indusagi.interop.protocol_bridge.relay.session import RelaySession
-from indusagi.interop.protocol_bridge.relay.shared import SharedUpstream
+from indusagi.interop.protocol_bridge.relay.session import RelaySession, SharedUpstream
 from indusagi.interop.protocol_bridge.relay.upstream import ReconnectBackoff, ToolSchemas, UpstreamPool
 
 _STOP_S = 2.5

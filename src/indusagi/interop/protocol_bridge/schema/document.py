@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
 from indusagi.core.json import NotJson, compact_json
-from indusagi.interop.protocol_bridge.schema.keywords import has_faults
-from indusagi.interop.protocol_bridge.schema.normalize import find_type, is_dict, is_list
+from indusagi.interop.protocol_bridge.schema.normalize import find_type, has_faults, is_dict, is_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.schema.document import REFERENCES, SCHEMA_KEYWORDS, Fitness, SchemaDocument
-from indusagi.interop.protocol_bridge.schema.keywords import find_fault, has_patterns
 from indusagi.interop.protocol_bridge.schema.normalize import (
     KNOWN_TYPES,
     NOT_SHOWN,
     AnyObject,
     copy_json,
+    find_fault,
     find_type,
+    has_patterns,
     is_dict,
     is_list,
     new_object_schema,

@@ -25,13 +25,16 @@ from pydantic_ai.usage import RequestUsage
 
 from indusagi.core.json import is_json_object
 from indusagi.core.time import now_ms
-from induscode.conversations.model_loop.chat.errors import (
+from induscode.conversations.model_loop.chat.messages import (
+    REASONING_FIELDS,
+    THINKING_TAGS,
     build_connection_error,
     build_status_error,
     build_stream_error,
     parse_body,
+    write_messages,
+    write_tool,
 )
-from induscode.conversations.model_loop.chat.messages import REASONING_FIELDS, THINKING_TAGS, write_messages, write_tool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping

@@ -10,6 +10,7 @@ import click
 from anyio import to_thread
 
 from indusagi.core.text import format_count
+from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from induscode.conversations.servers import RELOAD, BrokenConfigError
 from induscode.deck.mcp.drift import describe_causes
@@ -26,13 +27,15 @@ from induscode.servers.listing import (
     switch_server,
 )
 from induscode.servers.remedies import advise
+from induscode.servers.sign_in.prompts import PersonPrompt
+from induscode.servers.sign_in.servers import read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from indusagi.interop.protocol_bridge.contract import EndpointStatus
+    from indusagi.interop.protocol_bridge.contract import EndpointStatus, ServerConfig
     from induscode.conversations.servers import SessionServers
-    from induscode.frontends.terminal.slash import SlashHost
+    from induscode.frontends.terminal.slash import SlashHost, SlashScreen
     from induscode.servers.config.rows import ServerRow
 
 _HEADS = ("NAME", "VIA", "PHASE", "SINCE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS")
@@ -223,7 +226,6 @@ def _require_startable(servers: SessionServers, name: str) -> EndpointStatus:
 
 
 async def _login(host: SlashHost, words: Sequence[str]) -> None:
-    from induscode.frontends.terminal.slash.sign_in import DEVICE, PASTE, sign_in_on_screen  # noqa: PLC0415 — for a sign-in
 
     ways = [word for word in words if word in {DEVICE, PASTE}]
     servers, name = get_servers(host), await _take_name(host, [word for word in words if word not in ways])
@@ -236,7 +238,6 @@ async def _login(host: SlashHost, words: Sequence[str]) -> None:
 
 
 async def _logout(host: SlashHost, words: Sequence[str]) -> None:
-    from induscode.frontends.terminal.slash.sign_in import sign_out_on_screen  # noqa: PLC0415 — for a sign-out
 
     servers, name = get_servers(host), await _take_name(host, words)
     _require_startable(servers, name)
@@ -407,3 +408,39 @@ MCP = SlashCommand(
     actions={name: about for name, (about, _) in _ACTIONS.items()},
     run=_run,
 )
+
+
+# -- sign in ----------------------------------------------------------------------------------
+
+
+DEVICE, PASTE = "--device", "--paste"
+
+
+async def sign_in_on_screen(screen: SlashScreen, config: ServerConfig, way: str) -> None:
+    """Sign in to a server, by a browser unless `way` is one of the others, and say who signed in.
+
+    Raises:
+        SlashError: It failed.
+    """
+    try:
+        await sign_in_to_server(config, PersonPrompt(screen, paste=way == PASTE), device=way == DEVICE)
+        facts = await read_sign_in(config)
+    except AuthFault as fault:
+        raise SlashError(f"not signed in: {fault}") from fault
+    who = f" as {facts.account}" if facts is not None and facts.account else ""
+    screen.show(f"signed in to {config.id!r}{who}")
+
+
+async def sign_out_on_screen(screen: SlashScreen, config: ServerConfig) -> None:
+    """Sign out of a server, and say whether the issuer has confirmed it.
+
+    Raises:
+        SlashError: It failed, or there is no sign-in.
+    """
+    try:
+        confirmed = await sign_out_of_server(config)
+    except AuthFault as fault:
+        raise SlashError(f"not signed out: {fault}") from fault
+    if confirmed is None:
+        raise SlashError(f"there is no sign-in to {config.id!r}")
+    screen.show(f"signed out of {config.id!r}" + ("" if confirmed else "; the issuer has not confirmed it"))

@@ -6,18 +6,25 @@ order of the prompt's own list.
 
 from __future__ import annotations
 
+import os
+import re
 from functools import partial
 from typing import TYPE_CHECKING
 
+from indusagi.core.app_dirs import is_within, read_small_file
 from indusagi.core.json import is_json_object
-from indusagi.core.text import cut_text
+from indusagi.core.records import record
+from indusagi.core.text import clean_text, cut_text, format_count
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from induscode.cli.dialog import Choice, Question
+from induscode.cli.terminal import escape_controls
 from induscode.conversations.mentions import open_server_content
+from induscode.deck.cards.memory import LARGEST_BYTES, MEMORY_NAME, append_note_line
 from induscode.deck.mcp.content import ContentRefused, find_text
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, split_words
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
@@ -25,7 +32,138 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.frontends.terminal.slash import SlashHost
 
+
+# -- custom -----------------------------------------------------------------------------------
+#
+# The user's files are in `$XDG_CONFIG_HOME/indus/commands`, the project's in `.indusvx/commands`; `a/b.md` is `/a:b`.
+# A file may begin with front matter, `description` and `argument-hint` between two lines `---`. `$ARGUMENTS` in its
+# text is the rest of the line, `$1` to `$9` are its words. A file runs nothing: its text is sent to the model when the
+# person enters the command, and shown as it is sent.
+
+
+MAX_FILE_BYTES = 64 * 1024
+MAX_FILES = 200
+_MAX_ENTRIES = 2_000
+_MAX_DEPTH = 4
 _MAX_DESCRIPTION = 100
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_PLACE = re.compile(r"\$(?:ARGUMENTS\b|([1-9])(?!\d))")
+
+
+@record
+class CustomCommands:
+    """The commands of files, and notes about files that were left out."""
+
+    commands: Mapping[str, SlashCommand]
+    notes: Sequence[str] = ()
+
+
+def load_custom_commands(cwd: str, taken: Collection[str]) -> CustomCommands:
+    """Load the commands of the user, then those of the project. It blocks: call it in a thread.
+
+    A name in `taken`, and one that the user's files have, stays as it is.
+    """
+    commands: dict[str, SlashCommand] = {}
+    notes: list[str] = []
+    home = os.environ.get("HOME") or os.path.expanduser("~")
+    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    project = os.path.join(cwd, ".indusvx", "commands")
+    places = [("user", os.path.join(config, "indus", "commands"))]
+    if is_within(os.path.realpath(project), os.path.realpath(cwd)):
+        places.append(("project", project))
+    else:
+        notes.append(f"{project}: left out: it leads out of the project")
+    for origin, folder in places:
+        for path in _list_files(folder, notes):
+            parts = os.path.relpath(path, folder).removesuffix(".md").split(os.sep)
+            name = ":".join(parts)
+            if not all(map(_NAME.fullmatch, parts)):
+                notes.append(f"{path}: left out: a name has letters, digits, '.', '_' and '-'")
+            elif name in taken:
+                notes.append(f"{path}: left out: /{name} is a command of the session")
+            elif name in commands:
+                notes.append(f"{path}: left out: you have a command /{name} of your own")
+            else:
+                try:
+                    commands[name] = _read_command(name, path, folder, origin)
+                except OSError as exc:
+                    notes.append(f"{path}: left out: {exc.strerror}")
+    return CustomCommands(commands, notes)
+
+
+def _list_files(folder: str, notes: list[str]) -> Iterator[str]:
+    """List the Markdown files below a directory, in the order of their names; linked directories are left out."""
+    folders, entries, files = [(folder, 1)], 0, 0
+    while folders:
+        path, depth = folders.pop(0)
+        try:
+            found = sorted(os.scandir(path), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        for entry in found:
+            entries += 1
+            if entries > _MAX_ENTRIES or files >= MAX_FILES:
+                notes.append(f"{folder}: it has more files than the {MAX_FILES} that are read")
+                return
+            if entry.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
+                folders.append((entry.path, depth + 1))
+            elif entry.name.endswith(".md") and not entry.is_dir():
+                files += 1
+                yield entry.path
+
+
+def _read_command(name: str, path: str, folder: str, origin: str) -> SlashCommand:
+    """Read one file.
+
+    Raises:
+        OSError: It cannot be read, is too large, or leads out of its directory.
+    """
+    real = os.path.realpath(path)
+    if not is_within(real, os.path.realpath(folder)):
+        raise OSError(0, "it is a link that leads out of the directory")
+    text = clean_text(read_small_file(real, MAX_FILE_BYTES, follow=False).decode("utf-8", "replace"))[0]
+    front = _FRONT_MATTER.match(text)
+    values: dict[str, str] = {}
+    for line in front[1].splitlines() if front is not None else ():
+        key, _, value = line.partition(":")
+        values[key.strip()] = value.strip().strip("\"'")
+    body = (text if front is None else text[front.end() :]).strip()
+    description = values.get("description") or body.partition("\n")[0].lstrip("# ")
+    return SlashCommand(
+        name=name,
+        usage=cut_text(values.get("argument-hint", ""), _MAX_DESCRIPTION),
+        describe=f"{cut_text(description, _MAX_DESCRIPTION)} ({origin})",
+        run=partial(_send_file, body),
+    )
+
+
+async def _send_file(body: str, host: SlashHost, rest: str) -> None:
+    if not body:
+        raise SlashError("its file has no text")
+    host.prompt(expand_arguments(body, rest))
+
+
+def expand_arguments(body: str, rest: str) -> str:
+    """Put the arguments into a text; without a place for them they follow it.
+
+    Raises:
+        SlashError: `$1` is to be a word of a line whose quotation marks are not closed.
+    """
+    if _PLACE.search(body) is None:
+        return f"{body}\n\n{rest}" if rest else body
+    words = split_words(rest) if any(match[1] for match in _PLACE.finditer(body)) else []
+
+    def expand(match: re.Match[str]) -> str:
+        if match[1] is None:
+            return rest
+        number = int(match[1])
+        return words[number - 1] if number <= len(words) else ""
+
+    return _PLACE.sub(expand, body)
+
+
+# -- prompts ---------------------------------------------------------------------------------
 
 
 def list_prompt_commands(conversation: Conversation | None) -> Mapping[str, SlashCommand]:
@@ -76,3 +214,42 @@ async def _send_prompt(ref: RemoteToolRef, arguments: Sequence[tuple[str, bool]]
     if not text:
         raise SlashError("the prompt has no text")
     host.prompt(text)
+
+
+# -- memory -----------------------------------------------------------------------------------
+
+
+def list_memory_commands() -> Sequence[SlashCommand]:
+    """List the commands."""
+    describe = "show the notes for later sessions, add to them, clear them"
+    return (SlashCommand(name="memory", usage="[add TEXT|clear]", describe=describe, run=_run),)
+
+
+async def _run(host: SlashHost, rest: str) -> None:
+    action, _, text = rest.partition(" ")
+    text = text.strip()
+    if action not in {"", "add", "clear"} or (action != "add" and text):
+        raise SlashError("write /memory, /memory add TEXT, or /memory clear")
+    memory = host.conversation.resources.memory
+    notes = await memory.read()
+    if action == "add":
+        if not text:
+            raise SlashError("write what is to be noted: /memory add TEXT")
+        size = len(append_note_line(notes, text).encode())
+        if size > LARGEST_BYTES:
+            raise SlashError(f"the notes would have {size:,} bytes, and hold {LARGEST_BYTES:,}: clear or edit them")
+        await memory.append(text)
+        host.screen.show(f"added to {MEMORY_NAME}")
+    elif not notes.strip():
+        host.screen.show(f"there are no notes ({MEMORY_NAME})")
+    elif action == "clear":
+        count = format_count(len(notes.splitlines()), "line")
+        choices = (Choice(key="y", label="yes, remove them"), Choice(key="n", label="no"))
+        reply = await host.screen.ask(
+            Question(title=f"Remove all notes of {MEMORY_NAME} ({count})?", choices=choices, default="n")
+        )
+        if reply.key == "y" and not reply.cancelled:
+            await memory.replace("")
+            host.screen.show("the notes are empty now")
+    else:
+        host.screen.print(escape_controls(notes))

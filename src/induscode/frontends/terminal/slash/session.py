@@ -2,21 +2,132 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
+from anyio import to_thread
+
+from indusagi.core.cancel import CancelToken
+from indusagi.core.ids import is_ulid
+from indusagi.core.json import estimate_tokens
+from indusagi.core.records import record
 from indusagi.core.text import format_count
+from indusagi.core.time import now_ms
+from induscode.cli.console import format_age
+from induscode.cli.dialog import Choice, Question
+from induscode.cli.terminal import escape_unprintable
+from induscode.conversations.compaction import CompactionError, estimate_message
 from induscode.conversations.contract import Usage
 from induscode.conversations.conversation import USAGE_OP
 from induscode.conversations.models import InvalidAddressError, NoModelError
 from induscode.conversations.prompt import list_names
+from induscode.conversations.rewind import list_rewind_points, preview_rewind, rewind
+from induscode.conversations.transcript import list_conversations
+from induscode.frontends.terminal.render import format_tokens
 from induscode.frontends.terminal.slash import SlashCommand, SlashError
-from induscode.frontends.terminal.status import format_tokens
+from induscode.frontends.terminal.slash.tasks import confirm_end_of_jobs
+from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.core.json import JsonObject
+    from induscode.conversations.conversation import Conversation
+    from induscode.conversations.rewind import RewindPoint, RewindPreview, RewindScope
+    from induscode.conversations.transcript import ConversationSummary
     from induscode.frontends.terminal.slash import SlashHost
+
+
+# -- rewind -----------------------------------------------------------------------------------
+
+
+_SCOPES = ("files", "talk", "both")
+_USAGE = "write /rewind, or /rewind N with files, talk or both"
+_SHOWN = 20
+_ACTIONS = {"write": "is restored", "delete": "is removed"}
+
+
+def list_rewind_commands() -> Sequence[SlashCommand]:
+    """List the commands."""
+    describe = "return files, conversation or both to the state before a prompt"
+    return (SlashCommand(name="rewind", usage="[N] [files|talk|both]", describe=describe, run=_run),)
+
+
+async def _run(host: SlashHost, rest: str) -> None:
+    words = rest.split()
+    scope = cast("RewindScope", words.pop() if words and words[-1] in _SCOPES else "both")
+    if len(words) > 1 or (words and not words[0].isdigit()) or (not words and rest):
+        raise SlashError(_USAGE)
+    conversation = host.conversation
+    transcript, checkpoints = conversation.transcript, conversation.resources.checkpoints
+    points = await to_thread.run_sync(list_rewind_points, transcript, checkpoints)
+    if not words:
+        if not points:
+            raise SlashError("the conversation has no prompts yet")
+        rows = [(str(point.number), point.at[11:19], str(len(point.files)), point.title) for point in points[-_SHOWN:]]
+        host.print_table(("N", "TIME", "FILES", "BEFORE"), rows)
+        host.screen.show("/rewind N returns to the state before that prompt")
+        return
+    point = next((point for point in points if point.number == int(words[0])), None)
+    if point is None:
+        raise SlashError(f"there is no point {words[0]}: /rewind lists them")
+    fs = conversation.session.native.context.fs
+    preview = await preview_rewind(point, scope, transcript, checkpoints, fs)
+    insist = await _ask(host, point, preview, scope)
+    if insist is None:
+        host.screen.show("nothing was changed")
+        return
+    result = await rewind(point, scope, transcript, checkpoints, fs, insist=insist)
+    if scope != "files":
+        await conversation.restore_state()
+    parts = [] if result.files is None else [f"{format_count(len(result.files.done), 'path')} restored"]
+    parts += [_describe_messages(result.messages)] if result.messages else []
+    host.screen.show(f"{'; '.join(parts) or 'nothing changed'}; the last point of /rewind undoes this")
+    for path, reason in () if result.files is None else result.files.left:
+        host.screen.show(f"{_shorten(host, path)} stays as it is: {reason}")
+
+
+async def _ask(host: SlashHost, point: RewindPoint, preview: RewindPreview, scope: RewindScope) -> Sequence[str] | None:
+    """Show what would happen and ask; give the paths to insist on, None for a no."""
+    conflicts = [step.path for step in preview.steps if step.conflict]
+    lines = [
+        f"{_shorten(host, step.path)}: "
+        + ("stays, another program has changed it" if step.conflict else _ACTIONS[step.action])
+        for step in preview.steps
+    ]
+    if not preview.steps and scope != "talk":
+        lines.append("no file changes")
+    if scope != "files":
+        lines.append(_describe_messages(preview.messages))
+    lines += [f"note: {note}" for note in preview.notes]
+    choices = [Choice(key="y", label="yes"), Choice(key="n", label="no")]
+    if conflicts:
+        choices.insert(1, Choice(key="a", label="yes, and restore what another program has changed too"))
+    question = Question(
+        title=escape_unprintable(f"Back to the state before: {point.title}"),
+        lines=tuple(map(escape_unprintable, lines)),
+        choices=tuple(choices),
+        default="n",
+    )
+    reply = await host.screen.ask(question)
+    if reply.cancelled or reply.key not in {"y", "a"}:
+        return None
+    return conflicts if reply.key == "a" else ()
+
+
+def _describe_messages(count: int) -> str:
+    if count < 0:
+        return f"{format_count(-count, 'message')} back in the conversation"
+    return f"{format_count(count, 'message')} hidden from the conversation"
+
+
+def _shorten(host: SlashHost, path: str) -> str:
+    return path.removeprefix(os.path.join(host.conversation.invocation.cwd, ""))
+
+
+# -- session ---------------------------------------------------------------------------------
+
 
 _KEYS = (
     "Esc stops the turn, Ctrl-C too (twice: leave), Shift-Tab switches plan mode, @ completes a file, "
@@ -111,3 +222,156 @@ def sum_usage(rows: Sequence[JsonObject]) -> Usage:
             cost = row.get("cost_usd")
             total = total.add(Usage(*counts, cost_usd=float(cost) if isinstance(cost, (int, float)) else None))
     return total
+
+
+# -- conversations ----------------------------------------------------------------------------
+
+
+_MOST = 200
+
+
+def list_conversation_commands() -> Sequence[SlashCommand]:
+    """List the commands."""
+    return (
+        SlashCommand(
+            name="resume", usage="[N|ID]", describe="list the conversations of this directory, or open one", run=_resume
+        ),
+        SlashCommand(name="fork", describe="go on in a copy of this conversation; it stays as it is", run=_fork),
+    )
+
+
+async def _list(host: SlashHost, limit: int) -> Sequence[ConversationSummary]:
+    conversation = host.conversation
+    return await to_thread.run_sync(
+        lambda: list_conversations(conversation.invocation.cwd, limit=limit, without=conversation.transcript.id)
+    )
+
+
+async def _resume(host: SlashHost, rest: str) -> None:
+    summaries = await _list(host, _MOST if rest and not rest.isdigit() else _SHOWN)
+    if not rest:
+        if not summaries:
+            host.screen.show("there is no other conversation in this directory")
+            return
+        rows = [
+            (str(number), format_age(summary.modified_ms, now_ms()), str(summary.messages), summary.id, summary.title)
+            for number, summary in enumerate(summaries, 1)
+        ]
+        host.print_table(("N", "AGE", "MESSAGES", "ID", "FIRST PROMPT"), rows)
+        host.screen.show("/resume N opens one")
+        return
+    if rest.isdigit() and not is_ulid(rest):
+        if not 1 <= int(rest) <= len(summaries):
+            raise SlashError(f"there is no conversation {rest}: /resume lists them")
+        name = summaries[int(rest) - 1].id
+    else:
+        matches = [summary.id for summary in summaries if summary.id.startswith(rest.upper())]
+        if len(matches) != 1:
+            problem = "there is no conversation" if not matches else "several conversations begin with"
+            raise SlashError(f"{problem} {rest!r} in this directory: /resume lists them")
+        (name,) = matches
+    if await confirm_end_of_jobs(host, "This conversation is closed."):
+        _reopen(host, name, fork=False)
+
+
+async def _fork(host: SlashHost, rest: str) -> None:
+    if rest:
+        raise SlashError("it takes no arguments")
+    conversation = host.conversation
+    if not conversation.transcript.messages():
+        raise SlashError("the conversation is empty: there is nothing to copy")
+    if conversation.transcript.failure is not None:
+        raise SlashError(f"the conversation cannot be stored: {conversation.transcript.failure}")
+    if await confirm_end_of_jobs(host, "The session is opened again with the copy."):
+        _reopen(host, conversation.transcript.id, fork=True)
+
+
+def _reopen(host: SlashHost, name: str, *, fork: bool) -> None:
+    host.reopen(replace(host.conversation.invocation, resume=name, fork=fork, continue_last=False, prompt=None))
+
+
+# -- context ----------------------------------------------------------------------------------
+
+
+_WIDEST = 72
+_NUMBER = 7
+_LONGEST_NAME = 24
+_EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
+
+
+@record
+class ContextPart:
+    """A part of the context window, in estimated tokens."""
+
+    name: str
+    tokens: int
+
+
+def list_context_commands() -> Sequence[SlashCommand]:
+    """List the commands."""
+    return (
+        SlashCommand(name="context", describe="what fills the context window", run=_show_context),
+        SlashCommand(
+            name="compact", usage="[INSTRUCTIONS]", describe="replace the older messages by a summary", run=_compact
+        ),
+    )
+
+
+def measure_parts(conversation: Conversation) -> Sequence[ContextPart]:
+    """Estimate the parts of the next request: system prompt, tools by server, messages."""
+    box = conversation.search.open_box(conversation.session.deck())
+    servers = conversation.map_servers()
+    tools: dict[str, int] = {}
+    for descriptor in box.descriptors():
+        size = estimate_definition(descriptor)
+        owner = servers.get(descriptor.name)
+        name = "native tools" if owner is None else f"tools of {owner}"
+        tools[name] = tools.get(name, 0) + size
+    prompt = conversation.render_system_prompt()
+    messages = sum(map(estimate_message, conversation.transcript.messages()))
+    return (
+        ContextPart("system prompt", estimate_tokens(prompt)),
+        *(ContextPart(name, size) for name, size in tools.items()),
+        ContextPart("messages", messages),
+    )
+
+
+def format_parts(parts: Sequence[ContextPart], window: int | None, width: int) -> Sequence[str]:
+    """Format parts as lines with bars that fit a width."""
+    used = sum(part.tokens for part in parts)
+    rows = [*parts, ContextPart("together", used)]
+    if window is not None:
+        rows.append(ContextPart("free", max(0, window - used)))
+    total = max(1, window or used)
+    longest = min(_LONGEST_NAME, max(len(escape_unprintable(part.name)) for part in rows))
+    bar = min(width - 1, _WIDEST) - longest - _NUMBER - 2
+    lines: list[str] = []
+    for part in rows:
+        name = escape_unprintable(part.name)
+        name = name if len(name) <= longest else f"{name[: longest - 1]}…"
+        eighths = 0 if not part.tokens else max(1, round(min(1.0, part.tokens / total) * max(bar, 0) * 8))
+        drawn = "█" * (eighths // 8) + _EIGHTHS[eighths % 8] if bar > 0 else ""
+        lines.append(f"{name:<{longest}} {format_tokens(part.tokens):>{_NUMBER}} {drawn}".rstrip())
+    return lines
+
+
+async def _show_context(host: SlashHost, rest: str) -> None:
+    if rest:
+        raise SlashError("it takes no arguments")
+    conversation = host.conversation
+    window = conversation.choice.context_window
+    for line in format_parts(measure_parts(conversation), window, host.screen.width):
+        host.screen.show(line)
+    if window is None:
+        host.screen.show("the context window is unknown: --context-window N gives it")
+    if conversation.context_tokens:
+        host.screen.show(f"last request, as the model counts: {format_tokens(conversation.context_tokens)}")
+
+
+async def _compact(host: SlashHost, rest: str) -> None:
+    host.screen.show("the model writes a summary (Esc cancels)")
+    try:
+        report = await host.conversation.compact(rest, cancel=CancelToken())
+    except CompactionError as exc:
+        raise SlashError(f"nothing was changed: {exc}") from exc
+    host.screen.show(str(report))

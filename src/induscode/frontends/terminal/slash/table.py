@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from induscode.frontends.terminal.slash.addons import ADDONS
-from induscode.frontends.terminal.slash.context import list_context_commands
-from induscode.frontends.terminal.slash.conversations import list_conversation_commands
-from induscode.frontends.terminal.slash.custom import load_custom_commands
 from induscode.frontends.terminal.slash.mcp import MCP
-from induscode.frontends.terminal.slash.memory import list_memory_commands
-from induscode.frontends.terminal.slash.rewind import list_rewind_commands
-from induscode.frontends.terminal.slash.session import list_session_commands
+from induscode.frontends.terminal.slash.prompts import list_memory_commands, load_custom_commands
+from induscode.frontends.terminal.slash.session import (
+    list_context_commands,
+    list_conversation_commands,
+    list_rewind_commands,
+    list_session_commands,
+)
 from induscode.frontends.terminal.slash.tasks import list_task_commands
-from induscode.frontends.terminal.slash.tools import PERMISSIONS, TOOLS
+from induscode.frontends.terminal.slash.tools import ADDONS, PERMISSIONS, TOOLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,8 +13,7 @@ from indusagi.core.text import format_count
 from induscode.cli.console import format_age
 from induscode.cli.dialog import Choice, Question
 from induscode.conversations.agents.task import find_objective
-from induscode.conversations.stored_conversations import find_answer_text, summarise_log
-from induscode.conversations.transcript import Transcript, list_by_age
+from induscode.conversations.transcript import Transcript, find_answer_text, list_by_age, summarise_log
 from induscode.deck.cards.task import describe_work, format_report
 from induscode.frontends.terminal.slash import SlashCommand, SlashError
 

@@ -12,14 +12,16 @@ from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
 from induscode.calls.database import CallFilter, open_calls
 from induscode.calls.record import DECLINED, FAILED_OUTCOMES, format_name
-from induscode.calls.series import CallSeries, read_series
-from induscode.calls.statistics import CallStatistics, format_duration, read_statistics
+from induscode.calls.statistics import CallSeries, CallStatistics, format_duration, read_series, read_statistics
 from induscode.gateway.page.contract import PageError, PageView
 from induscode.gateway.page.html import Html, table, tag
 from induscode.gateway.page.parts import (
+    FAILED,
     build_choice,
     build_field,
     build_filter,
+    draw_bar,
+    draw_lines,
     link,
     live,
     show_facts,
@@ -28,7 +30,6 @@ from induscode.gateway.page.parts import (
     show_text,
     show_time,
 )
-from induscode.gateway.page.plots import FAILED, draw_bar, draw_lines
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

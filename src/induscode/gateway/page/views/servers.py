@@ -10,27 +10,29 @@ from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.calls.database import open_calls
-from induscode.calls.series import CallSeries, read_series
-from induscode.calls.statistics import format_duration
+from induscode.calls.statistics import CallSeries, format_duration, read_series
+from induscode.deck.mcp.drift import name_item
 from induscode.gateway.page.contract import PageError, PageView, ServerAction
 from induscode.gateway.page.html import Html, link_outside, render, table, tag
 from induscode.gateway.page.parts import (
     address,
     build_form,
+    draw_sparkline,
     link,
     live,
     shorten,
     shorten_path,
+    show_diff,
     show_facts,
     show_nothing,
     show_state,
     show_text,
 )
-from induscode.gateway.page.plots import draw_sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from induscode.deck.mcp.drift import DisabledTool, Drift
     from induscode.gateway.page.contract import PageRequest, ServerSummary
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
@@ -190,3 +192,78 @@ async def _act(page: PageRequest, name: str) -> Html:
         return tag("p", str(exc), role="alert", cls="said")
     leave = render(" ", link_outside("Open the sign-in page", reply.url)) if reply.url else None
     return tag("p", reply.message, leave, role="status", cls="said")
+
+
+# -- drift ------------------------------------------------------------------------------------
+
+
+async def show_drifts(page: PageRequest) -> PageView:
+    """Show the definitions that differ from what was approved; with a sent form, approve or refuse one."""
+    enrolment = page.source.session.mcp.enrolment
+    said = await _decide(page) if page.form else None
+    drifts = enrolment.drifts
+    shown = {drift.ref for drift in drifts}
+    # Known from an earlier run: the change itself is seen once the server is up.
+    unseen = [tool for tool in enrolment.disabled if tool.ref not in shown]
+    content = tag(
+        "div",
+        tag("p", said, role="status", cls="said") if said else None,
+        live(
+            "items",
+            "drifts",
+            [_build_drift(page, drift) for drift in drifts],
+            [_build_unseen(tool) for tool in unseen],
+            None if drifts or unseen else show_nothing("Every definition is as it was approved."),
+        ),
+    )  # fmt: skip
+    return PageView("Drift", content, "drift")
+
+
+def _build_unseen(tool: DisabledTool) -> Html:
+    hint = tag("p", f"{tool.reason}. Start the server to see the change.")
+    return tag("article", tag("h2", name_item(tool.ref)), hint, cls="fault")
+
+
+def _build_drift(page: PageRequest, drift: Drift) -> Html:
+    ref = drift.ref
+    forms = None
+    if page.user.rights.can_act and drift.disables:
+        hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "digest": drift.digest}
+        forms = tag(
+            "div",
+            build_form(page.user, address("/drift"), button="Approve", look="danger", action="approve", **hidden),
+            build_form(page.user, address("/drift"), button="Refuse", action="refuse", **hidden),
+            cls="actions",
+        )
+    differs = "added by the server" if drift.is_added else ", ".join(drift.fields)
+    consequence = "disabled until it is approved" if drift.disables else "the approved text stays in use"
+    return tag(
+        "article",
+        tag("h2", name_item(ref), " ", show_state("added" if drift.is_added else f"{drift.grade} change")),
+        tag("p", f"{differs}: {consequence}."),
+        show_diff(drift.diff()),
+        forms,
+        cls="fault" if drift.disables else None,
+    )
+
+
+async def _decide(page: PageRequest) -> str:
+    server, name, kind, digest = (page.get(key) for key in ("server", "item", "kind", "digest"))
+    mcp = page.source.session.mcp
+    wanted = [
+        one for one in mcp.enrolment.drifts if (one.ref.server, one.ref.name, one.ref.kind) == (server, name, kind)
+    ]
+    # The decision is about exactly what was shown.
+    changed = PageError(f"{server}/{name} has changed since you looked, or was decided elsewhere. Look once more.", 409)
+    if not wanted or wanted[0].digest != digest:
+        raise changed
+    drift = wanted[0]
+    named = name_item(drift.ref)
+    if page.get("action") == "approve":
+        if not page.source.approve(drift.ref, digest):
+            raise changed
+        return f"{named}: approved as it is now"
+    mcp.journal.record_event(
+        "drift", server, name, f"refused by a person: {drift.grade} change of {', '.join(drift.fields)}"
+    )
+    return f"{named} stays disabled. The ledger has your decision."

@@ -12,7 +12,6 @@ from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.text import cut_text
 from induscode.conversations.kept_state import CHECKLIST_OP, PLAN_OP
 from induscode.conversations.rewind import find_rewind_points
-from induscode.conversations.stored_conversations import list_conversations
 from induscode.conversations.transcript import (
     COMPACT_OP,
     FORK_OP,
@@ -20,6 +19,7 @@ from induscode.conversations.transcript import (
     conversations_dir,
     find_cwd,
     find_visible_rows,
+    list_conversations,
     read_rows,
     remove_session_note,
 )

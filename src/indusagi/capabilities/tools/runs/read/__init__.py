@@ -8,9 +8,8 @@ from threading import Event
 from indusagi.capabilities.budget import STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.media.notebook import NotebookPage, read_notebook_page
-from indusagi.capabilities.files.text.display import format_path, format_path_below
-from indusagi.capabilities.files.text.lines import LineRange, TextScan
-from indusagi.capabilities.files.text.sniff import format_hex
+from indusagi.capabilities.files.text.codec import format_hex
+from indusagi.capabilities.files.text.lines import LineRange, TextScan, format_path, format_path_below
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.capabilities.tools.runs.read.contents import (

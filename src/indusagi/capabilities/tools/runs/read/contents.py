@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.capabilities.files.text.codec import digest_bytes
+from indusagi.capabilities.files.text.codec import HEAD_BYTES, FileType, digest_bytes, sniff
 from indusagi.capabilities.files.text.lines import TextScan, scan_lines
-from indusagi.capabilities.files.text.sniff import HEAD_BYTES, FileType, sniff
 from indusagi.core.records import record
 
 if TYPE_CHECKING:

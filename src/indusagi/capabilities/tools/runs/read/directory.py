@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.text.display import format_path
+from indusagi.capabilities.files.text.lines import format_path
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.tools.paths import path_trouble
 from indusagi.core.text import format_count

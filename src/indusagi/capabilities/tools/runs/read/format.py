@@ -10,7 +10,7 @@ from anyio import to_thread
 from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.media.images import fit_image
 from indusagi.capabilities.files.media.pdf import parse_page_range, read_pdf_pages
-from indusagi.capabilities.files.text.display import ReadFailure, find_invisible
+from indusagi.capabilities.files.text.lines import ReadFailure, find_invisible
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult

@@ -7,13 +7,15 @@ client, without redirects: a document cannot lead into the private network of th
 from __future__ import annotations
 
 import base64
+import math
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object, parse_strict_json
-from indusagi.interop.protocol_bridge.host.auth.settings import IssuerError
+from indusagi.interop.protocol_bridge.host.auth.resource import IssuerError
 from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS, import_key, is_key_for
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from joserfc.jwk import Key
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host.auth.settings import IntrospectionClient, ResourceSettings
+    from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ResourceSettings
 
 _DOCUMENT_BYTES = 512 * 1024
 _MOST_KEYS = 64
@@ -174,3 +176,31 @@ class IssuerClient:
         if not is_json_object(document):
             raise IssuerError(f"{url} is not a JSON object")
         return document
+
+
+# -- limits -----------------------------------------------------------------------------------
+
+
+_BURST_S = 10.0
+"""So many seconds' worth of requests may come at once."""
+_BUCKETS = 4_096
+
+
+class RateLimit:
+    """Counts the requests of each owner."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._most = max(1.0, rate * _BURST_S)
+        self._buckets: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+        """What is left, and when that was so; the least recently used first. A full bucket may be forgotten."""
+
+    def take(self, owner: bytes, now: float) -> int:
+        """Count a request; return 0, or after how many seconds the next one is allowed."""
+        left, at = self._buckets.pop(owner, (self._most, now))
+        left = min(self._most, left + (now - at) * self._rate)
+        is_allowed = left >= 1
+        self._buckets[owner] = (left - 1 if is_allowed else left, now)
+        if len(self._buckets) > _BUCKETS:
+            self._buckets.popitem(last=False)
+        return 0 if is_allowed else math.ceil((1 - left) / self._rate)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.host.auth.settings import TokenRefusal
+from indusagi.interop.protocol_bridge.host.auth.resource import TokenRefusal
 from indusagi.interop.protocol_bridge.host.auth.signatures import (
     InvalidSignature,
     import_key,

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, ParamSpec, Protocol, cast
 import h11
 
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
-from indusagi.interop.protocol_bridge.host.http.framing import HEAD_BYTES, check_head
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, HttpRequest
+from indusagi.interop.protocol_bridge.host.http.request import HEAD_BYTES, HttpRefusal, HttpRequest, check_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from indusagi.interop.protocol_bridge.host.auth.limits import RateLimit
+from indusagi.interop.protocol_bridge.host.auth.issuer import RateLimit
 from indusagi.interop.protocol_bridge.host.auth.proofs import ProofLimitError
-from indusagi.interop.protocol_bridge.host.auth.resource import read_token
-from indusagi.interop.protocol_bridge.host.auth.settings import TokenRefusal
+from indusagi.interop.protocol_bridge.host.auth.resource import TokenRefusal, read_token
 from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
@@ -21,8 +20,7 @@ from indusagi.runtime.calls import SubjectToken, current_subject
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ProtectedResource
-    from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
+    from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ProtectedResource, ResourceSettings
     from indusagi.interop.protocol_bridge.host.boundary import HostTasks
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.settings import FindTarget

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.host.auth.settings import ResourceSettings
+from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
 from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
 from indusagi.interop.protocol_bridge.host.http.site import Site
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
