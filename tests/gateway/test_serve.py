@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -314,6 +315,23 @@ def test_finding_a14_a_server_that_never_came_up_does_not_delay_the_first_list_a
         assert gateway.tools() == [*READ_ONLY, *of("quick")]
         (tmp_path / "hold").unlink()
         gateway.until_tools(lambda tools: "late__echo" in tools)
+
+
+def test_a_call_waits_for_the_next_try_of_a_server_that_failed_at_first(tmp_path: Path) -> None:
+    hold, tried = tmp_path / "hold", tmp_path / "tried"
+    hold.touch()
+    late = held(hold)
+    file = shlex.quote(str(tried))
+    # A first try starts it twice: a server may have exited at a request of the newer protocol.
+    late["args"][-1] = f"echo try >> {file}; test $(wc -l < {file}) -le 2 && exit 1; {late['args'][-1]}"
+    configured(user_file(), {"late": late})
+    with greeted(cwd=tmp_path) as gateway:
+        assert gateway.tools() == READ_ONLY
+        gateway.until(lambda: len(tried.read_text("utf-8").split()) == 3)
+        asked = gateway.send("tools/call", name="late__echo", arguments={"text": "now"})
+        assert gateway.ask("ping")["result"] == {}
+        hold.unlink()
+        assert gateway.answer(asked)["result"]["content"][0]["text"] == "now"
 
 
 def test_a_server_that_fails_is_told_and_takes_nothing_with_it(tmp_path: Path) -> None:

@@ -374,9 +374,7 @@ class Gateway:
 
     async def refuse(self, name: str) -> ToolResult | None:
         """Wait for a starting server and look for an approval; return the reason if the tool can't be called."""
-        starting = self._bridge.find_starting(name)
-        if starting is not None:
-            await self._bridge.wait_listed(starting)
+        await self._bridge.wait_starting(name)
         disabled = self._enrolment.find_disabled(name)
         endpoint = None if disabled is None else self._fleet.endpoint(disabled.ref.server)
         if endpoint is not None and endpoint.known_tools is None:

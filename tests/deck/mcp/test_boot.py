@@ -371,6 +371,20 @@ async def test_finding_a14_a_server_that_did_not_come_up_is_remembered_in_the_le
         assert await find_down_before(store, [mute]) == []
 
 
+async def test_a_server_is_starting_from_its_first_step_until_it_has_listed_its_tools(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store, booted(store, fault("lists", "hang"), wait_for_new=False) as bridge:
+        await until(lambda: bridge.find_starting("lists__echo") == "lists")
+
+        def is_ready() -> bool:
+            assert bridge.find_starting("lists__echo") == "lists"
+            return bridge.require_status("lists").phase == "ready"
+
+        await until(is_ready)
+        assert bridge.find_starting("list__echo") is None
+        await bridge.fleet.stop("lists")
+        assert bridge.find_starting("lists__echo") is None
+
+
 GROWING_SERVER = f"""
 import json, sys
 sys.path.insert(0, {str(ROOT / "tests" / "servers")!r})

@@ -200,6 +200,10 @@ class ServerFleetImpl:
         """
         await self._require(server).start(urgent=urgent)
 
+    def is_starting(self, server: str) -> bool:
+        """Return whether a server was started, and has neither listed its tools nor failed yet."""
+        return server in self._owners and self._owners[server].is_starting
+
     async def wait_listed(self, server: str) -> None:
         """Wait until a server that was started has listed everything that is listed, or has failed.
 

@@ -103,6 +103,11 @@ class ServerOwner:
             trust="untrusted" if self.waiting == "untrusted" else "trusted",
         )
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether it was started, and has neither listed its tools nor failed yet: also while it waits for its turn."""
+        return self.waiting is None and self._up is not None and not self._up.is_settled
+
     # -- commands ---------------------------------------------------------------------------
 
     async def start(self, *, urgent: bool = False) -> None:

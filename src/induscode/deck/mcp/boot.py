@@ -21,7 +21,7 @@ from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
-from indusagi.interop.protocol_bridge.contract import QUALIFIER, BridgeConfig, EndpointPhase, FaultDetail, ProtocolFault
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, BridgeConfig, FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.known import find_down_before, find_started_before, read_known_tools
@@ -256,9 +256,17 @@ class BootedBridge:
         """Find the server that a qualified name begins with, if it's starting and its tools aren't known yet."""
         for server in self.unknown_servers():
             endpoint = self.fleet.endpoint(server) if name.startswith(f"{server}{QUALIFIER}") else None
-            if endpoint is not None and endpoint.phase is EndpointPhase.CONNECTING and endpoint.known_tools is None:
+            if endpoint is not None and endpoint.known_tools is None and self.fleet.is_starting(server):
                 return server
         return None
+
+    async def wait_starting(self, name: str) -> None:
+        """Wait for the server that `find_starting` finds until it has listed everything, or has failed."""
+        server = self.find_starting(name)
+        if server is not None:
+            with suppress(ProtocolFault):  # it was removed meanwhile
+                await self.fleet.wake(server)
+                await self.wait_listed(server)
 
     def eager_servers(self) -> Sequence[str]:
         """List the servers that run whether one of their tools is called or not."""
