@@ -55,6 +55,7 @@ class _Bridge:
     def __init__(self) -> None:
         self.woken: list[list[str]] = []
         self.tools: list[tuple[str, str]] = []
+        self.late: list[str] = []
 
     @property
     def capabilities(self) -> list[SimpleNamespace]:
@@ -65,6 +66,9 @@ class _Bridge:
 
     def awaited_servers(self) -> list[str]:
         return ["quick", "slow"]
+
+    def record_late(self, servers: Iterable[str]) -> None:
+        self.late += servers
 
     async def wake(self, servers: Iterable[str], limit_s: float | None = None) -> list[str]:
         self.woken.append([*servers])
@@ -80,7 +84,7 @@ async def test_finding_u1_model_hears_once_of_a_server_that_came_up_late() -> No
     late = LateServers(cast("BootedBridge", bridge))
     assert await late.wait() == ["server 'slow' is still starting: the model gets its tools once it's up"]
     assert await late.wait() == []
-    assert bridge.woken == [["quick", "slow"], []]
+    assert (bridge.woken, bridge.late) == ([["quick", "slow"], []], ["slow"])
     bridge.tools = [("quick", "quick__a")]
     assert late.take_notices() == []
     bridge.tools += [("slow", "slow__b"), ("slow", "slow__c")]

@@ -317,6 +317,24 @@ def test_finding_a14_a_server_that_never_came_up_does_not_delay_the_first_list_a
         gateway.until_tools(lambda tools: "late__echo" in tools)
 
 
+def test_a_gateway_waits_for_a_server_whose_start_the_gateway_before_it_did_not_finish(tmp_path: Path) -> None:
+    """The TypeScript SDK asks a first gateway for its protocol, ends it, and goes on with a second one."""
+    hold, started = tmp_path / "hold", tmp_path / "started"
+    hold.touch()
+    late = held(hold)
+    late["args"][-1] = f"touch {shlex.quote(str(started))}; {late['args'][-1]}"
+    configured(user_file(), {"late": late})
+    with greeted(cwd=tmp_path) as gateway:
+        gateway.until(started.exists)
+    started.unlink()
+    with greeted(cwd=tmp_path) as gateway:
+        asked = gateway.send("tools/list")
+        gateway.until(started.exists)
+        hold.unlink()
+        tools = gateway.answer(asked)["result"]["tools"]
+    assert [tool["name"] for tool in tools] == [*READ_ONLY, *of("late")]
+
+
 def test_a_call_waits_for_the_next_try_of_a_server_that_failed_at_first(tmp_path: Path) -> None:
     hold, tried = tmp_path / "hold", tmp_path / "tried"
     hold.touch()

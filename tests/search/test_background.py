@@ -207,7 +207,7 @@ def test_without_the_model_numpy_is_not_loaded(tmp_path: Path, monkeypatch: pyte
 import sys
 import anyio
 from tests.support.searched import SearchableTools
-from induscode.gateway.search_box import SearchedBoxes
+from induscode.gateway.searched_boxes import SearchedBoxes
 from induscode.search.options import SearchOptions
 searched = SearchedBoxes(SearchOptions(mode="on"))
 assert searched.wrap(SearchableTools)().finder.find(["issue"]).found

@@ -96,6 +96,7 @@ class LateServers:
         self._waited.update(unknown)
         awaited = self._mcp.awaited_servers()
         starting = await self._mcp.wake([server for server in unknown if server in awaited], FIRST_PROMPT_LIMIT_S)
+        self._mcp.record_late(starting)
         self._late.update(starting, (server for server in unknown if server not in awaited))
         await self._mcp.wait_for_required()
         return [f"server {server!r} is still starting: the model gets its tools once it's up" for server in starting]

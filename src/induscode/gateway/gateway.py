@@ -404,11 +404,12 @@ class Gateway:
 
     async def wait_for_first(self) -> None:
         """Wait a short time for servers whose tools are unknown, and for the required ones."""
+        awaited = self._bridge.awaited_servers()
         with anyio.move_on_after(FIRST_S):
-            awaited = self._bridge.awaited_servers()
             await self._bridge.wake(awaited)
             for server in awaited:
                 await self._bridge.wait_listed(server)
+        self._bridge.record_late(awaited)
         await self.wait_for_required()
         self.content.refresh()
 

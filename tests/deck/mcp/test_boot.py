@@ -371,6 +371,41 @@ async def test_finding_a14_a_server_that_did_not_come_up_is_remembered_in_the_le
         assert await find_down_before(store, [mute]) == []
 
 
+async def test_a_start_that_is_interrupted_does_not_count_as_one_that_failed(tmp_path: Path) -> None:
+    """The TypeScript SDK asks a first process for its protocol, ends it, and goes on with a second one."""
+    mute, exits = fault("mute"), fault("exits")
+    async with stored(tmp_path) as store:
+        async with booted(store, mute, wait_for_new=False) as bridge:
+            await until(lambda: bridge.require_status("mute").phase == "connecting")
+        assert await find_down_before(store, [mute]) == []
+        async with booted(store, mute, wait_for_new=False) as bridge:
+            assert bridge.awaited_servers() == ("mute",)
+            await until(lambda: bridge.require_status("mute").phase == "connecting")
+            bridge.record_late(["mute", "unknown"])
+        assert await find_down_before(store, [mute]) == ["mute"]
+        # A later start that's interrupted changes nothing.
+        async with booted(store, mute, wait_for_new=False) as bridge:
+            assert bridge.awaited_servers() == ()
+            await until(lambda: bridge.require_status("mute").phase == "connecting")
+        assert await find_down_before(store, [mute]) == ["mute"]
+        async with booted(store, exits):
+            pass
+        assert await find_down_before(store, [exits]) == ["exits"]
+
+
+async def test_another_fault_does_not_hide_that_a_start_timed_out(tmp_path: Path) -> None:
+    server = honest(id="h")
+    async with stored(tmp_path) as store:
+        journal = Journal(store, [server])
+        journal.record_event("ready", "h", "", "")
+        assert await find_started_before(store, [server]) == [server]
+        journal.record_event("fault", "h", "transport", "it exited")
+        assert await find_started_before(store, [server]) == [server]
+        journal.record_event("fault", "h", "timeout", "no answer within 10 s")
+        journal.record_event("fault", "h", "transport", "it exited")
+        assert await find_started_before(store, [server]) == []
+
+
 async def test_a_server_is_starting_from_its_first_step_until_it_has_listed_its_tools(tmp_path: Path) -> None:
     async with stored(tmp_path) as store, booted(store, fault("lists", "hang"), wait_for_new=False) as bridge:
         await until(lambda: bridge.find_starting("lists__echo") == "lists")

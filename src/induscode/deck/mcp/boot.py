@@ -28,7 +28,7 @@ from induscode.deck.mcp.known import find_down_before, find_started_before, read
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import SilentStoreError
 from induscode.deck.mcp.store.events import Retention
-from induscode.deck.mcp.store.journal import Journal
+from induscode.deck.mcp.store.journal import LATE, STANDARD_ERROR, Journal
 from induscode.deck.mcp.store.pins import StorePins, follow_rows, load_pins, read_disabled_tools
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store import LedgerStore
     from induscode.servers.plan import ServerPlan
 
-STANDARD_ERROR = "stderr"
-"""The journal's subject for what a server wrote to standard error before it failed."""
 _STDERR_CHARACTERS = 1_900
 _FRESH_PINS_S = 1.0
 """Pins that were read this recently aren't read again: at a first start every server lists six kinds."""
@@ -251,6 +249,12 @@ class BootedBridge:
     def awaited_servers(self) -> Sequence[str]:
         """List the unknown servers worth waiting for: those that didn't fail to come up the last time."""
         return tuple(server for server in self.unknown_servers() if server not in self._down_before)
+
+    def record_late(self, servers: Iterable[str]) -> None:
+        """Record that a first list or prompt goes on without those that are still starting: the next one won't wait."""
+        for server in servers:
+            if self.fleet.is_starting(server):
+                self.journal.record_event("connect", server, LATE, "it was still starting when it was needed")
 
     def find_starting(self, name: str) -> str | None:
         """Find the server that a qualified name begins with, if it's starting and its tools aren't known yet."""

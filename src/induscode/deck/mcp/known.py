@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from induscode.deck.mcp.capability import read_definitions
+from induscode.deck.mcp.store.journal import LATE
 from induscode.deck.mcp.store.pins import read_pinned
 from induscode.servers.config.trust import server_identity
 
@@ -38,16 +39,24 @@ async def find_started_before(store: LedgerStore, servers: Iterable[ServerConfig
     A server whose start timed out may have to download its program again: it is left out.
     """
     up = await _find_last_up(store)
-    late = {row.facts.get("identity"): row.position for row in await store.latest("fault")}
+    faults = await store.latest("fault")
+    late = {row.facts.get("identity"): row.position for row in faults if row.facts.get("subject") == "timeout"}
     return [config for config in servers if (key := server_identity(config)) in up and up[key] > late.get(key, 0)]
 
 
 async def find_down_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[str]:
-    """Find the servers whose last start with their present configuration has not come up."""
+    """Find the servers that failed to start, or were waited for in vain, and haven't come up since.
+
+    A start that was interrupted says nothing: a client may end a first gateway at once and go on with a second one.
+    """
     up = await _find_last_up(store)
-    tried = {row.facts.get("identity"): row.position for row in await store.latest("connect")}
+    late = [row for row in await store.latest("connect") if row.facts.get("subject") == LATE]
+    down: dict[object, int] = {}
+    for row in (*late, *await store.latest("fault")):
+        identity = row.facts.get("identity")
+        down[identity] = max(row.position, down.get(identity, 0))
     identities = {config.id: server_identity(config) for config in servers}
-    return [server for server, key in identities.items() if key in tried and up.get(key, 0) < tried[key]]
+    return [server for server, key in identities.items() if down.get(key, 0) > up.get(key, 0)]
 
 
 async def _find_last_up(store: LedgerStore) -> Mapping[object, int]:

@@ -20,6 +20,7 @@ from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerCon
 from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.events import content_address, deck_digest, deck_text, descriptor_text, parse_descriptor
@@ -160,7 +161,8 @@ async def test_server_events_are_recorded_between_ledger_events(tmp_path: Path) 
         assert [(row.op, row.facts.get("server")) for row in rows] == [
             ("run", None), ("connect", "a"), ("enroll", "a"), ("fault", "a"),
         ]  # fmt: skip
-        assert rows[-1].facts == {"server": "a", "subject": "transport", "detail": "gone"}
+        identity = server_identity(STDIO)
+        assert rows[-1].facts == {"server": "a", "subject": "transport", "detail": "gone", "identity": identity}
         assert rows[0].facts == {"servers": ["a"]}
 
 

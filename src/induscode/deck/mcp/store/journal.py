@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 
 LISTED = ""
 """The name in a pin that says that a kind was listed and had nothing: no item has it."""
+LATE = "late"
+"""The subject of a `connect` row: a list or a prompt has waited for this start, and went on without it."""
+STANDARD_ERROR = "stderr"
+"""The subject of a `fault` row with what a server wrote to standard error before it failed."""
 _LONGEST_DETAIL = 2_000
 _MOST_SEARCHES = 1_000
 """Searches of one run that are recorded."""
@@ -128,8 +132,13 @@ class Journal:
         facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_LONGEST_DETAIL]}
         identity = self._identities.get(server)
         # These decide how long the next start may take, and whether a first list waits for it.
-        if identity is not None and (op in {"connect", "ready"} or (op == "fault" and subject == "timeout")):
-            self._append(op, {**facts, "identity": identity}, build_subject(identity, server))
+        is_outcome = (
+            op == "ready" or (op, subject) == ("connect", LATE) or (op == "fault" and subject != STANDARD_ERROR)
+        )
+        if identity is not None and is_outcome:
+            # The last timeout is looked for alone: another fault must not take its place.
+            other = ("other",) if op == "fault" and subject != "timeout" else ()
+            self._append(op, {**facts, "identity": identity}, build_subject(identity, server, *other))
         else:
             self._append(op, facts)
 
