@@ -98,3 +98,18 @@ def test_the_listing_is_made_once_until_the_tools_change() -> None:
     assert catalog.refresh()
     assert response == ["changed"]
     assert [*catalog.listing().schemas][-2:] == ["late", "later"]
+
+
+def test_a_tool_of_a_new_box_can_be_called_before_its_change_is_announced() -> None:
+    bench = Bench()
+    boxes = [bench.registry.to_tool_box(bench.context)]
+    catalog = Catalog(lambda: boxes[-1], INFO)
+    listing = catalog.listing()
+    response: list[str] = []
+    catalog.listen(lambda: response.append("changed"))
+    bench.add("late", bench._echo)
+    boxes.append(bench.registry.to_tool_box(bench.context))
+    assert (catalog.may_call("late"), catalog.may_call("later")) == (True, False)
+    assert catalog.listing() is listing
+    assert (catalog.refresh(), response) == (True, ["changed"])
+    assert (catalog.may_call("late"), catalog.may_call("later")) == (True, False)

@@ -243,6 +243,8 @@ class Catalog:
         """Set once the instructions are known; None if they are from the start."""
         self._source = box
         self._listing: ToolListing | None = None
+        self._listed: ToolBox | None = None
+        """The box that the cached listing is of."""
         self._listeners: dict[object, tuple[ItemKind, Callable[[], None]]] = {}
 
     def box(self) -> ToolBox:
@@ -255,9 +257,10 @@ class Catalog:
         """Return the present listing; it is cached once the box is ready."""
         if self._listing is not None:
             return self._listing
-        listing = build_listing(self.box().descriptors(), self.server_info)
+        box = self.box()
+        listing = build_listing(box.descriptors(), self.server_info)
         if self.ready is None or self.ready.is_set():
-            self._listing = listing
+            self._listing, self._listed = listing, box
         return listing
 
     def may_call(self, name: str) -> bool:
@@ -265,7 +268,11 @@ class Catalog:
         if name in self.listing().schemas:
             return True
         box = self.box()
-        return isinstance(box, AnswersUnlisted) and box.answers_unlisted(name)
+        if isinstance(box, AnswersUnlisted) and box.answers_unlisted(name):
+            return True
+        # A change is announced a moment after the box has it, and the cached listing lasts until then.
+        is_changed = self._listing is not None and box is not self._listed
+        return is_changed and any(tool.name == name for tool in box.descriptors())
 
     def resolve_call(self, call: ToolCall) -> ToolCall:
         """Return the call that is meant: a tool may call another one by its name."""
@@ -299,8 +306,8 @@ class Catalog:
 
     def refresh(self) -> bool:
         """Read the tools again, and call the listeners if they changed; return whether they did."""
-        before = self._listing
-        self._listing = build_listing(self.box().descriptors(), self.server_info)
+        before, box = self._listing, self.box()
+        self._listing, self._listed = build_listing(box.descriptors(), self.server_info), box
         if before is not None and before.modern.encoded == self._listing.modern.encoded:
             return False
         self.announce("tool")
