@@ -352,6 +352,16 @@ def test_a_call_waits_for_the_next_try_of_a_server_that_failed_at_first(tmp_path
         assert gateway.answer(asked)["result"]["content"][0]["text"] == "now"
 
 
+def test_tools_that_stay_the_same_are_not_announced_to_a_client_that_listed_none(tmp_path: Path) -> None:
+    """The Python SDK fails if it's told anything while it closes a session, however short that was."""
+    configured(user_file(), {"honest": row()})
+    assert "honest__echo" in run("tools", cwd=tmp_path).stdout
+    with greeted(cwd=tmp_path) as gateway:
+        assert gateway.ask("resources/list")["result"]["resources"]
+        gateway.listen(0.5)
+        assert gateway.heard == []
+
+
 def test_a_server_that_fails_is_told_and_takes_nothing_with_it(tmp_path: Path) -> None:
     configured(user_file(), {"dies": faulty("exits"), "gone": {"command": "no-such-command"}, "ok": row()})
     with greeted(cwd=tmp_path) as gateway:

@@ -388,6 +388,7 @@ async def _follow_servers(
     renamed = [name for view in settings.get(SERVE_VIEWS).values() for name in view.rename.values()]
     report_idle_patterns(options.search, settings, [*(tool.name for tool in gateway.box().descriptors()), *renamed])
     ready.set()
+    host.settle_tools()
     spare_start_objects()
     await gateway.follow(host, signals)
     return ()

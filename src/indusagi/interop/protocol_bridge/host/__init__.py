@@ -76,6 +76,14 @@ class ProviderHost(ServingHost):
         changes = [catalog.refresh() for catalog in (self.catalog, *self._catalogs.values())]
         return any(changes)
 
+    def settle_tools(self) -> None:
+        """Take the present tools as those that clients know, once `ready` is set: only later changes are announced.
+
+        Otherwise the first refresh announces a change even if there's none, since it has nothing to compare with.
+        """
+        for catalog in (self.catalog, *self._catalogs.values()):
+            catalog.listing()
+
     def find_catalog(self, identity: ClientIdentity, client: CallingClient) -> Catalog:
         """Find the catalog of a client: that of its view, or the host's."""
         view = None if self._choose_view is None else self._choose_view(identity, client)
@@ -83,9 +91,11 @@ class ProviderHost(ServingHost):
             return self.catalog
         if view not in self._catalogs:
             host = self.catalog
-            self._catalogs[view] = Catalog(
+            catalog = self._catalogs[view] = Catalog(
                 view.box, host.server_info, host.ready, view.content, host.opened, host.tasks
             )
+            if catalog.is_ready:
+                catalog.listing()  # as `settle_tools` does
         return self._catalogs[view]
 
     def find_target(self, method: str, params: JsonObject) -> tuple[str, str | None]:

@@ -259,9 +259,14 @@ class Catalog:
             return self._listing
         box = self.box()
         listing = build_listing(box.descriptors(), self.server_info)
-        if self.ready is None or self.ready.is_set():
+        if self.is_ready:
             self._listing, self._listed = listing, box
         return listing
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the box holds all tools."""
+        return self.ready is None or self.ready.is_set()
 
     def may_call(self, name: str) -> bool:
         """Tell whether the box answers a call: it lists the tool, or returns the reason why not."""
