@@ -20,12 +20,12 @@ from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerCon
 from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.config.trust import server_identity
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.events import content_address, deck_digest, deck_text, descriptor_text, parse_descriptor
 from induscode.deck.mcp.store.history import deck_at, read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
+from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
