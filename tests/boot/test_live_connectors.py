@@ -86,3 +86,16 @@ async def test_the_gateway_finds_and_refuses_as_the_connectors_do() -> None:
     assert found[0]["slug"] == "SHOP_LIST_CARTS"
     with pytest.raises(OSError, match="ABSENT"):
         await connectors.execute("ABSENT", {})
+
+
+async def test_the_card_goes_with_the_last_connector_even_while_its_file_is_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await add()
+    async with open_session(Invocation(cwd=str(tmp_path), no_mcp=True, no_addons=True)) as session:
+        assert has_card(session)
+        # As a gateway sees it that looks between the two steps of the removal.
+        monkeypatch.setattr("induscode.connectors.store.os.unlink", lambda _: None)
+        await to_thread.run_sync(store.remove, "shop")
+        assert await session.refresh_connectors() == ["connectors removed: shop"]
+        assert not has_card(session)

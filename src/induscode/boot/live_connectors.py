@@ -46,15 +46,17 @@ class LiveConnectors:
         self._signature: object = self._store.read_signature()
         self.are_present = self._store.has_rows()
         """Whether there may be connectors."""
-        self._known: Mapping[str, object] = self._read_facts() if self.are_present else {}
+        self._known: Mapping[str, object] = {}
+        if self.are_present:
+            self._read_facts()
 
     def refresh(self) -> Sequence[str]:
         """Read the connectors again if their file has changed, and describe what is different. It blocks."""
         signature = self._store.read_signature()
         if signature == self._signature:
             return []
-        before, self._known = self._known, self._read_facts()
-        self._signature, self.are_present = signature, self._store.has_rows()
+        self._signature, before = signature, self._known
+        self._read_facts()
         if self._known == before:
             return []  # only the time of the last comparison is another
         self._gateway = None
@@ -65,10 +67,12 @@ class LiveConnectors:
         }
         return [f"connectors {word}: {', '.join(names)}" for word, names in parts.items() if names]
 
-    def _read_facts(self) -> Mapping[str, object]:
-        """Read what a call depends on, by connector."""
-        rows, _ = self._store.read()
-        return {
+    def _read_facts(self) -> None:
+        """Read the facts that a call depends on, by connector. A damaged file may hold connectors."""
+        rows, is_damaged = self._store.read()
+        # By the rows, not by the file: the last connector is removed before its file is.
+        self.are_present = is_damaged or bool(rows)
+        self._known = {
             name: (row.source, row.base_url, row.auth, row.source_digest, dict(row.digests), row.changed)
             for name, row in rows.items()
         }
