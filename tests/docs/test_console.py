@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]*?) -->\n\n?)?( *)```console\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = {
-    "network": 10,
-    "minutes": 10,
+    "network": 11,
+    "minutes": 11,
     "brokers": 4,
     "authorization server": 2,
     "browser": 2,
@@ -159,6 +159,7 @@ def prepare_list(project: Path) -> None:
 PREPARED = {
     "addons-1": prepare_addon,
     "calls-1": prepare_calls,
+    "getting-started-8": prepare_calls,
     "command-3": prepare_conversation,
     "deck-1": prepare_deck,
     "deck-2": prepare_deck,
