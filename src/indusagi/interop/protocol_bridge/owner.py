@@ -138,7 +138,7 @@ class ServerOwner:
         return is_replaced
 
     async def rest(self) -> bool:
-        """Stop an unused server until its next call, which waits for the process to end; return False if it's in use."""
+        """Stop the server until its next call, which waits for the process to end; return False if it's in use."""
         if self._mailbox or self.waiting is not None or not self.endpoint.is_unused:
             return False
         self._renew_endpoint()

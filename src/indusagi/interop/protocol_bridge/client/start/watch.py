@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _WINDOW_S = 5.0
 """How long before the deadline the process tree is sampled, and by how much the deadline is extended."""
-_SAMPLE_S = 2.0
+_SAMPLE_INTERVAL_S = 2.0
 """How long sampling the process list may take."""
 
 
@@ -100,7 +100,7 @@ class StartWatch:
             size_before, before = await self._sample()
             # A busy machine answers late: the time between the samples stays, and the deadline waits for the verdict.
             second_at = max(due - window_s / 4, loop.time() + window_s / 2)
-            deadline.reschedule(max(due, second_at + _SAMPLE_S))
+            deadline.reschedule(max(due, second_at + _SAMPLE_INTERVAL_S))
             await asyncio.sleep(max(0.0, second_at - loop.time()))
             size, activity = await self._sample()
             if before is None or activity is None:
@@ -118,6 +118,6 @@ class StartWatch:
             return 0, None
         activity = None
         with suppress(TimeoutError):
-            async with asyncio.timeout(_SAMPLE_S):
+            async with asyncio.timeout(_SAMPLE_INTERVAL_S):
                 activity = await process.activity()
         return process.bytes_received, activity
