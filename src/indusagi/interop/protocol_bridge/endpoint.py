@@ -432,9 +432,12 @@ class ServerEndpointImpl:
             ProtocolFault: See `invoke`.
         """
         self._require_ready()
-        if self._watches is not None:
-            with self._translate_errors(FaultSite.CALL, "subscriptions/listen"):
+        try:
+            if self._watches is not None:
                 await self._watches.watch_resource(uri)
+        except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
+            fault = self._to_fault(exc, FaultSite.CALL, "subscriptions/listen")
+            raise fault from fault.cause
 
     async def unwatch_resource(self, uri: str) -> None:
         """Unsubscribe from updates of a resource.
@@ -484,15 +487,19 @@ class ServerEndpointImpl:
             params |= self._ask_for_task(name)
         caller = current_caller.get()
         tasks = None if caller is None else caller.tasks
-        with self._translate_errors(FaultSite.CALL, name), nullcontext() if cancel is None else cancel.guard():
-            with self._measure():
-                result = await session.call("tools/call", params, progress)
-            if result.get("resultType") == "input_required":
-                return RemoteCallResult(())  # the caller's `exchange` holds the request for input
-            if tasks is not None and tasks.created is not None:
-                tasks.server, tasks.completion.is_deferred = self._config.id, True
-                return RemoteCallResult(())  # `tasks` holds the handle
-            return parse_call_result(result, f"server {self._config.id!r}, tool {name!r}")
+        try:
+            with nullcontext() if cancel is None else cancel.guard():
+                with self._measure():
+                    result = await session.call("tools/call", params, progress)
+                if result.get("resultType") == "input_required":
+                    return RemoteCallResult(())  # the caller's `exchange` holds the request for input
+                if tasks is not None and tasks.created is not None:
+                    tasks.server, tasks.completion.is_deferred = self._config.id, True
+                    return RemoteCallResult(())  # `tasks` holds the handle
+                return parse_call_result(result, f"server {self._config.id!r}, tool {name!r}")
+        except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
+            fault = self._to_fault(exc, FaultSite.CALL, name)
+            raise fault from fault.cause
         raise self._build_cancelled(name, cancel)
 
     def _build_cancelled(self, name: str, cancel: CancelToken | None) -> ProtocolFault:
@@ -522,8 +529,11 @@ class ServerEndpointImpl:
         """
         session = self._require_ready()
         progress = None if on_progress is None else partial(_report_progress, on_progress)
-        with self._translate_errors(FaultSite.CALL, method):
+        try:
             return await session.call(method, params or {}, progress)
+        except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
+            fault = self._to_fault(exc, FaultSite.CALL, method)
+            raise fault from fault.cause
 
     async def list_all(self, method: str, key: str) -> Sequence[JsonValue]:
         """Read a list (such as `resources/list`, `resources`) page by page.
@@ -553,14 +563,6 @@ class ServerEndpointImpl:
         began = clock()
         yield
         self._answer_s = clock() - began
-
-    @contextmanager
-    def _translate_errors(self, site: FaultSite, subject: str = "") -> Generator[None]:
-        try:
-            yield
-        except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
-            fault = self._to_fault(exc, site, subject)
-            raise fault from fault.cause
 
     def _to_fault(self, exc: Exception, site: FaultSite, subject: str = "") -> ProtocolFault:
         if isinstance(exc, RequestTimeoutError):

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
@@ -414,26 +414,22 @@ class MountedTool:
         return define_tool(spec)
 
     async def _invoke(self, arguments: JsonObject, ctx: ToolContext) -> RemoteCallResult | ToolResult:
-        """Call the tool once, retrying while its server moves to another node."""
+        """Call the tool once, after starting its server if necessary."""
         ref, fleet = self.remote.ref, self._fleet
-
-        async def send() -> RemoteCallResult | ToolResult:
+        endpoint = fleet.endpoint(ref.server)
+        if endpoint is not None and endpoint.known_tools is None:
+            # The only place that starts a sleeping server for a call, or waits for its start.
+            await fleet.wake(ref.server)
             endpoint = fleet.endpoint(ref.server)
-            if endpoint is not None and endpoint.known_tools is None:
-                # The only place that starts a sleeping server for a call, or waits for its start.
-                await fleet.wake(ref.server)
-                endpoint = fleet.endpoint(ref.server)
-            if endpoint is None:
-                return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
-            if self._check is not None and (refusal := self._check(ref)) is not None:
-                return refusal
-            sent = arguments if self._spelling is None else self._spelling.restore(arguments)
-            return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
-
-        return await send_past_move(send)
+        if endpoint is None:
+            return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
+        if self._check is not None and (refusal := self._check(ref)) is not None:
+            return refusal
+        sent = arguments if self._spelling is None else self._spelling.restore(arguments)
+        return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-        """Call the tool, starting its server if necessary; failures become error results."""
+        """Call the tool, retrying while its server moves to another node; failures become error results."""
         prepared = arguments if is_json_object(arguments) else await self.tool.prepare_call(arguments)
         if isinstance(prepared, ToolResult):
             return prepared
@@ -442,7 +438,7 @@ class MountedTool:
             return ToolResult.stopped(name, ctx.cancel)
         with ctx.cancel.guard():
             try:
-                result = await self._invoke(prepared, ctx)
+                result = await send_past_move(partial(self._invoke, prepared, ctx))
                 if isinstance(result, ToolResult):
                     return result
             except ProtocolFault as fault:

@@ -97,7 +97,7 @@ class TenMinutes:
         self._looks = 0
         # A look takes as long as the machine lets it.
         monkeypatch.setattr(watch, "_WINDOW_S", 100.0)
-        monkeypatch.setattr(watch, "_SAMPLE_INTERVAL_S", 60.0)
+        monkeypatch.setattr(watch, "_SAMPLE_TIMEOUT_S", 60.0)
         look = ChildProcess.activity
 
         async def counted(child: ChildProcess) -> Activity | None:

@@ -22,7 +22,7 @@ from indusagi.interop.protocol_bridge.client.tasks import RELATED_TASK, TaskExch
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
-from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, encode_object
+from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, encode_object, get_object
 from indusagi.runtime.calls import waiting_for_user
 
 if TYPE_CHECKING:
@@ -221,8 +221,8 @@ async def forward_request(method: str, capability: str, params: JsonObject) -> J
 
 def _rename_task(params: JsonObject, caller: Caller) -> JsonObject:
     """Replace the related task's id with the one the client knows, or drop it."""
-    meta = params.get("_meta")
-    if not is_json_object(meta) or RELATED_TASK not in meta:
+    meta = get_object(params, "_meta")
+    if RELATED_TASK not in meta:
         return params
     known = "" if caller.tasks is None else caller.tasks.shown_id
     rest = {key: value for key, value in meta.items() if key != RELATED_TASK}
@@ -231,9 +231,7 @@ def _rename_task(params: JsonObject, caller: Caller) -> JsonObject:
 
 def read_acknowledgement(params: JsonObject) -> tuple[str, JsonObject]:
     """Return which `subscriptions/listen` a modern server acknowledges, and the filter it accepted."""
-    meta, reported = params.get("_meta"), params.get("notifications")
-    request_id = meta.get(SUBSCRIPTION) if is_json_object(meta) else None
-    return str(request_id), reported if is_json_object(reported) else {}
+    return str(get_object(params, "_meta").get(SUBSCRIPTION)), get_object(params, "notifications")
 
 
 def format_log_message(params: JsonObject, most_bytes: int) -> str:

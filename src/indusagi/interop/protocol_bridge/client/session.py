@@ -64,7 +64,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     is_final,
     requires_modern,
 )
-from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, Transport
+from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, Transport, get_object
 from indusagi.runtime.calls import acting_subject, current_requests, current_subject, current_trace, current_wait
 
 Era: TypeAlias = Literal["modern", "legacy"]
@@ -102,16 +102,13 @@ class ServerFacts:
     @property
     def server_info(self) -> JsonObject | None:
         """The server's `Implementation`: `serverInfo`, which revision 2026-07-28 moved to `_meta`."""
-        meta = self.result.get("_meta")
-        modern = meta.get(f"{_META}serverInfo") if is_json_object(meta) else None
-        info = self.result.get("serverInfo", modern)
+        info = self.result.get("serverInfo", get_object(self.result, "_meta").get(f"{_META}serverInfo"))
         return info if is_json_object(info) else None
 
     @property
     def capabilities(self) -> JsonObject:
         """The declared server capabilities."""
-        capabilities = self.result.get("capabilities")
-        return capabilities if isinstance(capabilities, dict) else {}
+        return get_object(self.result, "capabilities")
 
     @property
     def instructions(self) -> str | None:
@@ -121,9 +118,8 @@ class ServerFacts:
 
     def offers(self, subject: str, feature: str | None = None) -> bool:
         """Return whether the server declares a capability such as `tools`, one of its features, or an extension."""
-        extensions = self.capabilities.get("extensions")
-        extension = extensions.get(subject) if isinstance(extensions, dict) else None
-        capability = self.capabilities.get(subject, extension)
+        extensions = get_object(self.capabilities, "extensions")
+        capability = self.capabilities.get(subject, extensions.get(subject))
         return isinstance(capability, dict) and (feature is None or capability.get(feature) is True)
 
 
@@ -155,7 +151,7 @@ class ClientSession:
         """The server's last log messages, one line each."""
         self.makes_core_tasks = False
         """Whether the server turns tool calls into tasks as revision 2025-11-25 defines them."""
-        self._offers_tasks = False
+        self._is_modern = self._offers_tasks = False
         self._limits = limits
         self._handlers = handlers
         self._handlers_by_method = handlers.by_method()
@@ -189,9 +185,10 @@ class ClientSession:
             ConnectionClosedError: The transport ended.
         """
         self.facts = await (self._initialize() if first == "legacy" else self._negotiate())
+        self._is_modern = self.facts.era == "modern"
         self._offers_tasks = self.facts.offers(TASKS)
-        self.makes_core_tasks = not self.is_modern and offers_core_tasks(self.facts.capabilities)
-        if not self.is_modern:
+        self.makes_core_tasks = not self._is_modern and offers_core_tasks(self.facts.capabilities)
+        if not self._is_modern:
             self.connection.notify("notifications/initialized")
         return self.facts
 
@@ -364,11 +361,11 @@ class ClientSession:
                 return result
             result = await self._provide_input(method, sent, result, call, options)
         task = None
-        if method == "tools/call" and (self.is_modern or "task" in params):
-            task = read_created_task(result, is_modern=self.is_modern)
+        if method == "tools/call" and (self._is_modern or "task" in params):
+            task = read_created_task(result, is_modern=self._is_modern)
         if task is not None:
             tasks = None if caller is None else caller.tasks
-            if tasks is None or not tasks.takes(is_modern=self.is_modern):
+            if tasks is None or not tasks.takes(is_modern=self._is_modern):
                 return await self._follow(task, call, options.on_progress)
             tasks.created = task
             return result
@@ -403,7 +400,7 @@ class ClientSession:
         try:
             return await self._tasks.follow(
                 task,
-                is_modern=self.is_modern,
+                is_modern=self._is_modern,
                 limit_s=self._limits.call_hard_s,
                 on_progress=on_progress,
                 cancels=cancels,
@@ -418,10 +415,9 @@ class ClientSession:
         return await self.connection.request(method, self._add_meta(sent), RequestOptions(within_s))
 
     def _declare_tasks(self, params: JsonObject) -> JsonObject:
-        meta = params.get("_meta")
-        own = meta if isinstance(meta, dict) else {}
-        declared = declare_tasks(own.get(CAPABILITIES, self._handlers.capabilities()))
-        return {**params, "_meta": {**own, CAPABILITIES: declared}}
+        meta = get_object(params, "_meta")
+        declared = declare_tasks(meta.get(CAPABILITIES, self._handlers.capabilities()))
+        return {**params, "_meta": {**meta, CAPABILITIES: declared}}
 
     def _add_caller(self, method: str, params: JsonObject, caller: Caller | None) -> JsonObject:
         """Add trace context and the caller's hops, capabilities and input to a request's parameters.
@@ -434,7 +430,7 @@ class ClientSession:
         if caller is None:
             sent: JsonObject = {**params, "_meta": meta} if meta else params
             follows = method == "tools/call" and self._handlers.follow_tasks and self._offers_tasks
-            return self._declare_tasks(sent) if self.is_modern and (follows or about_task) else sent
+            return self._declare_tasks(sent) if self._is_modern and (follows or about_task) else sent
         meta[HOPS] = caller.hops + 1
         if self.describe_caller is not None:
             meta[CALLER] = self.describe_caller(caller)
@@ -458,16 +454,13 @@ class ClientSession:
         """Repeat a request with the requested input until its result is complete."""
         async with _deadline(self._limits.call_hard_s, method):
             for _ in range(INPUT_ROUNDS):
-                requests = result.get("inputRequests")
+                requests = get_object(result, "inputRequests")
                 responses: JsonObject = {}
-                if not isinstance(requests, dict) or not requests:
+                if not requests:
                     await asyncio.sleep(_EMPTY_ROUND_PAUSE_S)
-                    requests = {}
-                for key, value in requests.items():
-                    request = value if isinstance(value, dict) else {}
-                    wanted = request.get("params")
-                    wanted = wanted if isinstance(wanted, dict) else {}
-                    responses[key] = await self._run_handler(str(request.get("method")), wanted)
+                for key in requests:
+                    request = get_object(requests, key)
+                    responses[key] = await self._run_handler(str(request.get("method")), get_object(request, "params"))
                 repeated: JsonObject = {**params, "inputResponses": responses}
                 if "requestState" in result:
                     repeated["requestState"] = result["requestState"]
@@ -553,9 +546,8 @@ class ClientSession:
     def _add_meta(self, params: JsonObject | None) -> JsonObject | None:
         if self.facts is None or self.facts.era == "legacy":
             return params
-        meta = (params or {}).get("_meta")
-        own = meta if isinstance(meta, dict) else {}
-        return {**(params or {}), "_meta": {**self._build_meta(self.facts.version), **own}}
+        params = params or {}
+        return {**params, "_meta": {**self._build_meta(self.facts.version), **get_object(params, "_meta")}}
 
 
 @asynccontextmanager

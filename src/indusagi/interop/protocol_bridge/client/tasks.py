@@ -29,6 +29,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RpcError,
     parse_error,
 )
+from indusagi.interop.protocol_bridge.rpc.transport import get_object
 from indusagi.runtime.calls import CallCompletion
 
 if TYPE_CHECKING:
@@ -115,8 +116,7 @@ def declares_tasks(capabilities: JsonValue) -> bool:
 def declare_tasks(capabilities: JsonValue) -> JsonObject:
     """Add the extension to a client's capabilities."""
     declared = capabilities if is_json_object(capabilities) else {}
-    extensions = declared.get("extensions")
-    return {**declared, "extensions": {**(extensions if is_json_object(extensions) else {}), TASKS: {}}}
+    return {**declared, "extensions": {**get_object(declared, "extensions"), TASKS: {}}}
 
 
 def offers_core_tasks(capabilities: JsonObject) -> bool:
@@ -129,16 +129,13 @@ def offers_core_tasks(capabilities: JsonObject) -> bool:
 
 def read_task_support(definition: JsonObject) -> str:
     """Read whether a 2025-11-25 tool may or must be called as a task."""
-    execution = definition.get("execution")
-    support = execution.get("taskSupport") if is_json_object(execution) else None
+    support = get_object(definition, "execution").get("taskSupport")
     return str(support) if support in {"optional", "required"} else "forbidden"
 
 
 def read_related_task(params: JsonObject) -> str:
     """Read the id of the task a server's message belongs to, or an empty string."""
-    meta = params.get("_meta")
-    related = meta.get(RELATED_TASK) if is_json_object(meta) else None
-    task_id = related.get("taskId") if is_json_object(related) else None
+    task_id = get_object(get_object(params, "_meta"), RELATED_TASK).get("taskId")
     return task_id if isinstance(task_id, str) else ""
 
 
@@ -304,19 +301,16 @@ class _TaskPoll:
 
     async def _answer(self, task: JsonObject) -> None:
         """Answer new input requests. Answers that didn't get through are resent with the next poll."""
-        requests = task.get("inputRequests")
+        requests = get_object(task, "inputRequests")
         responses: JsonObject = {}
-        for key, value in requests.items() if is_json_object(requests) else ():
+        for key in requests:
             if key in self._delivered:
                 continue
             if key not in self._given:
                 if len(self._given) >= _MAX_INPUTS:
                     raise InvalidResponseError(f"its task asked more than {_MAX_INPUTS} questions")
-                request = value if is_json_object(value) else {}
-                params = request.get("params")
-                self._given[key] = await self._run_handler(
-                    str(request.get("method")), params if is_json_object(params) else {}
-                )
+                request = get_object(requests, key)
+                self._given[key] = await self._run_handler(str(request.get("method")), get_object(request, "params"))
             responses[key] = self._given[key]
         if not responses:
             return

@@ -27,6 +27,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_by_id,
     find_response_id,
     find_responses,
+    get_object,
     is_peer_id,
 )
 
@@ -244,9 +245,8 @@ class JsonRpcConnection:
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
         if options.hard_s is not None:
             # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
-            meta = (params or {}).get("_meta")
-            own = meta if isinstance(meta, dict) else {}
-            frame["params"] = {**(params or {}), "_meta": {**own, "progressToken": identity}}
+            params = params or {}
+            frame["params"] = {**params, "_meta": {**get_object(params, "_meta"), "progressToken": identity}}
         elif params is not None:
             frame["params"] = params
         self._pending[identity] = pending
@@ -339,7 +339,9 @@ class JsonRpcConnection:
                     self._settle(identity, InvalidResponseError(f"the answer cannot be read: {exc}"))
                 # A banner without a newline may precede the first response. Accept only responses to pending requests:
                 # a log line may quote any message.
-                elif responses := [row for row in find_responses(data) if self._find(row.get("id")) is not None]:
+                elif responses := [
+                    row for row in find_responses(data) if find_by_id(self._pending, row.get("id")) is not None
+                ]:
                     self.invalid_frames += 1
                     frame = [*responses]
         for message in frame if isinstance(frame, list) and frame else (frame,):
@@ -353,8 +355,7 @@ class JsonRpcConnection:
             return
         method, identity = frame.get("method"), frame.get("id")
         if isinstance(method, str):
-            value = frame.get("params")
-            params = value if isinstance(value, dict) else {}
+            params = get_object(frame, "params")
             if identity is None:
                 self._handle_notification(method, params)
             elif is_peer_id(identity):
@@ -373,7 +374,7 @@ class JsonRpcConnection:
             self.invalid_frames += 1
 
     def _settle(self, identity: JsonValue, outcome: JsonObject | Exception) -> None:
-        pending = self._find(identity)
+        pending = find_by_id(self._pending, identity)
         if pending is None:
             self._on_unmatched(identity, "response")
         elif not pending.response.done():
@@ -383,9 +384,6 @@ class JsonRpcConnection:
             if isinstance(outcome, RpcError) and isinstance(identity, (int, str)):
                 outcome.detail = self.transport.detail(identity)
             pending.response.set_exception(outcome)
-
-    def _find(self, identity: JsonValue) -> PendingRequest | None:
-        return find_by_id(self._pending, identity)
 
     def _handle_notification(self, method: str, params: JsonObject) -> None:
         try:
@@ -405,7 +403,7 @@ class JsonRpcConnection:
 
     def _handle_progress(self, params: JsonObject) -> None:
         # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
-        pending = self._find(params.get("progressToken"))
+        pending = find_by_id(self._pending, params.get("progressToken"))
         if pending is None:
             self._on_unmatched(params.get("progressToken"), "progress")
             if self._on_notify is not None:  # a task outlives the request that created it

@@ -15,7 +15,7 @@ import re
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
 from indusagi.core.invisible import clean_json
-from indusagi.core.json import build_object, is_json_object, refuse_constant
+from indusagi.core.json import build_object, refuse_constant
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
@@ -215,6 +215,12 @@ def find_by_id(table: Mapping[RequestId, T], identity: JsonValue) -> T | None:
     return found
 
 
+def get_object(parent: JsonObject, key: str) -> JsonObject:
+    """Return the object under a key, or an empty one if it's missing or something else."""
+    value = parent.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def find_request_id(frame: JsonObject) -> RequestId | None:
     """Return the id of a request, or `None` for any other frame."""
     identity = frame.get("id")
@@ -228,8 +234,7 @@ def find_cancelled_id(frame: JsonObject) -> RequestId | None:
     """
     if frame.get("method") != "notifications/cancelled":
         return None
-    params = frame.get("params")
-    identity = params.get("requestId") if is_json_object(params) else None
+    identity = get_object(frame, "params").get("requestId")
     return identity if isinstance(identity, (int, str)) else None
 
 
@@ -282,10 +287,8 @@ def decode_frame(line: bytes) -> JsonValue:
 def _check_identities(frame: JsonValue) -> None:
     if not isinstance(frame, dict):
         return
-    value = frame.get("params")
-    params = value if isinstance(value, dict) else {}
-    meta = params.get("_meta")
-    token = meta.get("progressToken") if isinstance(meta, dict) else None
+    params = get_object(frame, "params")
+    token = get_object(params, "_meta").get("progressToken")
     for identity in (frame.get("id"), params.get("requestId"), params.get("progressToken"), token):
         if isinstance(identity, str) and _SURROGATE.search(identity):
             raise ValueError("an id has half of a character")

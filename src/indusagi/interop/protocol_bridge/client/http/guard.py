@@ -12,7 +12,6 @@ import asyncio
 import collections
 import functools
 import json
-import re
 import ssl
 import threading
 import weakref
@@ -38,7 +37,7 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     get_origin,
     is_rpc_error,
 )
-from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand
+from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand, is_valid_header
 from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy
 from indusagi.interop.protocol_bridge.client.http.responses import (
     BLANK_LINE,
@@ -73,9 +72,6 @@ _MAX_FAILURES = 256
 _MAX_ERROR_BODY_BYTES = 64 * 1024
 _CHUNK_BYTES = 64 * 1024
 _tls_lock = threading.Lock()
-# RFC 9110 §5.1 (field names are tokens), §5.5 (field values)
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
 _MAX_POSTS = 64
 """Concurrent notification posts before the next one waits."""
 _POST_WAIT_S = 1.0
@@ -516,7 +512,7 @@ async def open_guarded_client(
     """
     detail = FaultDetail(server=config.id, reason="malformed")
     for name, value in config.headers.items():
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+        if not is_valid_header(name, value):
             message = f"server {config.id!r}: its header {name!r} cannot be sent: check its text"
             raise ProtocolFault("transport", message, detail=detail)
     address = httpx2.URL()
