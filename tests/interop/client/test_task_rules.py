@@ -299,7 +299,7 @@ async def test_questions_of_a_task_are_answered_once() -> None:
 
 
 async def test_a_task_has_so_many_questions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_QUESTIONS", 2)
+    monkeypatch.setattr(module, "_MAX_INPUTS", 2)
     waiting: Any = {"taskId": "t", "status": "input_required", "inputRequests": {"a": {}, "b": {}, "c": {}}}
     server = Server(waiting)
     with pytest.raises(InvalidResponseError, match="more than 2 questions"):

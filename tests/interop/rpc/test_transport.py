@@ -67,7 +67,7 @@ async def test_the_end_lets_writers_go_on() -> None:
 
 
 async def test_a_queue_that_is_full_holds_writers_until_a_frame_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_QUEUE_FRAMES", 2)
+    monkeypatch.setattr(module, "_MAX_QUEUE_FRAMES", 2)
     transport = QueuedTransport()
     transport.send({"n": 1})
     assert transport.writable.is_set()

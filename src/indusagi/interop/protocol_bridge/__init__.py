@@ -1,7 +1,7 @@
-"""Bridge to MCP: tools of MCP servers become tools of the kernel, and a tool box is served to MCP clients.
+"""Bridge to MCP: makes tools of MCP servers available to the kernel, and serves a tool box to MCP clients.
 
-The names are listed in `__init__.pyi`. Each is loaded when it is first used, so a program that only needs a
-configuration or a fault loads no event loop.
+`__init__.pyi` lists the exports. Each one is loaded on first use, so a program that only needs a configuration or a
+fault doesn't load an event loop.
 """
 
 from indusagi.lazy_exports import load_export, read_exports

@@ -1,4 +1,4 @@
-"""Mounted bridge: the tools of a server fleet in a tool box of the kernel."""
+"""Mounted bridge: a fleet's tools in a kernel tool box."""
 
 from __future__ import annotations
 
@@ -45,33 +45,33 @@ async def _refuse(*arguments: object, **options: object) -> NoReturn:
 
 
 def make_inert_context() -> ToolContext:
-    """Make the context of remote tools: no files, no commands, and no output budget but the consumer's."""
+    """Create the context of remote tools: no files, no commands, and no output budget but the consumer's."""
     fs, shell = cast("Fs", UnavailableFs()), cast("Shell", UnavailableShell())
     return ToolContext(cwd="/", fs=fs, shell=shell, cancel=CancelToken(), budget=UNLIMITED)
 
 
 @record
 class MountedProtocolBridge:
-    """The tools of a fleet as they were when it was mounted, and the fleet that runs them."""
+    """A fleet and a snapshot of its tools, taken when it was mounted."""
 
     box: ToolBox
     fleet: ServerFleetImpl
     tools: Sequence[MountedTool]
     notes: Sequence[Note] = ()
-    """What was left out, replaced or renamed, of the configuration and of the tools."""
+    """Omissions, replacements and renames in the configuration and the tools."""
 
     def to_mounted_bridge(self) -> MountedBridge:
-        """Return the type of the contract: fleet, tool box, and the number of tools."""
+        """Convert to the contract's type."""
         return MountedBridge(self.fleet, self.box, len(self.tools))
 
 
 async def mount_protocol_bridge(
     config: BridgeConfig, *, supervision: Supervision | None = None, handlers: Handlers | None = None
 ) -> MountedProtocolBridge:
-    """Connect to the servers of a configuration and make their tools callable.
+    """Connect to the configured servers and make their tools callable.
 
-    Returns when every server is up, has failed, or has passed its deadline; a failed server contributes no tools, and
-    `fleet.status()` has its fault. No behaviour of a server makes this raise.
+    Returns once every server is up, has failed, or has passed its deadline. A failed server contributes no tools;
+    `fleet.status()` has its fault. Misbehaving servers don't make this raise.
     """
     fleet = await start_server_fleet(config, supervision=supervision, handlers=handlers)
     try:
@@ -87,7 +87,7 @@ async def mount_protocol_bridge(
 
 
 async def _list_remote_tools(fleet: ServerFleetImpl) -> tuple[list[RemoteTool], list[Note]]:
-    """List the tools in the order of the configuration, each under a unique name."""
+    """List the tools in configuration order, each with a unique name."""
     remotes: list[RemoteTool] = []
     notes: list[Note] = []
     names: set[str] = set()

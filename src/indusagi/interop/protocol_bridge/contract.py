@@ -1,9 +1,9 @@
-"""Types of the bridge to MCP servers: configurations, limits, faults, phases, tools, results, protocols.
+"""Types of the MCP bridge: configurations, limits, faults, phases, tools, results, protocols.
 
-Every module of the bridge imports them from here. The functions at the end convert content blocks of MCP
-(https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result) into content blocks of the kernel
-and back; nothing is lost. A text block becomes a text block that keeps the other keys of the object. Every other block,
-of a known or unknown type, becomes a JSON block with the object as it came. Nothing in this module does I/O.
+The functions at the end convert MCP content blocks
+(https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result) into kernel content blocks and back
+without loss. A text block becomes a text block that keeps the object's other keys. Every other block, whether its type
+is known or not, becomes a JSON block with the object unchanged. Nothing in this module does I/O.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from indusagi.runtime.contract import (
 if TYPE_CHECKING:
     from indusagi.interop.auth.contract import ServerAuth
 else:
-    # Not loaded here: only servers that are signed in to need it. `typing.get_type_hints` loads it.
+    # Loaded lazily, by `typing.get_type_hints`: only servers with a sign-in need it.
     ServerAuth = ForwardRef("__import__('indusagi.interop.auth.contract', fromlist=['_']).ServerAuth")
 
 QUALIFIER = "__"
-"""Joins a server's id and a tool's name: `github__create_issue`."""
+"""Separates server id and tool name: `github__create_issue`."""
 
 FaultKind: TypeAlias = Literal["transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed"]
 FAULT_KINDS: tuple[FaultKind, ...] = ("transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed")
@@ -59,18 +59,18 @@ FaultReason: TypeAlias = Literal[
     "upstream",
     "version",
 ]
-"""The finer cause of a fault: a closed set."""
+"""Finer cause of a fault; a closed set."""
 CLUSTER_PREFIX = "cluster:"
-"""A command `cluster:NODE/SERVER` names a server that a node of a cluster offers; it is no program."""
+"""The command `cluster:NODE/SERVER` refers to a server on a cluster node, not to a program."""
 LATER_START_S = 10.0
-"""The start limit of a server that was up before, or that is reached over a network."""
+"""Start limit of a remote server, or of one that has been up before."""
 TransportKind: TypeAlias = Literal["stdio", "sse", "streamable_http"]
 TrustState: TypeAlias = Literal["trusted", "untrusted"]
 
 
 @record(kw_only=True)
 class FaultDetail:
-    """What is known about a fault besides its kind; every field may be absent."""
+    """Details of a fault; every field is optional."""
 
     server: str | None = None
     reason: FaultReason | None = None
@@ -80,9 +80,9 @@ class FaultDetail:
     exit_code: int | None = None
     signal: int | None = None
     stderr: tuple[str, ...] = ()
-    """The last lines of the process's standard error."""
+    """Last lines of the process's standard error."""
     stdout: tuple[str, ...] = ()
-    """Lines of its standard output that were not protocol messages."""
+    """Lines of its standard output that weren't protocol messages."""
 
 
 FaultCause: TypeAlias = BaseException
@@ -110,7 +110,7 @@ class ProtocolFault(CoreError):
 
     @property
     def cause(self) -> BaseException | None:
-        """The exception that caused it; the same as `__cause__`."""
+        """The exception behind it; same as `__cause__`."""
         return self.__cause__
 
     def __repr__(self) -> str:
@@ -118,10 +118,10 @@ class ProtocolFault(CoreError):
 
 
 def protocol_fault(kind: FaultKind, message: str, cause: FaultCause | None = None) -> ProtocolFault:
-    """Make a fault without a detail.
+    """Create a fault without details.
 
     Raises:
-        ValueError: The kind is not one of `FAULT_KINDS`.
+        ValueError: `kind` isn't one of `FAULT_KINDS`.
     """
     return ProtocolFault(kind, message, cause)
 
@@ -132,7 +132,7 @@ def is_protocol_fault(value: object) -> TypeGuard[ProtocolFault]:
 
 
 def needs_sign_in(fault: ProtocolFault | None) -> bool:
-    """Return whether a server is not up because a person has to sign in first; then its phase is idle."""
+    """Return whether a server is down (and its phase idle) because the user has to sign in first."""
     return fault is not None and fault.detail.reason == "sign_in"
 
 
@@ -148,53 +148,53 @@ class EndpointPhase(StrEnum):
 
 
 def is_usable_phase(phase: EndpointPhase | str) -> bool:
-    """Return whether tools can be called in a phase, given as a member or by its value.
+    """Return whether tools can be called in a phase (a member or its value).
 
     Raises:
-        ValueError: The phase is unknown.
+        ValueError: Unknown phase.
     """
     return EndpointPhase(phase) is EndpointPhase.READY
 
 
 def is_terminal_phase(phase: EndpointPhase | str) -> bool:
-    """Return whether a phase is the last one of its endpoint.
+    """Return whether a phase is final.
 
     Raises:
-        ValueError: The phase is unknown.
+        ValueError: Unknown phase.
     """
     return EndpointPhase(phase) in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
 
 
 @record(kw_only=True)
 class ServerLimits:
-    """The deadlines and limits of one server."""
+    """Deadlines and limits of one server."""
 
     connect_s: float | None = None
-    """From the start of the process, or the first request, to the end of the handshake. `None`: `StartPolicy` decides,
-    and gives a first start more time."""
+    """From process start (or first request) to the end of the handshake. `None` lets `StartPolicy` decide, which gives
+    a first start more time."""
     probe_s: float = 2.0
-    """How long `server/discover` may stay unanswered before `initialize` is sent too."""
+    """How long to wait for the response to `server/discover` before also sending `initialize`."""
     list_s: float = 10.0
     call_idle_s: float = 60.0
-    """Longest silence during a call; progress restarts it."""
+    """Longest silence during a call; progress resets it."""
     call_hard_s: float = 600.0
     close_s: float = 2.0
-    """For each of: exit at the end of its input, exit at SIGTERM."""
+    """Applies twice: to exit after end of input, then after SIGTERM."""
     frame_bytes: int = 16 * 1024 * 1024
     in_flight: int = 64
     inbound: int = 8
     pages: int = 50
     tools: int = 1_000
     description_chars: int = 2_048
-    """The limit of a description in the model view; 0: none."""
+    """Maximum length of a description in the model view; 0 for no limit."""
     stderr_lines: int = 200
     stderr_line_bytes: int = 500
     relist_gap_s: float = 1.0
-    """The shortest time between two listings that the server requests."""
+    """Minimum time between two listings triggered by the server."""
 
     @property
     def start_s(self) -> float:
-        """The limit of a start that is not the first."""
+        """The limit for every start but the first."""
         return LATER_START_S if self.connect_s is None else self.connect_s
 
 
@@ -210,21 +210,21 @@ def _freeze_filters(config: StdioServerConfig | _RemoteServerConfig) -> None:
 
 @record
 class StdioServerConfig:
-    """A server that runs as a child process, connected by its standard input and output."""
+    """A server that runs as a child process and talks over standard input and output."""
 
     kind: ClassVar[Literal["stdio"]] = "stdio"
     id: str
     command: str
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Added to the variables that every server inherits (see `client.start.environment`)."""
+    """Added to the variables every server inherits (see `client.start.policy`)."""
     cwd: str | None = field(default=None, kw_only=True)
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)
-    """`None`: all."""
+    """`None` for all."""
     exclude_tools: Sequence[str] = field(default=(), kw_only=True)
     replicas: int = field(default=1, kw_only=True)
-    """How many nodes of a cluster run it at once; more than one only for a server without state."""
+    """How many cluster nodes run it at once; only stateless servers may have more than one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(self.args))
@@ -238,12 +238,12 @@ class _RemoteServerConfig:
     url: str
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     proxy: str | None = field(default=None, kw_only=True, repr=False)
-    """Its URL; empty: none; `None`: the one of `HTTPS_PROXY` and the like, if any."""
+    """Proxy URL; empty for none, `None` to use `HTTPS_PROXY` and friends."""
     auth: ServerAuth | None = field(default=None, kw_only=True)
-    """How to sign in when the server wants that; `None`, or a header `Authorization`: not at all."""
+    """How to sign in if the server asks for it. Never, if `None` or if `headers` has `Authorization`."""
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)
-    """`None`: all."""
+    """`None` for all."""
     exclude_tools: Sequence[str] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
@@ -253,14 +253,14 @@ class _RemoteServerConfig:
 
 @record
 class SseServerConfig(_RemoteServerConfig):
-    """A server of the HTTP+SSE transport, which the protocol has deprecated."""
+    """A server with the HTTP+SSE transport, which MCP has deprecated."""
 
     kind: ClassVar[Literal["sse"]] = "sse"
 
 
 @record
 class StreamableHttpServerConfig(_RemoteServerConfig):
-    """A server of the Streamable HTTP transport."""
+    """A server with the Streamable HTTP transport."""
 
     kind: ClassVar[Literal["streamable_http"]] = "streamable_http"
 
@@ -269,13 +269,13 @@ ServerConfig: TypeAlias = StdioServerConfig | SseServerConfig | StreamableHttpSe
 
 
 def find_config_problem(server: object) -> str | None:
-    """Return why a value is not a usable server configuration; `None` if it is."""
+    """Return why a value isn't a usable server configuration, or `None` if it is."""
     if not isinstance(server, (StdioServerConfig, SseServerConfig, StreamableHttpServerConfig)):
         return f"{type(server).__name__} is not the description of a server"
-    if not _is_nonempty(server.id):
+    if not (_is_text(server.id) and server.id):
         return f"its id must be text that is not empty, not {server.id!r}"
     if isinstance(server, StdioServerConfig):
-        if not _is_nonempty(server.command) or not all(map(_is_text, server.args)):
+        if not (_is_text(server.command) and server.command and all(map(_is_text, server.args))):
             return "its command must be text that is not empty, and its arguments text"
     elif not _is_text(server.url) or not server.url.lower().startswith(("http://", "https://")):
         return f"its url must begin with http:// or https://, not {server.url!r}"
@@ -286,13 +286,9 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_nonempty(value: object) -> bool:
-    return isinstance(value, str) and value != ""
-
-
 @record
 class BridgeConfig:
-    """The servers to connect to."""
+    """The configured servers."""
 
     servers: Sequence[ServerConfig] = ()
 
@@ -301,15 +297,15 @@ class BridgeConfig:
 
 
 ItemKind: TypeAlias = Literal["tool", "resource", "template", "prompt", "skill", "instructions", "content"]
-"""What an item of a server is: one of the things it lists, its instructions, or the content of a listed resource."""
+"""Kind of a server's item: something it lists, its instructions, or the content of a listed resource."""
 LISTED_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt", "skill")
-"""The kinds that servers list beside tools."""
+"""Kinds that servers list in addition to tools."""
 ITEM_KINDS: tuple[ItemKind, ...] = ("tool", *LISTED_KINDS, "instructions", "content")
 
 
 @record
 class RemoteToolRef:
-    """One tool or other item of one server: the configured id, and the server's own name or URI for it."""
+    """One tool or other item of one server: the configured server id, and the server's name or URI for the item."""
 
     server: str
     name: str
@@ -317,18 +313,18 @@ class RemoteToolRef:
 
 
 def qualify_tool_name(ref: RemoteToolRef) -> str:
-    """Join server and tool into a name, which is never split again."""
+    """Join server and tool into one name, which is never split again."""
     return f"{ref.server}{QUALIFIER}{ref.name}"
 
 
 @record
 class RemoteTool:
-    """A tool or another item of a server, with its descriptor."""
+    """A tool or another item of a server."""
 
     ref: RemoteToolRef
     descriptor: ToolDescriptor
     raw: JsonObject = field(default_factory=dict[str, "JsonValue"], kw_only=True)
-    """The definition as the server sent it: key order, nulls and vendor keys included."""
+    """The server's definition verbatim: key order, nulls and vendor keys included."""
 
     def __post_init__(self) -> None:
         descriptor, raw = freeze_definition(self.descriptor, self.raw)
@@ -337,7 +333,7 @@ class RemoteTool:
 
 
 def freeze_definition(descriptor: ToolDescriptor, raw: JsonObject) -> tuple[ToolDescriptor, JsonObject]:
-    """Freeze the JSON of a remote tool: nobody changes what was listed, pinned and recorded."""
+    """Freeze a remote tool's JSON, so that it can't change after being listed, pinned and recorded."""
     frozen: JsonObject = freeze_json(raw)
     if isinstance(descriptor.parameters, FrozenDict):
         return descriptor, frozen
@@ -353,7 +349,7 @@ def freeze_definition(descriptor: ToolDescriptor, raw: JsonObject) -> tuple[Tool
 
 @record
 class RemoteCallResult:
-    """The result of a remote call, with its content blocks as they came."""
+    """The result of a remote call, with its content blocks unchanged."""
 
     content: Sequence[JsonValue]
     is_error: bool = False
@@ -367,10 +363,10 @@ class RemoteCallResult:
 
 @record
 class SlowStart:
-    """Why the start of a server takes long, as far as its configuration shows."""
+    """Why a server starts slowly, as far as its configuration shows."""
 
     first: bool
-    """It was never up with this configuration."""
+    """It has never been up with this configuration."""
     package_manager: str | None = None
     """The command that may be downloading its program."""
 
@@ -385,13 +381,13 @@ class EndpointStatus:
     fault: ProtocolFault | None = None
     restarts: int = field(default=0, kw_only=True)
     next_try_s: float | None = field(default=None, kw_only=True)
-    """Seconds until the next start; `None` if none is planned."""
+    """Seconds until the next start, if one is planned."""
     trust: TrustState = field(default="trusted", kw_only=True)
     notes: Sequence[Note] = field(default=(), kw_only=True)
     slow_start: SlowStart | None = field(default=None, kw_only=True)
-    """Set while it starts, after one second."""
+    """Set one second into a start."""
     answer_s: float | None = field(default=None, kw_only=True)
-    """Seconds from the last request for its tools or a call to the response; `None` before the first one."""
+    """Response time of the last tool listing or call, if any."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "phase", EndpointPhase(self.phase))
@@ -401,28 +397,28 @@ FleetStatus: TypeAlias = Mapping[str, EndpointStatus]
 
 
 class ServerEndpoint(Protocol):
-    """A connection to one server. It is opened once; another try needs another endpoint."""
+    """A connection to one server. It opens once; a retry needs a new endpoint."""
 
     @property
     def config(self) -> ServerConfig:
-        """The configuration of the server."""
+        """The server's configuration."""
         ...
 
     @property
     def phase(self) -> EndpointPhase:
-        """The present phase."""
+        """The current phase."""
         ...
 
     async def open(self) -> None:
         """Connect; concurrent callers share one attempt.
 
         Raises:
-            ProtocolFault: It could not be opened, or was closed before.
+            ProtocolFault: It couldn't be opened, or was already closed.
         """
         ...
 
     async def list_tools(self) -> Sequence[RemoteTool]:
-        """List the tools; the list is kept until the server reports a change.
+        """List the tools, cached until the server reports a change.
 
         Raises:
             ProtocolFault: Not ready, or the listing failed.
@@ -432,7 +428,7 @@ class ServerEndpoint(Protocol):
     async def invoke(
         self, name: str, args: JsonValue, *, cancel: CancelToken | None = None, on_progress: ProgressSink | None = None
     ) -> RemoteCallResult:
-        """Call a tool by the server's own name for it.
+        """Call a tool by its name on the server.
 
         Raises:
             ProtocolFault: Not ready, refused, timed out, cancelled, or the connection was lost.
@@ -440,16 +436,16 @@ class ServerEndpoint(Protocol):
         ...
 
     def status(self) -> EndpointStatus:
-        """Return the present state."""
+        """Return the current state."""
         ...
 
     async def close(self) -> None:
-        """End the connection and everything that belongs to it; never raises."""
+        """Close the connection and everything that belongs to it; never raises."""
         ...
 
 
 class ServerFleet(Protocol):
-    """Endpoints by server id, in the order of the configuration; each fails alone."""
+    """Endpoints by server id, in configuration order. Servers fail independently."""
 
     async def spin_up(self) -> None:
         """Start the last configuration again.
@@ -464,11 +460,11 @@ class ServerFleet(Protocol):
         ...
 
     def endpoint(self, server: str) -> ServerEndpoint | None:
-        """Return the endpoint of a server."""
+        """Return a server's endpoint."""
         ...
 
     def endpoints(self) -> Sequence[ServerEndpoint]:
-        """List the present endpoints."""
+        """Return the current endpoints."""
         ...
 
     def status(self) -> FleetStatus:
@@ -486,14 +482,14 @@ class MountedBridge:
 
 
 MountedProtocolBridge: TypeAlias = MountedBridge
-"""The contract's name for the result of a mount; `bridge` has a richer type of this name."""
+"""The contract's name for a mount's result; `bridge` has a richer type of this name."""
 
 
 BLOCK_TYPES = frozenset({"text", "image", "audio", "resource", "resource_link"})
 
 
 def parse_call_result(result: JsonObject, owner: str) -> RemoteCallResult:
-    """Parse the result of `tools/call`; `owner` names the tool in notes about what is odd."""
+    """Parse the result of `tools/call`; notes about oddities name `owner`."""
     content = result.get("content")
     notes: list[Note] = []
     if not isinstance(content, list):
@@ -511,7 +507,7 @@ def parse_call_result(result: JsonObject, owner: str) -> RemoteCallResult:
 
 
 def to_tool_result(result: RemoteCallResult) -> ToolResult:
-    """Convert the result of a remote call into a tool result."""
+    """Convert a remote call's result into a tool result."""
     details: dict[str, JsonValue] = {}
     if result.meta is not None:
         details["_meta"] = result.meta
@@ -522,7 +518,7 @@ def to_tool_result(result: RemoteCallResult) -> ToolResult:
 
 
 def from_block(block: JsonValue) -> ToolContentBlock:
-    """Convert one block of MCP into one of the kernel."""
+    """Convert an MCP block into a kernel block."""
     if isinstance(block, dict) and block.get("type") == "text":
         text = block.get("text")
         if isinstance(text, str):
@@ -534,12 +530,12 @@ def from_block(block: JsonValue) -> ToolContentBlock:
 
 
 def to_blocks(content: Sequence[ToolContentBlock]) -> list[JsonObject]:
-    """Convert blocks of the kernel into blocks of MCP."""
+    """Convert kernel blocks into MCP blocks."""
     return [to_block(block) for block in content]
 
 
 def to_block(block: ToolContentBlock) -> JsonObject:
-    """Convert one block of the kernel into one of MCP; JSON that is not a block becomes text."""
+    """Convert a kernel block into an MCP block; JSON that isn't a block becomes text."""
     if isinstance(block, TextContentBlock):
         return {"type": "text", "text": block.text, **(block.extra or {})}
     if isinstance(block.value, dict):

@@ -1,8 +1,8 @@
 """Server endpoint: one connection to one server, with its phases, tools and calls.
 
-An endpoint is opened once, by a background task that also closes it: the phase is whatever happens to that task.
-Concurrent callers of `open` share one attempt. After its end (closed or faulted) an endpoint keeps its state; another
-try needs another endpoint. An endpoint whose server wants a sign-in ends idle: nothing is broken and nothing retried.
+A single background task opens and closes the connection; the phase mirrors the state of that task. Concurrent callers
+of `open` share one attempt. A closed or faulted endpoint stays that way, so a retry needs a new endpoint. If the server
+wants a sign-in, the endpoint ends idle: nothing is broken and nothing is retried.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ from indusagi.runtime.contract import ProgressSink, ToolProgress
 _log = logging.getLogger(__name__)
 
 EndpointEvent: TypeAlias = Literal["phase", "tools", "items", "slow_start"]
-"""What changed: the phase, the list of tools, another list, or that the start takes long."""
+"""The change: the phase, the list of tools, another list, or a slow start."""
 OnEvent: TypeAlias = Callable[[EndpointEvent], None]
 BeforeList: TypeAlias = Callable[[str, ItemKind], Awaitable[None]]
-"""Awaited with a server's id when it has answered with a list, before anybody sees the list."""
+"""Awaited with the server's id after it answered with a list, before the list becomes visible."""
 
 
 def create_server_endpoint(
@@ -75,11 +75,11 @@ def create_server_endpoint(
     policy: StartPolicy | None = None,
     history: StartHistory | None = None,
 ) -> ServerEndpointImpl:
-    """Make an endpoint that is not yet open.
+    """Create an endpoint; it isn't open yet.
 
-    A `session_factory` replaces the configuration's transport: its context manager yields the connection. One end of a
-    `linked_pair`, or a pair of streams, may be given as it is (see `InjectedTransport`). The `policy` says how long a
-    start may take, the `history` whether it is the first one.
+    A `session_factory` replaces the configured transport: its context manager yields the connection. It may also be one
+    end of a `linked_pair`, or a pair of streams (see `InjectedTransport`). `policy` limits the duration of a start;
+    `history` knows whether it's the first one.
     """
     return ServerEndpointImpl(
         config, session_factory, handlers=handlers, on_event=on_event, policy=policy, history=history
@@ -122,10 +122,10 @@ class ServerEndpointImpl:
         self._listing = asyncio.Lock()
         self._task = BackgroundTask(f"endpoint {config.id}", self._finish)
         self._opened: Attempt[None] | None = None
-        """Settles when the endpoint is ready or has failed."""
+        """Settles once the endpoint is ready or has failed."""
         self._stop = asyncio.Event()
         self._watches: ServerWatches | None = None
-        """What the server reports, while it is ready."""
+        """Subscriptions to resources and tasks, while ready."""
         self._answer_s: float | None = None
         self._log_messages: Sequence[str] = ()
 
@@ -133,34 +133,34 @@ class ServerEndpointImpl:
 
     @property
     def config(self) -> ServerConfig:
-        """The configuration of the server."""
+        """The server's configuration."""
         return self._config
 
     @property
     def phase(self) -> EndpointPhase:
-        """The present phase."""
+        """The current phase."""
         return self._phase
 
     @property
     def facts(self) -> ServerFacts | None:
-        """What the server said about itself; `None` before the handshake and after the end."""
+        """The server's declarations; `None` before the handshake and after the end."""
         return None if self._session is None else self._session.facts
 
     @property
     def known_tools(self) -> Sequence[RemoteTool] | None:
-        """The last list of tools; `None` before the first one."""
+        """The last list of tools, or `None` before the first one."""
         return self._items.get("tool")
 
     def known_items(self, kind: ItemKind) -> Sequence[RemoteTool] | None:
-        """Return the last list of a kind; `None` before the first one."""
+        """Return the last list of a kind, or `None` before the first one."""
         return self._items.get(kind)
 
     def ttl_ms(self, kind: ItemKind) -> int:
-        """Return how long the last list of a kind may be cached, by the server's hint; 0 without one."""
+        """Return the cache lifetime of the last list of a kind, from the server's hint; 0 without one."""
         return 0 if self._session is None else self._session.ttl_ms.get(ITEM_LISTS[kind].method, 0)
 
     def status(self) -> EndpointStatus:
-        """Return the present state, with everything noted about the server."""
+        """Return the current state, with all notes about the server."""
         session, owner = self._session, f"server {self._config.id!r}"
         notes = (*self._notes, *(note for own in self._item_notes.values() for note in own))
         if session is not None:
@@ -181,7 +181,7 @@ class ServerEndpointImpl:
         )
 
     def read_log(self) -> Sequence[str]:
-        """Return the last lines of standard error, then the last log messages; each kind in its order."""
+        """Return the last lines of standard error, followed by the last log messages."""
         lines = () if self._process is None else self._process.read_stderr()
         return (*(f"stderr: {line}" for line in lines), *self._log_messages)
 
@@ -190,7 +190,7 @@ class ServerEndpointImpl:
         return None if self._start_watch is None else self._start_watch.process
 
     async def cpu_demand(self) -> CpuDemand | None:
-        """Return the CPU demand of the server's processes; `None` if unknown."""
+        """Return the CPU demand of the server's processes, if known."""
         return None if self._process is None else await self._process.cpu_demand()
 
     # -- opening and closing ----------------------------------------------------------------
@@ -199,7 +199,7 @@ class ServerEndpointImpl:
         """Connect; concurrent callers share one attempt.
 
         Raises:
-            ProtocolFault: It could not be opened, or was closed before.
+            ProtocolFault: It couldn't be opened, or was already closed.
         """
         if self._phase is EndpointPhase.IDLE and not self._task.started:
             self._opened = Attempt[None]()
@@ -212,7 +212,7 @@ class ServerEndpointImpl:
         self._require_ready()
 
     async def close(self) -> None:
-        """End the connection and everything that belongs to it; never raises."""
+        """Close the connection and everything that belongs to it; never raises."""
         self._stop.set()
         if not self._task.started:
             if not is_terminal_phase(self._phase):
@@ -224,7 +224,7 @@ class ServerEndpointImpl:
 
     @property
     def is_unused(self) -> bool:
-        """Whether it is ready, no call of it runs, and none of its resources and tasks is watched."""
+        """Whether it's ready, with no running call and no watched resource or task."""
         is_watched = self._watches is not None and not self._watches.is_empty
         return self._session is not None and not self._session.calls.is_used and not is_watched
 
@@ -233,7 +233,7 @@ class ServerEndpointImpl:
         await self._task.wait()
 
     async def _run(self, opened: Attempt[None]) -> None:
-        """Open, hold and close the connection; the only code that does."""
+        """Open, hold and close the connection. Nothing else does."""
         try:
             seen_up = self._history.was_up(self._config) or self._session_factory is not None
             allowance = self._policy.allow(self._config, seen_up=seen_up)
@@ -247,7 +247,7 @@ class ServerEndpointImpl:
                 self._session, self._log_messages = session, session.log
                 self._enter(EndpointPhase.READY)
                 opened.settle(None)
-                # The phase changes before any caller learns that its call is lost.
+                # Change the phase before any caller learns that its call is lost.
                 session.connection.ended.add_done_callback(lambda ended: self._lose_connection(ended.result()))
                 await self._serve(session)
                 if self._phase is EndpointPhase.READY:
@@ -259,7 +259,7 @@ class ServerEndpointImpl:
                 self._history.record_timeout(self._config)
 
     def _finish(self) -> None:
-        """Enter the last phase; runs when the task has ended, even if that was cancelled before its first step."""
+        """Enter the final phase; runs when the task ends, even if it's cancelled before its first step."""
         self._session = None
         if self._task.was_cancelled and not self._stop.is_set():
             detail = FaultDetail(server=self._config.id, reason="cancelled")
@@ -276,7 +276,7 @@ class ServerEndpointImpl:
             self._enter(EndpointPhase.FAULTED)
 
     async def _serve(self, session: ClientSession) -> None:
-        """Follow changes and check health until `close` is called or the connection ends."""
+        """Watch for changes and check health until `close` is called or the connection ends."""
         async with asyncio.TaskGroup() as tasks:
             helpers = [tasks.create_task(self._lists.run())]
             if self._config.kind == "stdio" and self._session_factory is None:
@@ -296,12 +296,12 @@ class ServerEndpointImpl:
                     task.cancel()
 
     async def _check_health(self, session: ClientSession) -> None:
-        """After a request that timed out, check whether the process responds at all.
+        """After each request timeout, check whether the process responds at all.
 
-        The legacy protocol has `ping` for it
-        (https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/ping); every modern server answers
-        `server/discover`. A server that sends nothing for as long as a call may be idle is given up, and supervision
-        starts another.
+        The legacy protocol has `ping` for this
+        (https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/ping); modern servers answer
+        `server/discover`. If the server sends nothing for the idle limit of a call, end the connection, so that
+        supervision restarts it.
         """
         idle_s, connection = self._config.limits.call_idle_s, session.connection
         while True:
@@ -315,7 +315,7 @@ class ServerEndpointImpl:
                     detail = FaultDetail(server=self._config.id, reason="closed")
                     connection.end(TransportEnd(f"answers nothing any more: no word from it in {idle_s:g} s", detail))
                     return
-            except Exception as exc:  # noqa: BLE001 — boundary: any response shows life, an error too
+            except Exception as exc:  # noqa: BLE001 — boundary: any response shows life, even an error
                 _log.debug("server %r answered a check with: %s", self._config.id, exc)
 
     def _enter(self, phase: EndpointPhase) -> None:
@@ -330,7 +330,7 @@ class ServerEndpointImpl:
     # -- tools ------------------------------------------------------------------------------
 
     async def list_tools(self) -> Sequence[RemoteTool]:
-        """List the tools; the list is kept until the server reports a change.
+        """List the tools, cached until the server reports a change.
 
         Raises:
             ProtocolFault: Not ready, or the listing failed.
@@ -338,9 +338,9 @@ class ServerEndpointImpl:
         return await self.list_items("tool")
 
     async def list_items(self, kind: ItemKind) -> Sequence[RemoteTool]:
-        """List the items of one kind; the list is kept until the server reports a change.
+        """List the items of one kind, cached until the server reports a change.
 
-        A server that does not declare the capability has none.
+        Empty if the server doesn't declare the capability.
 
         Raises:
             ProtocolFault: Not ready, or the listing failed.
@@ -352,7 +352,7 @@ class ServerEndpointImpl:
                 try:
                     await self._list(session, kind)
                 except ProtocolFault as fault:
-                    if kind != "tool" and is_transient(fault):  # the owner of the endpoint asks for its tools again
+                    if kind != "tool" and is_transient(fault):  # for tools, the endpoint's owner retries
                         self._lists.note((kind,))
                     raise
             return self._items[kind]
@@ -367,7 +367,7 @@ class ServerEndpointImpl:
         listed = ITEM_LISTS[kind]
         is_offered = facts is None or facts.offers(listed.capability)
         if kind == "tool":
-            # A server that declares other capabilities only has no tools.
+            # A server that declares only other capabilities has no tools.
             is_offered = is_offered or not (facts and facts.capabilities)
         try:
             with self._measure() if kind == "tool" and is_offered else nullcontext():
@@ -377,7 +377,7 @@ class ServerEndpointImpl:
             if kind == "tool":
                 self._listing_fault = fault
             elif fault.detail.rpc_code == METHOD_NOT_FOUND:
-                self._items[kind] = ()  # some servers declare resources and know no templates
+                self._items[kind] = ()  # some servers declare resources but don't know templates
                 return
             else:
                 self._item_notes[kind] = (Note(f"server {config.id!r}", f"its {kind}s cannot be listed: {fault}"),)
@@ -404,7 +404,7 @@ class ServerEndpointImpl:
                 await self._list(session, kind)
 
     async def _listen(self, session: ClientSession, changes: Mapping[str, JsonValue]) -> None:
-        """Subscribe to changes of a modern server; after each gap everything is listed again."""
+        """Subscribe to a modern server's list changes; relist everything after each gap."""
 
         async def listen(on_acknowledged: Callable[[JsonObject], None]) -> None:
             await session.listen(on_acknowledged, **changes)
@@ -413,45 +413,43 @@ class ServerEndpointImpl:
             await keep_listening(listen, self._config.limits, self._lists.note_gap)
         except ConnectionClosedError:
             return  # the status has the fault
-        except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it declared
+        except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse a feature it declared
             text = f"it does not tell when its lists change: {describe_error(exc)}"
             self._notes = (*self._notes, Note(f"server {self._config.id!r}", text))
 
     def _read_again(self) -> None:
-        """List and read everything again: the server's notifications had a gap."""
+        """Relist and reread everything after a gap in the notifications."""
         self._lists.note_gap()
         if self._watches is not None:
             self._watches.read_again()
 
-    # -- updates of resources ---------------------------------------------------------------
+    # -- watches ----------------------------------------------------------------------------
 
     async def watch_resource(self, uri: str) -> None:
-        """Have the server report updates of a resource (`notifications/resources/updated`).
+        """Subscribe to updates of a resource (`notifications/resources/updated`).
 
         Raises:
-            ProtocolFault: As for `invoke`.
+            ProtocolFault: See `invoke`.
         """
         self._require_ready()
         try:
             if self._watches is not None:
                 await self._watches.watch_resource(uri)
-        except ProtocolFault:
-            raise
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, "subscriptions/listen")
             raise fault from fault.cause
 
     async def unwatch_resource(self, uri: str) -> None:
-        """Have the server report no further updates of a resource.
+        """Unsubscribe from updates of a resource.
 
         Raises:
-            ProtocolFault: As for `invoke`.
+            ProtocolFault: See `invoke`.
         """
         if self._watches is not None and self._phase is EndpointPhase.READY:
             await self._watches.unwatch_resource(uri)
 
     async def watch_task(self, task_id: str) -> None:
-        """Have a modern server report changes of a task (`notifications/tasks`); a legacy one does so unasked.
+        """Subscribe to changes of a modern server's task (`notifications/tasks`); legacy servers send them unasked.
 
         Raises:
             ProtocolFault: Not ready.
@@ -461,7 +459,7 @@ class ServerEndpointImpl:
             self._watches.watch_task(task_id)
 
     def unwatch_task(self, task_id: str) -> None:
-        """Have the server report no further changes of a task."""
+        """Unsubscribe from changes of a task."""
         if self._watches is not None:
             self._watches.unwatch_task(task_id)
 
@@ -470,7 +468,7 @@ class ServerEndpointImpl:
     async def invoke(
         self, name: str, args: JsonValue, *, cancel: CancelToken | None = None, on_progress: ProgressSink | None = None
     ) -> RemoteCallResult:
-        """Call a tool by the server's own name for it.
+        """Call a tool by its name on the server.
 
         Raises:
             ProtocolFault: Not ready, refused, timed out, cancelled, or the connection was lost.
@@ -494,10 +492,10 @@ class ServerEndpointImpl:
                 with self._measure():
                     result = await session.call("tools/call", params, progress)
                 if result.get("resultType") == "input_required":
-                    return RemoteCallResult(())  # the caller's `exchange` has it
+                    return RemoteCallResult(())  # the caller's `exchange` holds the request for input
                 if tasks is not None and tasks.created is not None:
                     tasks.server, tasks.completion.is_deferred = self._config.id, True
-                    return RemoteCallResult(())  # the handle is for the caller
+                    return RemoteCallResult(())  # `tasks` holds the handle
                 return parse_call_result(result, f"server {self._config.id!r}, tool {name!r}")
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, name)
@@ -510,7 +508,7 @@ class ServerEndpointImpl:
         return ProtocolFault("tool_error", message, detail=FaultDetail(server=self._config.id, reason="cancelled"))
 
     def _ask_for_task(self, name: str) -> JsonObject:
-        """Return the parameter that makes a task of a call, where a tool of a legacy server or the caller wants one."""
+        """Return the parameter that turns a call to a legacy server into a task, if tool or caller want one."""
         support = next((read_task_support(one.raw) for one in self._items.get("tool", ()) if one.ref.name == name), "")
         caller = current_caller.get()
         wanted = None if caller is None or caller.tasks is None else caller.tasks.core
@@ -522,26 +520,26 @@ class ServerEndpointImpl:
     async def request(
         self, method: str, params: JsonObject | None = None, *, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Send any other request (resources, prompts, completion, tasks, …), as plain JSON.
+        """Send any other request (resources, prompts, completion, tasks, …) as plain JSON.
 
-        `tasks/result` waits for the result of a task, in both eras.
+        `tasks/result` waits for a task's result in both eras.
 
         Raises:
-            ProtocolFault: As for `invoke`.
+            ProtocolFault: See `invoke`.
         """
         session = self._require_ready()
+        progress = None if on_progress is None else partial(_report_progress, on_progress)
         try:
-            progress = None if on_progress is None else partial(_report_progress, on_progress)
             return await session.call(method, params or {}, progress)
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, method)
             raise fault from fault.cause
 
     async def list_all(self, method: str, key: str) -> Sequence[JsonValue]:
-        """Read a list of the server (`resources/list`, `resources`) page by page.
+        """Read a list (such as `resources/list`, `resources`) page by page.
 
         Raises:
-            ProtocolFault: As for `list_tools`.
+            ProtocolFault: See `list_tools`.
         """
         session = self._require_ready()
         try:
@@ -560,7 +558,7 @@ class ServerEndpointImpl:
 
     @contextmanager
     def _measure(self) -> Generator[None]:
-        """Measure how long the server takes to respond inside the block; a failure is not measured."""
+        """Record the response time of the block, unless it fails."""
         clock = asyncio.get_running_loop().time
         began = clock()
         yield

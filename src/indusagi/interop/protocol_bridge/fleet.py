@@ -1,8 +1,8 @@
-"""Server fleet: several servers started together, each failing alone and restarted when it fails, and their tools.
+"""Server fleet: servers that start together, fail independently and restart on failure, and their tools.
 
 Every endpoint is registered before the first one connects, so the status covers servers that never come up. Each id has
-a `ServerOwner`, which starts, restarts and ends its server. The endpoint under an id therefore changes: look it up for
-each use.
+a `ServerOwner` that starts, restarts and ends its server. This changes the endpoint under an id, so look it up for each
+use.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
@@ -54,16 +54,16 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MOVE_S = 60.0
-"""How long calls wait for a server that is moved to another node."""
+"""How long calls wait while a server moves to another node."""
 _MOVE_PAUSE_S = 0.05
 
 CallCheck: TypeAlias = Callable[[RemoteToolRef], ToolResult | None]
-"""Runs before each call, when its server is up; a result that it returns replaces the call."""
+"""Runs before each call once its server is up; a returned result replaces the call."""
 
 
 @record
 class FleetEvent:
-    """A change of one server: its phase, its tools, or that its start takes long."""
+    """A change of one server."""
 
     server: str
     event: EndpointEvent
@@ -80,10 +80,10 @@ async def start_server_fleet(
     history: StartHistory | None = None,
     on_event: Callable[[FleetEvent], None] | None = None,
 ) -> ServerFleetImpl:
-    """Connect to every server of a configuration, and return when each is up or has failed.
+    """Connect to every configured server; return once each is up or has failed.
 
-    Servers in `waiting` are registered and not started. The `policy` says how long a start may take, the `history`
-    which starts are first ones; `on_event` receives the events meanwhile.
+    Servers in `waiting` are registered but not started. `policy` limits the duration of starts, `history` knows which
+    starts are first ones, and `on_event` receives the events of the starts, too.
     """
     fleet = ServerFleetImpl(supervision=supervision, handlers=handlers, policy=policy, history=history)
     if on_event is not None:
@@ -108,11 +108,11 @@ class ServerFleetImpl:
         before_list: BeforeList | None = None,
     ) -> None:
         self.history = PROCESS_HISTORY if history is None else history
-        """Which configurations were up before: their starts have a short limit."""
+        """Configurations that have been up before, whose starts get a short limit."""
         self._policy = policy or StartPolicy()
         self._pacer = pacer or StartPacer()
         self._kinds = tuple(kinds)
-        """What is listed after the tools whenever a server comes up."""
+        """Kinds to list after the tools whenever a server comes up."""
         self._open_session = open_session
         self._before_list = before_list
         self._supervision = supervision or Supervision()
@@ -121,30 +121,30 @@ class ServerFleetImpl:
         self._waiting: dict[str, Waiting] = {}
         self._owners: dict[str, ServerOwner] = {}
         self._is_down = False
-        """Whether the servers are being closed, or were: nothing starts until the next `start`."""
+        """Whether the servers are closing or closed: nothing starts until the next `start`."""
         self._epoch = 0
-        """Counts starts and ends: a start that's overtaken by a later one leaves off."""
+        """Counts starts and ends, so that a start notices when a later one overtakes it."""
         self._notes: tuple[Note, ...] = ()
         self.leases = ServerLeases()
-        """The servers that sub-agents use."""
+        """Servers in use by sub-agents."""
         self._listeners: list[Callable[[FleetEvent], None]] = []
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What was left out of the configuration."""
+        """Problems of the configuration."""
         return self._notes
 
     async def start(self, config: BridgeConfig, *, waiting: Mapping[str, Waiting] | None = None) -> None:
-        """Connect to the servers of a configuration, in place of the present ones.
+        """Connect to the configured servers, replacing the current ones.
 
-        Servers in `waiting` are registered and not started. Notes name invalid servers, and duplicate ids, of which
-        the last counts.
+        Servers in `waiting` are registered but not started. Invalid servers are left out; of a duplicate id, the last
+        one counts. Notes report both.
         """
         self._epoch += 1
         epoch = self._epoch
         await self._close_owners()
         if epoch != self._epoch:
-            return  # it was torn down, or started with another configuration, meanwhile
+            return  # torn down or restarted while waiting
         self._config, self._waiting = config, dict(waiting or {})
         usable: list[ServerConfig] = []
         notes: list[Note] = []
@@ -189,31 +189,30 @@ class ServerFleetImpl:
         return owner
 
     async def wake(self, server: str, *, urgent: bool = True) -> None:
-        """Start a sleeping server, and wait until it is up or has failed.
+        """Start a sleeping server and wait until it's up or has failed.
 
-        A server that is already starting is waited for; an untrusted one stays as it is. One that waits for a sign-in
-        is tried once more. Unless it is `urgent`, the start waits for a free core. No other server is started or
-        waited for.
+        If it's already starting, wait for that; if it waits for a sign-in, try once more; if it's untrusted, do
+        nothing. Unless it's `urgent`, the start waits for a free core. Other servers aren't affected.
 
         Raises:
-            ProtocolFault: The id is unknown.
+            ProtocolFault: Unknown id.
         """
         await self._require(server).start(urgent=urgent)
 
     def is_starting(self, server: str) -> bool:
-        """Return whether a server was started, and has neither listed its tools nor failed yet."""
+        """Return whether a server has started but neither listed its tools nor failed yet."""
         return server in self._owners and self._owners[server].is_starting
 
     async def wait_listed(self, server: str) -> None:
-        """Wait until a server that was started has listed everything that is listed, or has failed.
+        """Wait until a started server has listed everything or has failed.
 
         Raises:
-            ProtocolFault: The id is unknown.
+            ProtocolFault: Unknown id.
         """
         await self._require(server).wait_listed()
 
     async def add(self, server: ServerConfig, *, waiting: Waiting | None = None) -> None:
-        """Add a server, in place of one with the same id, and wait as `start` does.
+        """Add a server, replacing one with the same id, and wait as `start` does.
 
         Raises:
             ProtocolFault: The fleet was torn down.
@@ -223,7 +222,7 @@ class ServerFleetImpl:
                 return
             if self._is_down:
                 break
-            if self._owners.get(server.id) is present:  # it was removed
+            if self._owners.get(server.id) is present:  # removed
                 del self._owners[server.id]
         if self._is_down:
             raise ProtocolFault("not_connected", f"server {server.id!r} was not added: the fleet was shut down")
@@ -233,10 +232,10 @@ class ServerFleetImpl:
             await owner.wait_up()
 
     async def remove(self, server: str) -> None:
-        """Close a server and forget it.
+        """Close and forget a server.
 
         Raises:
-            ProtocolFault: The id is unknown.
+            ProtocolFault: Unknown id.
         """
         owner = self._require(server)
         try:
@@ -256,7 +255,7 @@ class ServerFleetImpl:
         await self.start(self._config, waiting=self._waiting)
 
     async def tear_down(self) -> None:
-        """Close all servers concurrently, within the limits of each; never raises."""
+        """Close all servers concurrently, each within its limits; never raises."""
         self._epoch += 1
         await self._close_owners()
 
@@ -273,28 +272,28 @@ class ServerFleetImpl:
         await closer.join()
 
     def endpoint(self, server: str) -> ServerEndpointImpl | None:
-        """Return the present endpoint of a server."""
+        """Return a server's current endpoint."""
         owner = self._owners.get(server)
         return None if owner is None else owner.endpoint
 
     def endpoints(self) -> Sequence[ServerEndpointImpl]:
-        """List the present endpoints, in the order of the configuration."""
+        """Return the current endpoints, in configuration order."""
         return tuple(owner.endpoint for owner in self._owners.values())
 
     def status(self) -> FleetStatus:
-        """Return the state of every server, in the order of the configuration."""
+        """Return the state of every server, in configuration order."""
         return MappingProxyType({identity: owner.status() for identity, owner in self._owners.items()})
 
     def status_of(self, server: str) -> EndpointStatus | None:
-        """Return the state of one server; None if there's no such server."""
+        """Return the state of one server, or `None` for an unknown id."""
         owner = self._owners.get(server)
         return None if owner is None else owner.status()
 
     async def restart(self, server: str) -> None:
-        """Restart a server at once, whatever the rules of supervision say, and wait until it is up or has failed.
+        """Restart a server at once, bypassing supervision, and wait until it's up or has failed.
 
         Raises:
-            ProtocolFault: The id is unknown, or the server needs consent.
+            ProtocolFault: Unknown id, or the server needs consent.
         """
         owner = self._require(server)
         if owner.waiting == "untrusted":
@@ -307,20 +306,20 @@ class ServerFleetImpl:
             raise ProtocolFault("not_connected", message, detail=FaultDetail(server=server))
 
     def read_log(self, server: str) -> Sequence[str]:
-        """Return what a server has written to standard error and sent as log messages, also before its restarts.
+        """Return a server's standard error and log messages, including those from before its restarts.
 
         Raises:
-            ProtocolFault: The id is unknown.
+            ProtocolFault: Unknown id.
         """
         return self._require(server).read_log()
 
     async def rest(self, server: str) -> bool:
-        """Stop a server until its next call; return whether it was unused.
+        """Stop an unused server until its next call; return whether it was unused.
 
-        Calls that come meanwhile wait for the end of its process, and start it again.
+        Calls that arrive while its process ends wait for that, then start it again.
 
         Raises:
-            ProtocolFault: The id is unknown.
+            ProtocolFault: Unknown id.
         """
         owner = self._require(server)
         return not self.leases.find_holders(server) and await owner.rest()
@@ -329,12 +328,12 @@ class ServerFleetImpl:
         """Close one server and leave it closed.
 
         Raises:
-            ProtocolFault: The id is unknown.
+            ProtocolFault: Unknown id.
         """
         await self._require(server).stop()
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
-        """Call a listener at every change, in the event loop; returns a function that unsubscribes it."""
+        """Call `listener` on every change, in the event loop; return a function to unsubscribe."""
         self._listeners.append(listener)
 
         def unsubscribe() -> None:
@@ -350,7 +349,7 @@ class ServerFleetImpl:
         for listener in tuple(self._listeners):
             try:
                 listener(fleet_event)
-            except Exception:  # noqa: BLE001 — boundary: a listener's defect is not the server's
+            except Exception:  # noqa: BLE001 — boundary: a broken listener isn't the server's fault
                 _log.exception("a listener of the fleet failed")
 
     def _require(self, server: str) -> ServerOwner:
@@ -364,7 +363,7 @@ class ServerFleetImpl:
 
 
 async def send_past_move(send: Callable[[], Awaitable[T]]) -> T:
-    """Send a request; one that was refused because its server moves to another node is sent again, within a minute."""
+    """Send a request, retrying for up to a minute while its server moves to another node."""
     loop = asyncio.get_running_loop()
     give_up_at = loop.time() + _MOVE_S
     while True:
@@ -379,21 +378,20 @@ async def send_past_move(send: Callable[[], Awaitable[T]]) -> T:
 class MountedTool:
     """A remote tool that can be called like any other.
 
-    It carries its reference (server, tool). Each call looks up the endpoint that the fleet has for that server at the
-    moment, so the tool works again after its server was restarted.
+    It holds a reference (server, tool) and looks up the server's endpoint for each call, so it survives restarts.
     """
 
     def __init__(self, fleet: ServerFleetImpl, remote: RemoteTool, check: CallCheck | None = None) -> None:
         self.remote = remote
         self._fleet = fleet
         self._check = check
-        # A definition that models see as it came has no other spelling.
+        # Models see this definition verbatim, so names aren't respelled.
         is_verbatim = remote.descriptor.definition is remote.raw
         self._spelling = None if is_verbatim else ArgumentSpelling(remote.raw.get("inputSchema"))
 
     @property
     def ref(self) -> RemoteToolRef:
-        """The server's id and the tool's own name."""
+        """The server's id and its name for the tool."""
         return self.remote.ref
 
     @cached_property
@@ -408,7 +406,7 @@ class MountedTool:
             title=descriptor.title,
             annotations=descriptor.annotations or {},
             output_schema=descriptor.output_schema,
-            # The server checks them against its own schema; the model has seen a wider view.
+            # The server checks arguments against its schema; the model has seen a wider view.
             check_arguments=False,
             foreign=True,
             definition=descriptor.definition,
@@ -416,26 +414,22 @@ class MountedTool:
         return define_tool(spec)
 
     async def _invoke(self, arguments: JsonObject, ctx: ToolContext) -> RemoteCallResult | ToolResult:
-        """Call the tool once; a call that was refused because its server moves to another node is sent again."""
+        """Call the tool once, after starting its server if necessary."""
         ref, fleet = self.remote.ref, self._fleet
-
-        async def send() -> RemoteCallResult | ToolResult:
+        endpoint = fleet.endpoint(ref.server)
+        if endpoint is not None and endpoint.known_tools is None:
+            # The only place that starts a sleeping server for a call, or waits for its start.
+            await fleet.wake(ref.server)
             endpoint = fleet.endpoint(ref.server)
-            if endpoint is not None and endpoint.known_tools is None:
-                # The one place that starts a sleeping server for a call, or waits while it starts.
-                await fleet.wake(ref.server)
-                endpoint = fleet.endpoint(ref.server)
-            if endpoint is None:
-                return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
-            if self._check is not None and (refusal := self._check(ref)) is not None:
-                return refusal
-            sent = arguments if self._spelling is None else self._spelling.restore(arguments)
-            return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
-
-        return await send_past_move(send)
+        if endpoint is None:
+            return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
+        if self._check is not None and (refusal := self._check(ref)) is not None:
+            return refusal
+        sent = arguments if self._spelling is None else self._spelling.restore(arguments)
+        return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-        """Call the tool on its server, which is started first if it is asleep; a failure is an error result."""
+        """Call the tool, retrying while its server moves to another node; failures become error results."""
         prepared = arguments if is_json_object(arguments) else await self.tool.prepare_call(arguments)
         if isinstance(prepared, ToolResult):
             return prepared
@@ -444,7 +438,7 @@ class MountedTool:
             return ToolResult.stopped(name, ctx.cancel)
         with ctx.cancel.guard():
             try:
-                result = await self._invoke(prepared, ctx)
+                result = await send_past_move(partial(self._invoke, prepared, ctx))
                 if isinstance(result, ToolResult):
                     return result
             except ProtocolFault as fault:

@@ -1,9 +1,9 @@
 """Server owner: everything that starts or ends one server goes through one mailbox.
 
-An owner belongs to a server id for as long as the fleet knows that id. Its commands (start, stop, restart, replace,
-rest, close) run one after the other in one task, so none of them sees a server half started or half stopped. The
-server itself runs in a second task, which only commands start and end: it opens an endpoint, lists the tools, waits for
-the end, and opens the next endpoint when the rules of `Supervision` say so.
+The fleet keeps one owner per server id. Its commands (start, stop, restart, replace, rest, close) run one at a time in
+one task, so none of them sees a half-started or half-stopped server. The server itself runs in a second task, which
+only commands start and end: it opens an endpoint, lists the tools, waits for the end, and opens the next endpoint if
+`Supervision` says so.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Waiting: TypeAlias = Literal["asleep", "sign_in", "untrusted"]
 """Why a server isn't started: it starts at its first call, the user has to sign in, or it needs consent."""
 MakeEndpoint: TypeAlias = Callable[[ServerConfig], ServerEndpointImpl]
 Command: TypeAlias = Callable[[], Awaitable[bool]]
-"""Returns whether it was carried out."""
+"""Returns whether it succeeded."""
 
 
 class ServerOwner:
@@ -58,35 +58,35 @@ class ServerOwner:
         self.waiting = waiting
         self.endpoint = make_endpoint(config)
         self.is_closed = False
-        """Whether `close` was called: from then on nothing starts."""
+        """Whether `close` was called: nothing starts after that."""
         self._make_endpoint = make_endpoint
         self._pacer = pacer
         self._kinds = kinds
         self._urgent = asyncio.Event()
-        """Set when a caller waits for the server: it starts out of turn."""
+        """Set while a caller waits for the server, so that it starts out of turn."""
         self._record = RestartRecord(supervision)
         self._restarts = 0
         self._earlier_log: deque[str] = deque(maxlen=MAX_LOG_LINES)
-        """The log of the endpoints before the present one."""
+        """Log of the previous endpoints."""
         self._next_try_at: float | None = None
         self._last_fault: ProtocolFault | None = None
         self._life: BackgroundTask | None = None
         self._up: Attempt[None] | None = None
-        """Settles when the server is up or has failed."""
+        """Settles once the server is up or has failed."""
         self._listed: Attempt[None] | None = None
-        """Settles after `_up`, when the lists next to the tools have come too."""
+        """Settles after `_up`, once everything but the tools is listed, too."""
         self._mailbox: deque[tuple[Command, Attempt[bool]]] = deque()
-        """The command that runs, and those behind it."""
+        """The running command and those waiting behind it."""
         self._worker: BackgroundTask | None = None
 
     # -- state ------------------------------------------------------------------------------
 
     def read_log(self) -> Sequence[str]:
-        """Return the lines of the endpoints before the present one, then those of the present one."""
+        """Return the log of the previous endpoints, followed by the current one's."""
         return (*self._earlier_log, *self.endpoint.read_log())
 
     def status(self) -> EndpointStatus:
-        """Return the state of the endpoint, with what is known beyond it."""
+        """Return the endpoint's state, plus restarts, trust and the last fault."""
         next_try_s = None
         if self._next_try_at is not None:
             next_try_s = max(0.0, self._next_try_at - asyncio.get_running_loop().time())
@@ -96,7 +96,7 @@ class ServerOwner:
         is_starting = status.phase in {EndpointPhase.IDLE, EndpointPhase.CONNECTING}
         return replace(
             status,
-            # While it isn't up: the fault of the last attempt.
+            # Until it's up, show the fault of the last attempt.
             fault=status.fault or (self._last_fault if is_starting else None),
             restarts=self._restarts,
             next_try_s=next_try_s,
@@ -105,13 +105,13 @@ class ServerOwner:
 
     @property
     def is_starting(self) -> bool:
-        """Whether it was started, and has neither listed its tools nor failed yet: also while it waits for its turn."""
+        """Whether it has started (or is queued to) but neither listed its tools nor failed yet."""
         return self.waiting is None and self._up is not None and not self._up.is_settled
 
     # -- commands ---------------------------------------------------------------------------
 
     async def start(self, *, urgent: bool = False) -> None:
-        """Start the server if it's asleep, and wait until it's up or has failed."""
+        """Start the server if it's asleep; wait until it's up or has failed."""
         if urgent:
             self._urgent.set()
         if self._mailbox or self.waiting in {"asleep", "sign_in"}:
@@ -123,22 +123,22 @@ class ServerOwner:
         await self._post(self._stop).join()
 
     async def restart(self) -> bool:
-        """End the server and start it again; callers that come together share one restart.
+        """Restart the server; concurrent callers share one restart.
 
-        Returns False if the owner is closed, or the server needs consent.
+        Returns False if the owner is closed or the server needs consent.
         """
         is_restarted = await self._post(self._restart).wait()
         await self.wait_up()
         return is_restarted
 
     async def replace(self, config: ServerConfig, waiting: Waiting | None) -> bool:
-        """End the server and go on with another configuration; return False if the owner is closed."""
+        """Switch the server to another configuration; return False if the owner is closed."""
         is_replaced = await self._post(partial(self._replace, config, waiting)).wait()
         await self.wait_up()
         return is_replaced
 
     async def rest(self) -> bool:
-        """Stop the server until its next call, which waits for the end of the process; return whether it was unused."""
+        """Stop the server until its next call, which waits for the process to end; return False if it's in use."""
         if self._mailbox or self.waiting is not None or not self.endpoint.is_unused:
             return False
         self._renew_endpoint()
@@ -153,19 +153,19 @@ class ServerOwner:
         await self._post(self._stop).join()
 
     async def wait_listed(self) -> None:
-        """Wait until a server that was started has listed everything, or has failed."""
+        """Wait until a started server has listed everything or has failed."""
         if self.waiting is None and self._listed is not None:
             await self._listed.wait()
 
     async def wait_up(self) -> None:
-        """Wait until a server that was started is up or has failed."""
+        """Wait until a started server is up or has failed."""
         if self.waiting is None and self._up is not None:
             await self._up.wait()
 
     # -- the mailbox ------------------------------------------------------------------------
 
     def _post(self, command: Command) -> Attempt[bool]:
-        """Put a command into the mailbox; the same command at its end is shared."""
+        """Enqueue a command, sharing an equal one at the end of the mailbox."""
         if self._mailbox and self._mailbox[-1][0] == command:
             return self._mailbox[-1][1]
         done = Attempt[bool]()
@@ -184,10 +184,10 @@ class ServerOwner:
             done.settle(is_done)
 
     def _drop_mail(self, worker: BackgroundTask) -> None:
-        """Release the callers whose commands never ran, because the event loop ends."""
+        """Release callers whose commands never ran because the event loop is ending."""
         while self._mailbox and self._worker is worker:
             _, done = self._mailbox.popleft()
-            done.settle(False)  # noqa: FBT003 — the outcome itself
+            done.settle(False)  # noqa: FBT003 — the outcome
 
     async def _start(self) -> bool:
         if self.is_closed or self.waiting not in {"asleep", "sign_in"}:
@@ -242,7 +242,7 @@ class ServerOwner:
         self._urgent.clear()
 
     def begin(self) -> None:
-        """Start the server at once: for a new owner, and for its commands."""
+        """Start the server at once; for new owners and for commands."""
         self.waiting = None
         self._up, self._listed = Attempt[None](), Attempt[None]()
         self._life = BackgroundTask(f"supervisor {self.config.id}", self._finish_life)
@@ -265,7 +265,7 @@ class ServerOwner:
         return True
 
     async def _live(self, endpoint: ServerEndpointImpl) -> None:
-        """Start the server again and again, until it's ended or its fault is permanent."""
+        """Restart the server until it's ended or its fault is permanent."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -276,7 +276,7 @@ class ServerOwner:
                 await self._list_content(endpoint)
                 await endpoint.wait_closed()
                 if self.endpoint is not endpoint:
-                    return  # it rests
+                    return  # resting
                 status, up_s = endpoint.status(), loop.time() - started_at
                 self._last_fault = status.fault
                 if needs_sign_in(status.fault):
@@ -296,7 +296,7 @@ class ServerOwner:
             await endpoint.close()
 
     async def _open(self, endpoint: ServerEndpointImpl) -> None:
-        """Open the endpoint and list its tools; a failed listing is repeated while the endpoint is ready."""
+        """Open the endpoint and list its tools, retrying failed listings while the endpoint is ready."""
         rules = self._record.rules
         backoff = Backoff(rules.first_s, factor=rules.factor, longest_s=rules.longest_s, jitter=rules.jitter)
         try:
@@ -311,31 +311,29 @@ class ServerOwner:
             try:
                 await endpoint.list_tools()
             except ProtocolFault as fault:
-                if needs_sign_in(fault):  # it answers the handshake of every client
+                if needs_sign_in(fault):  # it accepts every client's handshake
                     await endpoint.close()
                     return
                 self._settle(self._up)
-                await self._list_content(endpoint)  # nobody waits for listings that may never succeed
+                await self._list_content(endpoint)  # callers don't wait for listings that may never succeed
                 await backoff.pause(fault.detail.retry_after_s)
             else:
                 return
 
     async def _list_content(self, endpoint: ServerEndpointImpl) -> None:
-        """List everything but tools. Whoever waits for the listings goes on, also if one has failed."""
+        """List everything but tools, then release the callers waiting for the listings, even if one failed."""
         for kind in self._kinds:
-            with suppress(ProtocolFault):  # the others may be listed all the same
+            with suppress(ProtocolFault):  # the others may still succeed
                 await endpoint.list_items(kind)
         self._settle(self._listed)
 
 
-# -- lease ------------------------------------------------------------------------------------
-#
-# A lease starts no server. As long as it is held, its servers are neither stopped, replaced nor restarted by a change
-# of the configuration: the caller that wants to do so looks at `find_holders` first.
-
-
 class ServerLeases:
-    """The leases of one fleet."""
+    """The leases of one fleet.
+
+    A lease doesn't start a server. While it's held, a configuration change doesn't stop, replace or restart its
+    servers: the code making that change checks `find_holders` first.
+    """
 
     def __init__(self) -> None:
         self._leases: list[tuple[str, frozenset[str]]] = []
@@ -343,7 +341,7 @@ class ServerLeases:
 
     @contextmanager
     def hold(self, servers: Iterable[str], holder: str) -> Generator[None]:
-        """Hold a lease of servers inside the block; it ends on every way out."""
+        """Hold a lease on servers for the duration of the block."""
         lease = holder, frozenset(servers)
         self._leases.append(lease)
         try:
@@ -354,10 +352,10 @@ class ServerLeases:
             self._ended = anyio.Event()
 
     def find_holders(self, server: str) -> list[str]:
-        """List the holders of the leases of a server, the oldest first."""
+        """Return the holders of a server's leases, oldest first."""
         return [holder for holder, servers in self._leases if server in servers]
 
     async def wait_until_free(self, servers: Collection[str]) -> None:
-        """Wait until none of these servers is leased."""
+        """Wait until none of these servers are leased."""
         while any(self.find_holders(server) for server in servers):
             await self._ended.wait()

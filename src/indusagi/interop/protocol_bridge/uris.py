@@ -1,13 +1,12 @@
-"""URIs of a server's resources in a host that serves several servers.
+"""URIs of resources in a host that serves several servers.
 
-Two servers may have resources of one URI. Each server therefore has a prefix of its own, made from its configured id,
-and a URI of it is the prefix followed by the URI that the server uses: `indus://github/repo://a/b`. A prefix ends in
-the first slash after the escaped id, so that none begins another, and the server's own URI is what follows: it is
-looked up by the prefix and never taken apart.
+Two servers may use the same URI. Therefore each server gets a prefix made from its configured id, followed by the
+server's URI: `indus://github/repo://a/b`. A prefix ends at the first slash after the escaped id, so no prefix is the
+beginning of another. The rest is the server's URI, which is never parsed.
 
-Clients treat some schemes in a way of their own: `ui://` of MCP Apps
+Clients handle some schemes specially: `ui://` of MCP Apps
 (https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps) and `skill://`. Such a URI keeps its scheme,
-and the id comes before its path: `ui://github/app/main.html` for `ui://app/main.html`.
+with the id in front of its path: `ui://github/app/main.html` for `ui://app/main.html`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.text import matches_parts
 
 Convert: TypeAlias = Callable[[str], str]
-"""Turns the URI that a server uses into the one that clients see, or back."""
+"""Converts a server's URI to the client's, or back."""
 
 SCHEME = "indus"
 KEPT_SCHEMES = ("ui", "skill")
@@ -41,24 +40,24 @@ class UriMap:
         self._prefixes += [(f"{scheme}://{authority}/", f"{scheme}://") for scheme in KEPT_SCHEMES]
 
     def to_host(self, uri: str) -> str:
-        """Return the URI under which clients see a resource of this server."""
+        """Return the client's URI for a resource of this server."""
         for prefix, own in self._prefixes[1:]:
             if uri.startswith(own):
                 return prefix + uri[len(own) :]
         return self._prefixes[0][0] + uri
 
     def to_server(self, uri: str) -> str | None:
-        """Return the server's own URI; `None` if the resource is another server's."""
+        """Return the server's URI, or `None` if the resource belongs to another server."""
         return next((own + uri[len(prefix) :] for prefix, own in self._prefixes if uri.startswith(prefix)), None)
 
 
 def normalize_uri(uri: str) -> str:
-    """Return a form that is equal for URIs that differ in escapes alone, which some clients add or resolve."""
+    """Unescape a URI, for comparison: some clients add or resolve escapes."""
     return unquote(uri)
 
 
 def matches_template(uri: str, template: str) -> bool:
-    """Tell whether a URI may have been made from a template, whose expressions stand for any text.
+    """Return whether a URI may result from a template, whose expressions match any text.
 
     https://www.rfc-editor.org/rfc/rfc6570
     """
@@ -66,7 +65,7 @@ def matches_template(uri: str, template: str) -> bool:
 
 
 def convert_meta(meta: JsonValue, convert: Convert) -> JsonValue:
-    """Convert the addresses of MCP Apps in a `_meta`; everything else, the content policy included, stays."""
+    """Convert the MCP Apps addresses in a `_meta`; everything else, including the content policy, stays."""
     if not is_json_object(meta):
         return meta
     ui, changed = meta.get(_UI), dict[str, JsonValue]()
@@ -78,7 +77,7 @@ def convert_meta(meta: JsonValue, convert: Convert) -> JsonValue:
 
 
 def convert_row(row: JsonObject, convert: Convert) -> JsonObject:
-    """Convert a listed item, a link or the contents of a resource: its URI or template, and its `_meta`."""
+    """Convert a listed item, a link or a resource's contents: URI or template, and `_meta`."""
     changed: JsonObject = {
         key: convert(value) for key in ("uri", "uriTemplate") if isinstance(value := row.get(key), str)
     }
@@ -87,8 +86,12 @@ def convert_row(row: JsonObject, convert: Convert) -> JsonObject:
     if converted is not meta:
         changed["_meta"] = converted
     if isinstance(files, list):  # of a skill
-        changed["resources"] = [convert_row(file, convert) if is_json_object(file) else file for file in files]
+        changed["resources"] = _convert_rows(files, convert)
     return {**row, **changed} if changed else row
+
+
+def _convert_rows(rows: Sequence[JsonValue], convert: Convert) -> list[JsonValue]:
+    return [convert_row(row, convert) if is_json_object(row) else row for row in rows]
 
 
 def convert_block(block: JsonValue, convert: Convert) -> JsonValue:
@@ -113,13 +116,12 @@ def convert_blocks(blocks: Sequence[JsonValue], convert: Convert) -> list[JsonVa
 def convert_result(result: JsonObject, convert: Convert) -> JsonObject:
     """Convert a result of `resources/read`, `prompts/get`, `skills/get` or `resources/directory/read`."""
     changed: JsonObject = {}
-    contents, messages, skill, rows = (result.get(key) for key in ("contents", "messages", "skill", "resources"))
-    if isinstance(rows, list):
-        changed["resources"] = [convert_row(row, convert) if is_json_object(row) else row for row in rows]
+    for key in ("resources", "contents"):
+        if isinstance(rows := result.get(key), list):
+            changed[key] = _convert_rows(rows, convert)
+    skill, messages = result.get("skill"), result.get("messages")
     if is_json_object(skill):
         changed["skill"] = convert_row(skill, convert)
-    if isinstance(contents, list):
-        changed["contents"] = [convert_row(row, convert) if is_json_object(row) else row for row in contents]
     if isinstance(messages, list):
         changed["messages"] = [_convert_message(message, convert) for message in messages]
     meta = result.get("_meta")
@@ -133,6 +135,6 @@ def _convert_message(message: JsonValue, convert: Convert) -> JsonValue:
     content = message.get("content") if is_json_object(message) else None
     if not is_json_object(message) or content is None:
         return message
-    # Sampling messages of 2025-11-25 may hold several blocks.
+    # Sampling messages of 2025-11-25 may contain several blocks.
     many = isinstance(content, list)
     return {**message, "content": convert_blocks(content, convert) if many else convert_block(content, convert)}

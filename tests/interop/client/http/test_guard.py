@@ -305,7 +305,7 @@ async def test_a_failure_of_the_network_is_an_answer(error: Exception, status: i
 
 
 def test_failures_are_kept_by_request_up_to_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT_FAILURES", 2)
+    monkeypatch.setattr(module, "_MAX_FAILURES", 2)
     guard, failure = make_guard(), build_failure("m", "closed")
     guard.note(None, failure)
     for request_id in (1, 2, 1, 3):

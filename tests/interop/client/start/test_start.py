@@ -97,7 +97,7 @@ class TenMinutes:
         self._looks = 0
         # A look takes as long as the machine lets it.
         monkeypatch.setattr(watch, "_WINDOW_S", 100.0)
-        monkeypatch.setattr(watch, "_SAMPLE_S", 60.0)
+        monkeypatch.setattr(watch, "_SAMPLE_TIMEOUT_S", 60.0)
         look = ChildProcess.activity
 
         async def counted(child: ChildProcess) -> Activity | None:
@@ -298,7 +298,7 @@ class _Output:
 
 
 async def test_finding_c3_starts_that_compute_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "_SAMPLE_S", 60.0)  # a start keeps its turn until it is up
+    monkeypatch.setattr(pacing, "_SAMPLE_INTERVAL_S", 60.0)  # a start keeps its turn until it is up
     starting: set[str] = set()
     most = 0
 
@@ -450,7 +450,7 @@ async def test_the_demand_of_a_process_tree_is_what_it_wants_of_the_cores(tmp_pa
 
 
 async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "_SAMPLE_S", 0.02)
+    monkeypatch.setattr(pacing, "_SAMPLE_INTERVAL_S", 0.02)
     fleet = ServerFleetImpl(pacer=StartPacer(1), supervision=QUICK)
     limits = replace(STEADY, connect_s=30)
     async with anyio.create_task_group() as tasks:
@@ -462,7 +462,7 @@ async def test_finding_c3_a_start_that_waits_does_not_hold_up_the_others(monkeyp
 
 
 async def test_finding_c3_a_call_starts_its_server_out_of_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pacing, "_SAMPLE_S", 60.0)
+    monkeypatch.setattr(pacing, "_SAMPLE_INTERVAL_S", 60.0)
     fleet = ServerFleetImpl(pacer=StartPacer(1), supervision=QUICK)
     config = BridgeConfig([fault("mute", limits=replace(STEADY, connect_s=30)), honest()])
     await fleet.start(config, waiting={"mute": "asleep", "honest": "asleep"})

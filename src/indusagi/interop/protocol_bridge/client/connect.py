@@ -1,4 +1,4 @@
-"""Connections from a configuration: a client session or a bare transport, closed when the block is left."""
+"""Opens client sessions and bare transports from a configuration."""
 
 from __future__ import annotations
 
@@ -19,33 +19,30 @@ from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedErro
 from indusagi.interop.protocol_bridge.rpc.transport import Transport, is_transport
 
 SessionFactory: TypeAlias = Callable[[], AbstractAsyncContextManager[object]]
-"""Yields what carries the session: a connected SDK `ClientSession`, a `(read, write)` pair of streams, a low-level
+"""Yields the carrier of the session: a connected SDK `ClientSession`, a `(read, write)` pair of streams, a low-level
 `Server`, or one end of a `linked_pair`."""
-# Any: the streams belong to a package that is not loaded for their names.
+# Any: avoids loading the package that defines the streams.
 InjectedTransport: TypeAlias = SessionFactory | Transport | tuple[Any, Any]
-"""A session factory; or what one would yield, if that is a transport or a pair of streams."""
+"""A session factory, or its result if that's a transport or a pair of streams."""
 
 CLIENT_NAME = "indus-protocol-bridge"
 CLIENT_VERSION = "0.1.0"
-"""Of the client, which is specified; the program has a version of its own."""
+"""The client's version, which is specified; the program has a separate one."""
 CLIENT_INFO: JsonObject = {"name": CLIENT_NAME, "version": CLIENT_VERSION}
 
 OpenSession: TypeAlias = Callable[
     [ServerConfig, Handlers, InjectedTransport | None, StartWatch], AbstractAsyncContextManager[ClientSession]
 ]
-"""Connects to the server of a configuration as `open_client_session` does: there, or where another node runs it."""
+"""Connects to a configured server like `open_client_session`, possibly on another node."""
 _eras: dict[str, Era] = {}
-"""The era of each stdio configuration's server, so that its next start begins with the right request."""
+"""Era by stdio configuration, so that its next start begins with the right request."""
 
 
 @asynccontextmanager
 async def open_client_session(
     config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None, watch: StartWatch
 ) -> AsyncGenerator[ClientSession]:
-    """Connect to the server of a configuration, and disconnect when the block is left.
-
-    A server process is shown to `watch`.
-    """
+    """Connect to a configured server; disconnect on exit. `watch` gets the server process, if any."""
     if injected is not None and is_transport(injected):
         opening = transport_session(injected, config, handlers, CLIENT_INFO)
     elif injected is not None:
@@ -63,9 +60,9 @@ async def open_client_session(
 
 @asynccontextmanager
 async def open_transport(config: ServerConfig, version: Callable[[], str | None]) -> AsyncGenerator[Transport]:
-    """Open a transport to the server of a configuration without a handshake, and close it when the block is left.
+    """Open a transport to a configured server without a handshake; close it on exit.
 
-    `version` returns the protocol version that a handshake has agreed on, once there was one.
+    `version` returns the negotiated protocol version, once there is one.
     """
     if config.kind == "stdio":
         transport = await start_server_process(config)
@@ -80,7 +77,7 @@ async def open_transport(config: ServerConfig, version: Callable[[], str | None]
 
 
 def _load_sdk():
-    # In a thread and late: loading the SDK takes longer than starting most servers.
+    # Lazily, in a thread: loading the SDK takes longer than starting most servers.
     from indusagi.interop.protocol_bridge.client.sdk import raw, transports  # noqa: PLC0415
 
     return transports, raw
@@ -98,7 +95,7 @@ async def _stdio_session(
         except ConnectionClosedError:
             if era is not None:
                 raise
-            # Some servers exit at a method they do not know: start again with the legacy handshake.
+            # Some servers exit on an unknown method: start again with the legacy handshake.
             session = await stack.enter_async_context(_process_session(config, handlers, "legacy", watch))
         if session.facts is not None:
             _eras[digest] = session.facts.era

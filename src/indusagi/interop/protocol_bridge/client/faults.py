@@ -1,4 +1,4 @@
-"""Faults: any exception becomes one `ProtocolFault`, with a message for the place where it happened."""
+"""Turns any exception into a `ProtocolFault`, with a message that fits the place where it was raised."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_SHOWN_CHARACTERS = 2_000
-"""How much of a server's own text a message quotes."""
-_SHOWN_LINE = 200
+_MAX_QUOTE_CHARS = 2_000
+"""How much of a server's text a message quotes."""
+_MAX_LINE_CHARS = 200
 
 
 class FaultSite(Enum):
@@ -45,9 +45,9 @@ def to_protocol_fault(
     subject: str = "",
     process: StartedProcess | None = None,
 ) -> ProtocolFault:
-    """Turn an exception into a fault without the secrets of the server; a `ProtocolFault` is returned unchanged.
+    """Turn an exception into a fault without the server's secrets; a `ProtocolFault` stays unchanged.
 
-    The output of the server `process` is added where the exception has none. `subject` names the tool or method.
+    The `process` output is added if the exception has none. `subject` is the tool or method.
     """
     while isinstance(exc, BaseExceptionGroup):
         exc = cast("BaseExceptionGroup[BaseException]", exc).exceptions[0]
@@ -56,7 +56,7 @@ def to_protocol_fault(
     kind, known = _classify(exc, config, site)
     detail = replace(known, server=config.id)
     is_cut = isinstance(exc, ConnectionClosedError) or detail.reason == "closed"
-    # The owner of a server that is moved has answered every call that ran: this one has not.
+    # The owner of a moving server has answered every call that ran, so this one hasn't run.
     if site is FaultSite.CALL and is_cut and detail.reason != "moved":
         detail = replace(detail, reason="outcome_unknown")
     hide = Redaction((config,)).hide
@@ -74,25 +74,25 @@ def to_protocol_fault(
         message += f" (its stderr: {cause})"
     written = [text for line in detail.stdout if (text := clean_text(line)[0].strip())]
     if written and site in {FaultSite.CONNECT, FaultSite.LIST} and not _is_refusal(exc):
-        shown = cut_text(written[0], _SHOWN_LINE)
+        shown = cut_text(written[0], _MAX_LINE_CHARS)
         message += f"; its standard output is not MCP: it wrote {shown!r}, which belongs on standard error"
     return ProtocolFault(kind, hide(message), exc, detail=detail)
 
 
 def _hide_lines(hide: Callable[[str], str], lines: Sequence[str]) -> tuple[str, ...]:
-    """Hide the secrets of some lines; a private key has several."""
+    """Hide secrets in lines; a private key spans several."""
     return tuple(hide("\n".join(lines)).split("\n")) if lines else ()
 
 
 def _classify(exc: BaseException, config: ServerConfig, site: FaultSite) -> tuple[FaultKind, FaultDetail]:
-    """Return the kind of the fault, and what the exception itself knows about it."""
+    """Return the kind of the fault, and the exception's own details."""
     if isinstance(exc, (TimeoutError, RequestTimeoutError)):
         return "timeout", FaultDetail()
     if isinstance(exc, (VersionMismatchError, InvalidResponseError)):
         return "protocol", FaultDetail(reason="version" if isinstance(exc, VersionMismatchError) else "malformed")
     detail = exc.end.detail if isinstance(exc, ConnectionClosedError) else FaultDetail()
     if isinstance(exc, RpcError):
-        # With a reason, the transport has failed the request, and the code means nothing.
+        # With a reason, the transport failed the request and the code is meaningless.
         detail = exc.detail or FaultDetail()
         detail = detail if detail.reason else replace(detail, rpc_code=exc.code)
         if detail.reason == "malformed":
@@ -112,7 +112,7 @@ def _format_error(exc: BaseException, config: ServerConfig, site: FaultSite, sub
         FaultSite.CALL: f"the call of {subject!r} failed",
     }[site]
     if isinstance(exc, ConnectionClosedError):
-        # Some transports know only a status or a reason.
+        # Some transports only know a status or a reason.
         text, detail = exc.end.message.strip(), exc.end.detail
         if not text and detail.http_status is not None:
             text = f"refused the request (HTTP {detail.http_status})"
@@ -130,16 +130,16 @@ def _format_error(exc: BaseException, config: ServerConfig, site: FaultSite, sub
         more = clean_text(data)[0].strip() if isinstance(data, str) else ""
         if more and more not in text:
             text = f"{text}: {more}"
-        return f"{what}: it answered with an error: {cut_text(text, _SHOWN_CHARACTERS)} (code {exc.code})"
+        return f"{what}: it answered with an error: {cut_text(text, _MAX_QUOTE_CHARS)} (code {exc.code})"
     if isinstance(exc, RpcError) and not exc.message.strip():
         return f"{what}: it answered with the error {exc.code} and no message"
-    # A message of invisible characters is empty once it is cleaned.
+    # A message of invisible characters becomes empty when cleaned.
     text = clean_text(describe_error(exc))[0].strip() or type(exc).__name__
     if isinstance(exc, RpcError) and exc.detail is not None and exc.detail.reason == "sign_in":
-        return text  # what to do, whatever was tried
-    return f"{what}: {cut_text(text, _SHOWN_CHARACTERS)}"
+        return text  # tells the user what to do, regardless of the attempted action
+    return f"{what}: {cut_text(text, _MAX_QUOTE_CHARS)}"
 
 
 def _is_refusal(exc: BaseException) -> TypeGuard[RpcError]:
-    """Return whether the server itself responded with an error, and not the transport in its place."""
+    """Return whether the server itself, not the transport, responded with an error."""
     return isinstance(exc, RpcError) and (exc.detail is None or exc.detail.reason is None)

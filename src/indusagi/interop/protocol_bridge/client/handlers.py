@@ -1,6 +1,6 @@
-"""Requests that a server sends to its client (elicitation, sampling, roots), and their caller.
+"""Requests from a server to its client (elicitation, sampling, roots), and their caller.
 
-Each kind of request is off unless it has a handler.
+Each kind of request needs a handler to be enabled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from indusagi.interop.protocol_bridge.client.tasks import RELATED_TASK, TaskExch
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
-from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, encode_object
+from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, encode_object, get_object
 from indusagi.runtime.calls import waiting_for_user
 
 if TYPE_CHECKING:
@@ -35,23 +35,23 @@ if TYPE_CHECKING:
 Handler: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
 
 HOPS = "indusagi/hops"
-"""Key in the `_meta` of a call: how many gateways of ours it has passed."""
+"""`_meta` key of a call: how many of our gateways it has passed."""
 CALLER = "indusagi/caller"
-"""Key in the `_meta` of a call between two nodes of a cluster: the client behind it."""
+"""`_meta` key of a call between cluster nodes: the client behind it."""
 CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 UNKNOWN_CALLER = -32000
 current_server: ContextVar[str | None] = ContextVar("current_server", default=None)
-"""The id of the server whose request a handler answers."""
+"""Id of the server whose request the current handler answers."""
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
 SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 ABANDONED_S = 60.0
-"""How long, at least, an abandoned call counts as one that a request of the server may belong to."""
+"""Minimum time during which a server's request may still belong to an abandoned call."""
 
 
 @record(kw_only=True)
 class Handlers:
-    """Handlers for requests and notifications of a server; each is off unless given."""
+    """Optional handlers for a server's requests and notifications."""
 
     elicit: Handler | None = None
     """Answers `elicitation/create`: https://modelcontextprotocol.io/specification/2025-06-18/client/elicitation."""
@@ -60,14 +60,13 @@ class Handlers:
     roots: Handler | None = None
     """Answers `roots/list`: https://modelcontextprotocol.io/specification/2025-06-18/client/roots."""
     on_notification: Callable[[str, JsonObject], None] | None = None
-    """Receives every notification other than progress (logging, changes, …); `current_caller` is the client whose call
-    it belongs to, if that can be told."""
+    """Receives every notification but progress (logging, changes, …); `current_caller` is the client whose call it
+    belongs to, if that's clear."""
     follow_tasks: bool = True
-    """Whether a call that needs a task is followed to its result for callers that know no tasks; otherwise the server
-    refuses it."""
+    """Whether to follow tasks to their result for callers that don't support them; otherwise the server refuses."""
 
     def bind(self, server: str) -> Handlers:
-        """Return the same handlers for one server: while one of them runs, `current_server` is its id."""
+        """Return these handlers for one server: `current_server` is its id while one of them runs."""
         on_notification = self.on_notification
 
         def notify(method: str, params: JsonObject) -> None:
@@ -100,13 +99,13 @@ class Handlers:
         )
 
     def by_method(self) -> dict[str, Handler]:
-        """Map each method that has a handler to it."""
+        """Return the handlers by method."""
         elicit = None if self.elicit is None else partial(_ask_user, self.elicit)
         table = {"elicitation/create": elicit, "sampling/createMessage": self.sample, "roots/list": self.roots}
         return {method: handler for method, handler in table.items() if handler is not None}
 
     def capabilities(self) -> JsonObject:
-        """Build the client capabilities that these handlers allow."""
+        """Build the client capabilities from the handlers."""
         capabilities: JsonObject = {}
         if self.elicit is not None:
             capabilities["elicitation"] = {"form": {}, "url": {}}
@@ -118,18 +117,18 @@ class Handlers:
 
 
 class InputExchange:
-    """The input of one request of a modern client, handed through to a modern server and back unchanged.
+    """The input of a modern client's request, passed to a modern server and back unchanged.
 
     https://modelcontextprotocol.io/specification/2026-07-28/basic/patterns/mrtr
     """
 
     def __init__(self, params: JsonObject) -> None:
         self.given: JsonObject = {key: params[key] for key in ("inputResponses", "requestState") if key in params}
-        """What the client's request brings: answers, and the state that they belong to."""
+        """Input in the client's request: answers, and the state they belong to."""
         self.wanted: JsonObject | None = None
-        """The server's result that requests input."""
+        """The server's `input_required` result."""
         self.refusal: RpcError | None = None
-        """The server's error about the input, or about a capability that the client has not declared."""
+        """The server's error about the input, or about a capability the client didn't declare."""
 
 
 class Caller(Protocol):
@@ -137,49 +136,49 @@ class Caller(Protocol):
 
     @property
     def client(self) -> object | None:
-        """Equal for calls of the same client; `None`: this call shares its client with no other."""
+        """Equal for calls of the same client; `None` if the call's client makes no other calls."""
         ...
 
     @property
     def capabilities(self) -> JsonObject:
-        """The capabilities that the client has declared."""
+        """The client's declared capabilities."""
         ...
 
     @property
     def hops(self) -> int:
-        """How many gateways the call has passed."""
+        """How many of our gateways the call has passed."""
         ...
 
     @property
     def log_level(self) -> str | None:
-        """The least severe log messages that it wants; `None`: none."""
+        """Minimum severity of log messages to send; `None` to send none."""
         ...
 
     @property
     def exchange(self) -> InputExchange | None:
-        """The input of its request, if a modern server may request it by itself."""
+        """The input of its request, if a modern server may request more directly."""
         ...
 
     @property
     def tasks(self) -> TaskExchange | None:
-        """What it contributes if it knows tasks; None: it waits for the result."""
+        """Its side of a task, if it supports tasks; otherwise it waits for the result."""
         ...
 
     def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification that belongs to the call; dropped if the client does not read."""
+        """Send a notification that belongs to the call; dropped if the client doesn't read."""
         ...
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Send a request to the client.
 
         Raises:
-            RpcError: It refused, or did not respond.
+            RpcError: It refused or didn't respond.
         """
         ...
 
 
 current_caller: ContextVar[Caller | None] = ContextVar("current_caller", default=None)
-"""The caller of the call that this task works for."""
+"""The caller that the current task works for."""
 
 
 async def _ask_user(elicit: Handler, params: JsonObject) -> JsonObject:
@@ -188,7 +187,7 @@ async def _ask_user(elicit: Handler, params: JsonObject) -> JsonObject:
 
 
 def forwarding_handlers() -> Handlers:
-    """Build handlers that forward requests of servers to the client behind the call."""
+    """Build handlers that forward a server's requests to the client behind the call."""
     return Handlers(
         elicit=partial(forward_request, "elicitation/create", "elicitation"),
         sample=partial(forward_request, "sampling/createMessage", "sampling"),
@@ -197,10 +196,10 @@ def forwarding_handlers() -> Handlers:
 
 
 async def forward_request(method: str, capability: str, params: JsonObject) -> JsonObject:
-    """Forward a request of a server to the client behind the present call.
+    """Forward a server's request to the client behind the current call.
 
     Raises:
-        RpcError: There is no such client, it lacks the capability, or it refused.
+        RpcError: The client is unknown, lacks the capability, or refused.
     """
     caller = current_caller.get()
     if caller is None:
@@ -210,7 +209,7 @@ async def forward_request(method: str, capability: str, params: JsonObject) -> J
     shown = _rename_task(cast("JsonObject", clean_json(params)[0]), caller)
     spelling = ArgumentSpelling(params.get("requestedSchema"))
     try:
-        # Encoded here, so that a number that JSON cannot carry fails this request alone.
+        # Encode here, so that a number JSON can't represent fails only this request.
         result = await caller.ask(method, encode_object(shown))
         content = result.get("content")
         if method == "elicitation/create" and is_json_object(content):
@@ -221,9 +220,9 @@ async def forward_request(method: str, capability: str, params: JsonObject) -> J
 
 
 def _rename_task(params: JsonObject, caller: Caller) -> JsonObject:
-    """Name the task that a question belongs to by the id that the client knows, or not at all."""
-    meta = params.get("_meta")
-    if not is_json_object(meta) or RELATED_TASK not in meta:
+    """Replace the related task's id with the one the client knows, or drop it."""
+    meta = get_object(params, "_meta")
+    if RELATED_TASK not in meta:
         return params
     known = "" if caller.tasks is None else caller.tasks.shown_id
     rest = {key: value for key, value in meta.items() if key != RELATED_TASK}
@@ -231,14 +230,12 @@ def _rename_task(params: JsonObject, caller: Caller) -> JsonObject:
 
 
 def read_acknowledgement(params: JsonObject) -> tuple[str, JsonObject]:
-    """Read which `subscriptions/listen` a modern server acknowledges, and what it will report."""
-    meta, reported = params.get("_meta"), params.get("notifications")
-    request_id = meta.get(SUBSCRIPTION) if is_json_object(meta) else None
-    return str(request_id), reported if is_json_object(reported) else {}
+    """Return which `subscriptions/listen` a modern server acknowledges, and the filter it accepted."""
+    return str(get_object(params, "_meta").get(SUBSCRIPTION)), get_object(params, "notifications")
 
 
 def format_log_message(params: JsonObject, most_bytes: int) -> str:
-    """Format a log message of a server as one line: https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/logging."""
+    """Format a server's log message as one line: https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/logging."""
     level, logger, data = (params.get(key) for key in ("level", "logger", "data"))
     source = " ".join(part for part in (level, logger) if isinstance(part, str))
     try:
@@ -249,40 +246,40 @@ def format_log_message(params: JsonObject, most_bytes: int) -> str:
     return cut_text(f"{source or 'log'}: {line}", most_bytes)
 
 
-# -- pending ----------------------------------------------------------------------------------
-#
-# A legacy server sends a request without saying which call it belongs to: `PendingCalls` finds the caller, and refuses
-# to guess between two.
+# -- pending calls ----------------------------------------------------------------------------
 
-
-_ABANDONED_CALLS = 1_000
+_MAX_ABANDONED = 1_000
 _WATCHED = frozenset({"resourceSubscriptions", "taskIds"})
 MOVED = -32097
-"""Code of our own between two nodes: the call has not run, since its server is moved to another node."""
+"""Our error code between two nodes: the call hasn't run because its server is moving to another node."""
 MOVED_DETAIL = FaultDetail(reason="moved")
 
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """A call that has no response yet."""
+    """A call without a response yet."""
 
     caller: Caller | None
     request_id: RequestId
-    """Of the request that carries it at the moment."""
+    """Id of its current request."""
     wait: UserWait | None = None
-    """Where the call counts how long it waits for the user."""
+    """Where the call accounts for time spent waiting for the user."""
 
 
 @dataclass(slots=True)
 class AbandonedCall:
-    """A call whose caller has stopped waiting and which its server may still run."""
+    """A call without a waiting caller, which the server may still be running."""
 
     client: object | None
     until: float
 
 
 class PendingCalls:
-    """The calls of one server that have no response, with the abandoned ones of the last `abandoned_s` seconds."""
+    """A server's unanswered calls, including those abandoned in the last `abandoned_s` seconds.
+
+    A legacy server's requests don't say which call they belong to. `find_caller` works it out, and refuses to guess
+    between two clients.
+    """
 
     def __init__(self, abandoned_s: float = ABANDONED_S) -> None:
         self._abandoned_s = abandoned_s
@@ -290,29 +287,29 @@ class PendingCalls:
         self._abandoned: dict[RequestId, AbandonedCall] = {}
         self._ambiguous_until = 0.0
         self.idle = asyncio.Event()
-        """Set while there is no call."""
+        """Set while there are no calls."""
         self.idle.set()
         self.is_moving = False
-        """Whether the server is about to be moved to another node: new calls are refused, and can be sent again."""
+        """Whether the server is about to move to another node: new calls are refused, but may be resent."""
         self.used_at = asyncio.get_running_loop().time()
-        """When the last call ended."""
+        """Event loop time at which the last call ended."""
         self._watches = 0
-        """Subscriptions to resources and tasks that are open."""
+        """Open subscriptions to resources and tasks."""
 
     @property
     def is_used(self) -> bool:
-        """Whether a call runs, or a resource or a task is watched."""
+        """Whether a call is running, or a resource or task is watched."""
         return bool(self._calls or self._watches)
 
     def build_refusal(self) -> RpcError:
-        """Build the error of a call that has not run, since its server is moved."""
+        """Build the error for a call that hasn't run because its server is moving."""
         refusal = RpcError(MOVED, "the server is moved to another node")
         refusal.detail = MOVED_DETAIL
         return refusal
 
     @contextmanager
     def watch(self, notifications: Iterable[str]) -> Generator[None]:
-        """Count a subscription inside the block, if it is one to resources or tasks."""
+        """Count a subscription to resources or tasks for the duration of the block."""
         is_counted = not _WATCHED.isdisjoint(notifications)
         self._watches += is_counted
         try:
@@ -322,30 +319,30 @@ class PendingCalls:
             self.used_at = asyncio.get_running_loop().time()
 
     def add(self, call: PendingCall) -> None:
-        """Count a call until it is removed."""
+        """Add a call."""
         self._calls[call] = None
         self.idle.clear()
 
     def remove(self, call: PendingCall) -> None:
-        """Forget a call."""
+        """Remove a call."""
         del self._calls[call]
         self.used_at = asyncio.get_running_loop().time()
         if not self._calls:
             self.idle.set()
 
     def abandon(self, call: PendingCall) -> None:
-        """Keep a call that its caller no longer waits for: its server may go on with it."""
+        """Remember a call whose caller stopped waiting, because the server may still be running it."""
         now = asyncio.get_running_loop().time()
         self._abandoned = {key: abandoned for key, abandoned in self._abandoned.items() if abandoned.until > now}
-        if len(self._abandoned) >= _ABANDONED_CALLS:
-            # Too many to keep: until they expire, any request may belong to one of them.
+        if len(self._abandoned) >= _MAX_ABANDONED:
+            # Too many to remember: until they expire, any request may belong to one of them.
             self._abandoned.clear()
             self._ambiguous_until = now + self._abandoned_s
         client = None if call.caller is None else call.caller.client
         self._abandoned[call.request_id] = AbandonedCall(client, now + self._abandoned_s)
 
     def on_unmatched(self, identity: JsonValue, kind: Literal["response", "progress"]) -> None:
-        """Update an abandoned call: the server has responded to it, or is still working on it."""
+        """Update an abandoned call: the server has responded, or is still working on it."""
         if not isinstance(identity, (int, str)):
             return
         if kind == "response":
@@ -354,11 +351,11 @@ class PendingCalls:
             self._abandoned[identity].until = asyncio.get_running_loop().time() + self._abandoned_s
 
     def find_wait(self) -> UserWait | None:
-        """Find where the call that a request of the server belongs to counts its waits; `None` with several calls."""
+        """Return the user wait of the call a server's request belongs to; `None` unless there's exactly one call."""
         return next(iter(self._calls)).wait if len(self._calls) == 1 else None
 
     def find_caller(self) -> Caller | None:
-        """Find the caller that a request of the server belongs to; `None` if it may belong to several clients."""
+        """Return the caller a server's request belongs to; `None` if it could be one of several clients."""
         callers = [call.caller for call in self._calls]
         if not callers or callers[-1] is None:
             return None

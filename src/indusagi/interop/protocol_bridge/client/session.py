@@ -1,6 +1,6 @@
 """MCP client session over a JSON-RPC connection: handshake, lists, calls, input requests, change notifications.
 
-The legacy protocol has a handshake (`initialize`) and lets a server send requests; the modern one (2026-07-28) has no
+The legacy protocol has a handshake (`initialize`) and lets servers send requests. The modern one (2026-07-28) drops the
 handshake, repeats version and capabilities in the `_meta` of every request, and returns `input_required` instead of
 sending requests. A `ClientSession` detects which one its server speaks and hides the difference.
 """
@@ -64,7 +64,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     is_final,
     requires_modern,
 )
-from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, Transport
+from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, Transport, get_object
 from indusagi.runtime.calls import acting_subject, current_requests, current_subject, current_trace, current_wait
 
 Era: TypeAlias = Literal["modern", "legacy"]
@@ -72,16 +72,16 @@ Era: TypeAlias = Literal["modern", "legacy"]
 MODERN_VERSIONS = ("2026-07-28",)
 LEGACY_VERSIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 INPUT_ROUNDS = 10
-"""How often one call may return `input_required`."""
+"""How many times one call may return `input_required`."""
 _EMPTY_ROUND_PAUSE_S = 0.1
-"""Pause after a round that requests no input, so that the server is not polled at full speed."""
-_NOTES = 100
+"""Pause after a round that requests no input, to avoid polling the server in a tight loop."""
+_MAX_NOTES = 100
 _MORE_NOTES = "there is more of this kind, which is not listed"
 _META = "io.modelcontextprotocol/"
 SUBSCRIPTIONS = frozenset({"resources/subscribe", "resources/unsubscribe"})
-"""Requests of the legacy protocol about updates of a resource."""
+"""Legacy requests about resource updates."""
 LISTEN_PREFIX = "listen-"
-"""Begins the ids of requests that stay open: subscriptions of the modern protocol."""
+"""Id prefix of requests that stay open (subscriptions of the modern protocol)."""
 _listen_ids = itertools.count(1)
 _LIST_CHANGES: dict[str, Sequence[ItemKind]] = {
     "notifications/tools/list_changed": ("tool",),
@@ -92,7 +92,7 @@ _LIST_CHANGES: dict[str, Sequence[ItemKind]] = {
 
 @record
 class ServerFacts:
-    """What a server said about itself in the handshake."""
+    """What a server declared in the handshake."""
 
     era: Era
     version: str
@@ -101,35 +101,26 @@ class ServerFacts:
 
     @property
     def server_info(self) -> JsonObject | None:
-        """The `Implementation` object of the server: `serverInfo`, or its place in `_meta`.
-
-        Revision 2026-07-28 moved it to `_meta["io.modelcontextprotocol/serverInfo"]`.
-        """
-        meta = self.result.get("_meta")
-        modern = meta.get(f"{_META}serverInfo") if is_json_object(meta) else None
-        info = self.result.get("serverInfo", modern)
+        """The server's `Implementation`: `serverInfo`, which revision 2026-07-28 moved to `_meta`."""
+        info = self.result.get("serverInfo", get_object(self.result, "_meta").get(f"{_META}serverInfo"))
         return info if is_json_object(info) else None
 
     @property
     def capabilities(self) -> JsonObject:
         """The declared server capabilities."""
-        capabilities = self.result.get("capabilities")
-        return capabilities if isinstance(capabilities, dict) else {}
+        return get_object(self.result, "capabilities")
 
     @property
     def instructions(self) -> str | None:
-        """The server's text about how to use it."""
+        """The server's usage hints."""
         text = self.result.get("instructions")
         return text if isinstance(text, str) and text.strip() else None
 
     def offers(self, subject: str, feature: str | None = None) -> bool:
-        """Return whether the server declares a capability such as `tools` (with `listChanged`), or an extension."""
-        extensions = self.capabilities.get("extensions")
-        extension = extensions.get(subject) if isinstance(extensions, dict) else None
-        capability = self.capabilities.get(subject, extension)
-        if feature is None:
-            return isinstance(capability, dict)
-        return isinstance(capability, dict) and capability.get(feature) is True
+        """Return whether the server declares a capability such as `tools`, one of its features, or an extension."""
+        extensions = get_object(self.capabilities, "extensions")
+        capability = self.capabilities.get(subject, extensions.get(subject))
+        return isinstance(capability, dict) and (feature is None or capability.get(feature) is True)
 
 
 class ClientSession:
@@ -147,33 +138,33 @@ class ClientSession:
         self.facts: ServerFacts | None = None
         self.on_list_changed: Callable[[Sequence[ItemKind]], None] = lambda _: None
         self.on_gap: Callable[[], None] = lambda: None
-        """Called when the server's stream of notifications is open again: what it reported meanwhile is lost."""
+        """Called when the notification stream reopens: notifications sent during the gap are lost."""
         self.describe_caller: Callable[[Caller], JsonObject] | None = None
-        """Describes the client behind a call to a server that another node owns; None: it is not told."""
+        """Describes the calling client to a server that another node owns, unless `None`."""
         self.share_subscription: Callable[[str, JsonObject], Awaitable[JsonObject]] | None = None
-        """Answers `resources/subscribe` and `resources/unsubscribe` where several nodes use this session."""
+        """Answers `resources/subscribe` and `resources/unsubscribe` if several nodes share this session."""
         self._acknowledgements: dict[str, Callable[[JsonObject], None]] = {}
         self.ttl_ms: dict[str, int] = {}
-        """How long the last result of each list may be cached, by method; 0 without a hint."""
+        """Cache lifetime of each list by method, from the server's last hint; 0 without one."""
         self.notes: list[str] = []
         self.log: deque[str] = deque(maxlen=limits.stderr_lines)
-        """The last log messages of the server, each in one line."""
+        """The server's last log messages, one line each."""
         self.makes_core_tasks = False
-        """Whether the server makes tasks of tool calls by revision 2025-11-25."""
+        """Whether the server turns tool calls into tasks as revision 2025-11-25 defines them."""
         self._is_modern = self._offers_tasks = False
         self._limits = limits
         self._handlers = handlers
         self._handlers_by_method = handlers.by_method()
         self._client_info = client_info
-        # A server may go on with an abandoned call for as long as a call may be silent.
+        # A server may keep working on an abandoned call for as long as a call may be silent.
         self.calls = PendingCalls(max(ABANDONED_S, limits.call_idle_s))
         self._tasks = ServerTasks(self._request_task, self._run_handler, limits.call_idle_s)
         self._task_callers: dict[str, Caller | None] = {}
-        """Who waits for each task: questions about it are for them."""
+        """The caller waiting for each task; input requests about the task go to it."""
         self.connection = JsonRpcConnection(
             transport,
             on_request=self._handle_server_request if self._handlers_by_method else None,
-            on_notify=self._handle_notification,
+            on_notify=self.report,
             on_unmatched=self.calls.on_unmatched,
             in_flight=limits.in_flight,
             inbound=limits.inbound,
@@ -183,14 +174,14 @@ class ClientSession:
     # -- handshake --------------------------------------------------------------------------
 
     async def connect(self, first: Era = "modern") -> ServerFacts:
-        """Find out what the server speaks; the caller sets the deadline.
+        """Negotiate the protocol version; the caller sets the deadline.
 
-        With `first="modern"`, `server/discover` is sent first, `initialize` too if the server stays silent or refuses,
-        and the first good response decides.
+        With `first="modern"`, send `server/discover`, then also `initialize` if the server stays silent or refuses. The
+        first good response wins.
 
         Raises:
             RpcError: The server refused.
-            VersionMismatchError: It speaks no version that we speak.
+            VersionMismatchError: No version in common.
             ConnectionClosedError: The transport ended.
         """
         self.facts = await (self._initialize() if first == "legacy" else self._negotiate())
@@ -203,7 +194,7 @@ class ClientSession:
 
     async def _negotiate(self) -> ServerFacts:
         loop = asyncio.get_running_loop()
-        # Both tasks are owned by this method: it does not return before they have ended.
+        # This method owns both tasks and doesn't return before they have ended.
         discover = loop.create_task(self._discover())
         initialize: asyncio.Task[ServerFacts] | None = None
         try:
@@ -214,13 +205,13 @@ class ClientSession:
             waiting = {discover, initialize}
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                for task in (discover, initialize):  # of two good responses the modern one
+                for task in (discover, initialize):  # if both succeeded, prefer the modern one
                     if task in done and task.exception() is None:
                         return task.result()
                 if initialize in done and requires_modern(initialize.exception()):
-                    # `server/discover` made the server choose the modern protocol: send it again.
+                    # `server/discover` made the server pick the modern protocol: send it again.
                     return await self._discover()
-            # The refusal of `initialize` says more than that of a method the server may not know.
+            # A refused `initialize` says more than a refused method that the server may not know.
             refusal = discover.exception()
             names_versions = isinstance(refusal, VersionMismatchError) or requires_modern(refusal)
             raise (refusal if names_versions else initialize.exception())  # type: ignore[misc]
@@ -262,23 +253,23 @@ class ClientSession:
         return ServerFacts("legacy", str(version), result)
 
     async def _request_first(self, method: str, params: JsonObject) -> JsonObject:
-        # The first request must not be cancelled:
+        # The first request must not be cancelled.
         # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation#behavior-requirements
         return await self.connection.request(method, params, RequestOptions(math.inf, cancellable=False))
 
     # -- requests ---------------------------------------------------------------------------
 
     async def request(self, method: str, params: JsonObject | None, options: RequestOptions) -> JsonObject:
-        """Send a request with the `_meta` that the server's era requires; raises as `JsonRpcConnection.request`."""
+        """Send a request with the `_meta` the server's era requires; raises like `JsonRpcConnection.request`."""
         return await self.connection.request(method, self._add_meta(params), options)
 
     async def read_pages(self, method: str, key: str) -> Sequence[JsonValue]:
-        """Read a list page by page, within the limits; a note says what was left out.
+        """Read a list page by page; hitting a limit leaves a note.
 
         https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/pagination
 
         Raises:
-            InvalidResponseError: A page has no list under `key`.
+            InvalidResponseError: A page lacks the list `key`.
         """
         rows: list[JsonValue] = []
         cursor: JsonValue = None
@@ -304,20 +295,20 @@ class ClientSession:
         return rows
 
     def note(self, note: str) -> None:
-        """Note what is odd about the server; each note once, and at most the first hundred."""
-        text = note if len(self.notes) < _NOTES else _MORE_NOTES
+        """Note an oddity of the server, once, up to a limit."""
+        text = note if len(self.notes) < _MAX_NOTES else _MORE_NOTES
         if note not in self.notes and text not in self.notes:
             self.notes.append(text)
 
     async def call(self, method: str, params: JsonObject, on_progress: OnProgress | None = None) -> JsonObject:
-        """Send a request that the server may answer with `input_required` or with a task, and return its final result.
+        """Send a request, handle `input_required` and tasks, and return the final result.
 
-        A caller of the modern protocol gets the server's own request for input as the result, and comes again with the
-        input (`InputExchange`). A caller that knows tasks gets the handle of a task (`TaskExchange`).
+        A caller that speaks the modern protocol gets the server's input request as the result and calls again with the
+        input (`InputExchange`). A caller that supports tasks gets the task's handle (`TaskExchange`).
 
         Raises:
-            RpcError: The server refused, or requested an input that has no handler.
-            InvalidResponseError: It requested input too often, or its result has an unknown type.
+            RpcError: The server refused, or requested input that has no handler.
+            InvalidResponseError: It requested input too often, or returned an unknown result type.
         """
         if self.share_subscription is not None and method in SUBSCRIPTIONS:
             return await self.share_subscription(method, params)
@@ -337,9 +328,9 @@ class ClientSession:
             result = await self._complete(method, params, call, options)
             return result
         except RpcError as exc:
-            if exc.code == MOVED and self.describe_caller is not None:  # another node says so, not a server
+            if exc.code == MOVED and self.describe_caller is not None:  # comes from another node, not from a server
                 exc.detail = MOVED_DETAIL
-            # An error about the input is for the client, not for its model.
+            # Errors about the input are for the client, not for its model.
             if exchange is not None and (exc.code == MISSING_CAPABILITY or exchange.given):
                 exchange.refusal = exc
             raise
@@ -357,13 +348,13 @@ class ClientSession:
     async def _complete(
         self, method: str, params: JsonObject, call: PendingCall, options: RequestOptions
     ) -> JsonObject:
-        """Send a request, and go on until its result is final or one that the caller takes."""
-        if method == "tasks/result":  # of any era: the modern one has no such request
+        """Send a request and continue until its result is final or the caller can handle it."""
+        if method == "tasks/result":  # in both eras, although only the legacy one has this request
             return await self._follow(params, call, options.on_progress, cancels=False)
         caller = call.caller
         sent, result = await self._request_call(method, self._add_caller(method, params, caller), call, options)
         if result.get("resultType") == "input_required":
-            # Names with invisible characters are translated on both ways, which only our own rounds do.
+            # Names with invisible characters are translated both ways, which only `_provide_input` does.
             exchange = None if caller is None else caller.exchange
             if exchange is not None and not clean_json(result.get("inputRequests"))[1]:
                 exchange.wanted = result
@@ -387,13 +378,13 @@ class ClientSession:
     async def _request_call(
         self, method: str, params: JsonObject, call: PendingCall, options: RequestOptions
     ) -> tuple[JsonObject, JsonObject]:
-        """Send a request, a second time if the server makes tasks of such calls only; return what was sent too."""
+        """Send a request, again if the server requires task support; return the sent parameters and the result."""
         try:
             return params, await self.connection.request(method, self._add_meta(params), options)
         except RpcError as exc:
             if not (method == "tools/call" and self._handlers.follow_tasks and requires_tasks(exc)):
                 raise
-        # Nothing has run. The caller knows no tasks: they are followed for it.
+        # Nothing has run yet. The caller doesn't support tasks, so we follow them for it.
         options.request_id = call.request_id = next(self.connection.ids)
         params = self._declare_tasks(params)
         return params, await self.connection.request(method, self._add_meta(params), options)
@@ -401,7 +392,7 @@ class ClientSession:
     async def _follow(
         self, task: JsonObject, call: PendingCall, on_progress: OnProgress | None, *, cancels: bool = True
     ) -> JsonObject:
-        """Wait for the result of a task in the name of a call."""
+        """Wait for a task's result on behalf of a call."""
         task_id, callers = str(task["taskId"]), self._task_callers
         callers[task_id] = call.caller
         if on_progress is not None:
@@ -419,21 +410,20 @@ class ClientSession:
             self._tasks.sinks.pop(call.request_id, None)
 
     async def _request_task(self, method: str, params: JsonObject, within_s: float) -> JsonObject:
-        """Send a request about a task, in the name of the call that waits for it."""
+        """Send a request about a task on behalf of the call that waits for it."""
         sent = self._add_caller(method, params, current_caller.get())
         return await self.connection.request(method, self._add_meta(sent), RequestOptions(within_s))
 
     def _declare_tasks(self, params: JsonObject) -> JsonObject:
-        meta = params.get("_meta")
-        own = meta if isinstance(meta, dict) else {}
-        declared = declare_tasks(own.get(CAPABILITIES, self._handlers.capabilities()))
-        return {**params, "_meta": {**own, CAPABILITIES: declared}}
+        meta = get_object(params, "_meta")
+        declared = declare_tasks(meta.get(CAPABILITIES, self._handlers.capabilities()))
+        return {**params, "_meta": {**meta, CAPABILITIES: declared}}
 
     def _add_caller(self, method: str, params: JsonObject, caller: Caller | None) -> JsonObject:
-        """Add to the parameters of a request the trace, and what its caller contributes: hops, capabilities, input.
+        """Add trace context and the caller's hops, capabilities and input to a request's parameters.
 
         Raises:
-            RpcError: The caller brings input for a server that has not requested any.
+            RpcError: The caller supplies input that the server didn't request.
         """
         meta: JsonObject = dict(current_trace.get() or ())
         about_task = method.startswith("tasks/")
@@ -445,7 +435,7 @@ class ClientSession:
         if self.describe_caller is not None:
             meta[CALLER] = self.describe_caller(caller)
         given: JsonObject = {} if caller.exchange is None or about_task else caller.exchange.given
-        if self.facts is None or self.facts.era == "legacy":
+        if not self.is_modern:
             if "requestState" in given:
                 message = "no call waits under this requestState: it has ended, or waited for too long"
                 raise RpcError(INVALID_PARAMS, message)
@@ -461,19 +451,16 @@ class ClientSession:
     async def _provide_input(
         self, method: str, params: JsonObject, result: JsonObject, call: PendingCall, options: RequestOptions
     ) -> JsonObject:
-        """Repeat a request with the requested input, round by round, until its result is complete."""
+        """Repeat a request with the requested input until its result is complete."""
         async with _deadline(self._limits.call_hard_s, method):
             for _ in range(INPUT_ROUNDS):
-                requests = result.get("inputRequests")
+                requests = get_object(result, "inputRequests")
                 responses: JsonObject = {}
-                if not isinstance(requests, dict) or not requests:
+                if not requests:
                     await asyncio.sleep(_EMPTY_ROUND_PAUSE_S)
-                    requests = {}
-                for key, value in requests.items():
-                    request = value if isinstance(value, dict) else {}
-                    wanted = request.get("params")
-                    wanted = wanted if isinstance(wanted, dict) else {}
-                    responses[key] = await self._run_handler(str(request.get("method")), wanted)
+                for key in requests:
+                    request = get_object(requests, key)
+                    responses[key] = await self._run_handler(str(request.get("method")), get_object(request, "params"))
                 repeated: JsonObject = {**params, "inputResponses": responses}
                 if "requestState" in result:
                     repeated["requestState"] = result["requestState"]
@@ -486,9 +473,9 @@ class ClientSession:
     async def listen(
         self, on_acknowledged: Callable[[JsonObject], None] | None = None, /, **notifications: JsonValue
     ) -> None:
-        """Subscribe to notifications of a modern server; returns when the server ends the subscription.
+        """Subscribe to a modern server's notifications; return when the server ends the subscription.
 
-        `on_acknowledged` receives what the server will report.
+        `on_acknowledged` receives the filter that the server accepted.
         """
         params: JsonObject = {"notifications": dict(notifications)}
         if "taskIds" in notifications:
@@ -504,14 +491,13 @@ class ClientSession:
 
     @property
     def is_modern(self) -> bool:
-        """Whether the handshake has agreed on the modern protocol."""
+        """Whether the handshake agreed on the modern protocol."""
         return self.facts is not None and self.facts.era == "modern"
 
-    # -- requests and notifications of the server -------------------------------------------
+    # -- inbound ----------------------------------------------------------------------------
 
     async def _handle_server_request(self, method: str, params: JsonObject) -> JsonObject:
-        # The connection runs this in a task of its own, which inherits a caller that has nothing to do with the
-        # request.
+        # Runs in its own task, which inherits an unrelated caller from the connection.
         related, callers = read_related_task(params), self._task_callers
         current_caller.set(callers[related] if related in callers else self.calls.find_caller())
         current_wait.set(self.calls.find_wait())
@@ -524,10 +510,7 @@ class ClientSession:
         return await handler(params)
 
     def report(self, method: str, params: JsonObject) -> None:
-        """Handle a notification that the server would have sent if its reports had no gap."""
-        self._handle_notification(method, params)
-
-    def _handle_notification(self, method: str, params: JsonObject) -> None:
+        """Handle a notification: one from the server, or one it would have sent during a gap."""
         if (kinds := _LIST_CHANGES.get(method)) is not None:
             self.on_list_changed(kinds)
         if method == "notifications/message":
@@ -563,16 +546,15 @@ class ClientSession:
     def _add_meta(self, params: JsonObject | None) -> JsonObject | None:
         if self.facts is None or self.facts.era == "legacy":
             return params
-        meta = (params or {}).get("_meta")
-        own = meta if isinstance(meta, dict) else {}
-        return {**(params or {}), "_meta": {**self._build_meta(self.facts.version), **own}}
+        params = params or {}
+        return {**params, "_meta": {**self._build_meta(self.facts.version), **get_object(params, "_meta")}}
 
 
 @asynccontextmanager
 async def transport_session(
     transport: Transport, config: ServerConfig, handlers: Handlers, client_info: JsonObject
 ) -> AsyncGenerator[ClientSession]:
-    """Open a session over a transport, and end both when the block is left."""
+    """Open a session over a transport; close both on exit."""
     session = ClientSession(transport, config.limits, handlers, client_info)
     try:
         await session.connect()
@@ -586,7 +568,7 @@ async def transport_session(
 
 @asynccontextmanager
 async def _deadline(limit_s: float, method: str) -> AsyncGenerator[None]:
-    """Bound several requests of one method together."""
+    """Apply one deadline to several requests of one method."""
     try:
         async with asyncio.timeout(limit_s):
             yield

@@ -1,4 +1,4 @@
-"""Skills of servers: what a host verifies of their files, and the directories that their manifests describe.
+"""Skills and other listed items of servers: verification of skill files, directories, definitions.
 
 https://modelcontextprotocol.io/seps/2640-skills-extension#integrity-and-verification
 """
@@ -28,14 +28,14 @@ from indusagi.interop.protocol_bridge.uris import UriMap
 from indusagi.runtime.contract import ToolDescriptor
 
 SKILLS = "io.modelcontextprotocol/skills"
-"""The extension."""
+"""Identifier of the extension."""
 READ_DIRECTORY = "resources/directory/read"
 DIRECTORY_READ = "directoryRead"
-"""The setting of the extension that declares it."""
+"""The extension's setting that declares `READ_DIRECTORY`."""
 _DIRECTORY = "inode/directory"
 _FRONT_MATTER = re.compile(r"\ufeff?---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"(?:^|\s)#")
-# Possessive, so that a long line without a colon is read once: https://docs.python.org/3/library/re.html#index-9.
+# Possessive, to scan a long line without a colon only once: https://docs.python.org/3/library/re.html#index-9.
 _KEY = re.compile(r"^[\"']?([^\s\"'#:-][^\"':\n]*+)[\"']?[ \t]*+:(?=\s|$)", re.MULTILINE)
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _EITHER_QUOTED = re.compile(rf"'(?:[^']|'')*'|{_QUOTED.pattern}")
@@ -43,9 +43,9 @@ _WORD = re.compile(r"\d+(?:\.\d+)?|\w+")
 
 
 def find_mismatch(definition: JsonObject, uri: str, contents: JsonValue) -> str | None:
-    """Return how a file of a skill differs from what the skill promises; `None` if it does not.
+    """Return how a skill's file differs from the skill's manifest, or `None` if it doesn't.
 
-    Digest and size are compared of every file of the manifest, and of `SKILL.md` also the front matter.
+    Compares digest and size of every file in the manifest, plus the front matter of `SKILL.md`.
     """
     for data in _list_data(contents):
         if data is None:
@@ -59,7 +59,7 @@ def find_mismatch(definition: JsonObject, uri: str, contents: JsonValue) -> str 
 
 
 def _list_data(contents: JsonValue) -> Iterator[bytes | None]:
-    """Decode each content; `None` stands for one that cannot be decoded."""
+    """Decode each content, yielding `None` for invalid base64."""
     for content in filter(is_json_object, contents if isinstance(contents, list) else ()):
         text, blob = content.get("text"), content.get("blob")
         try:
@@ -81,10 +81,9 @@ def _find_digest_mismatch(definition: JsonObject, uri: str, data: bytes) -> str 
 
 
 def _find_front_matter_mismatch(promised: JsonValue, text: str) -> str | None:
-    """Compare the front matter of a `SKILL.md` with that of its entry, field by field.
+    """Compare the front matter of a `SKILL.md` with its entry, field by field.
 
-    A field is compared by the words of its value in their order. The notations of YAML for one value, quotes and
-    indentation for instance, make no difference; another word does.
+    Values are compared word by word, so differences in YAML notation, such as quotes and indentation, don't matter.
     """
     front = _FRONT_MATTER.match(text)
     if front is None:
@@ -101,15 +100,15 @@ def _find_front_matter_mismatch(promised: JsonValue, text: str) -> str | None:
 
 
 def _read_words(value: str) -> Iterator[list[str]]:
-    """Read the words of a value in YAML: as it is written, without comments, and without escapes."""
+    """Read the words of a YAML value: as written, without comments, and without escapes."""
     yield _list_words(value)
     yield _list_words("\n".join(map(_remove_comment, value.split("\n"))))
-    for pattern in (_QUOTED, _EITHER_QUOTED):  # an apostrophe in plain text opens no quotation
+    for pattern in (_QUOTED, _EITHER_QUOTED):  # an apostrophe in plain text isn't a quote
         yield _list_words(pattern.sub(_unquote, value))
 
 
 def _remove_comment(line: str) -> str:
-    """Remove the comment of a line: what follows the first `#` after its last quote."""
+    """Remove a line's comment: everything after the first `#` behind its last quote."""
     comment = _COMMENT.search(line, max(line.rfind('"'), line.rfind("'")) + 1)
     return line if comment is None else line[: comment.start()]
 
@@ -143,7 +142,7 @@ def _list_files(definition: JsonObject) -> Iterable[JsonObject]:
 
 
 def list_directory(skills: Iterable[JsonObject], uri: str) -> JsonObject | None:
-    """List a directory from the manifests of skills; `None` if none of them has files in it.
+    """List a directory from the manifests of skills; `None` if no skill has files in it.
 
     https://modelcontextprotocol.io/seps/2640-skills-extension#directory-reads
     """
@@ -165,16 +164,16 @@ def list_directory(skills: Iterable[JsonObject], uri: str) -> JsonObject | None:
 
 # -- items ------------------------------------------------------------------------------------
 #
-# The identity of an item is the server's id, its kind, and the server's own name or URI; it is carried along, never
-# parsed from a name that a client sees. A row keeps its definition; what is shown has no invisible characters. A row
-# that cannot be shown without a change of its meaning is left out, with a note.
+# An item's identity is the server's id, the kind, and the server's name or URI. It's passed along, never parsed from a
+# name that a client sees. An item keeps its raw definition, but is shown without invisible characters. A row that can't
+# be shown without changing its meaning is left out, with a note.
 #
 # - https://modelcontextprotocol.io/specification/2025-11-25/server/resources
 # - https://modelcontextprotocol.io/specification/2025-11-25/server/prompts
 
 
 INSTRUCTIONS = "instructions"
-"""The name of the one item of this kind that a server has."""
+"""Name of a server's only item of this kind."""
 INSTRUCTIONS_CHARS = 8_000
 _SHOWN_NAME = 80
 
@@ -186,9 +185,9 @@ class ItemList:
     capability: str
     method: str
     key: str
-    """Where a page has its rows."""
+    """Key of the rows in a page."""
     identity: str
-    """The field of a row that identifies it."""
+    """Field that identifies a row."""
 
 
 ITEM_LISTS: Mapping[ItemKind, ItemList] = {
@@ -203,7 +202,7 @@ ITEM_LISTS: Mapping[ItemKind, ItemList] = {
 def read_items(
     kind: ItemKind, rows: Sequence[JsonValue], config: ServerConfig
 ) -> tuple[tuple[RemoteTool, ...], tuple[Note, ...]]:
-    """Turn the rows of a list into items; the notes say what was left out or changed."""
+    """Turn the rows of a list into items, with notes about omissions and changes."""
     items: dict[str, RemoteTool] = {}
     notes: list[Note] = []
     owner, identity, uris = f"server {config.id!r}", ITEM_LISTS[kind].identity, UriMap(config.id)
@@ -223,7 +222,7 @@ def read_items(
             notes.append(Note(subject, f"it was left out: {exc}"))
             continue
         if removed and ((kind != "prompt" and clean_text(name)[1]) or _list_arguments(shown) != _list_arguments(row)):
-            # They come back in requests, where the server expects them as it wrote them.
+            # Requests send them back, and the server expects its own spelling.
             notes.append(Note(subject, "its address or arguments hold invisible characters, and it was left out"))
             continue
         if removed:
@@ -241,7 +240,7 @@ def read_items(
 
 
 def _drop_volatile(row: JsonObject) -> JsonObject:
-    """Drop what changes with the content of a resource: its size, and when it was changed."""
+    """Drop fields that change with a resource's content: size and modification time."""
     annotations = row.get("annotations")
     if "size" not in row and not (is_json_object(annotations) and "lastModified" in annotations):
         return row
@@ -259,7 +258,7 @@ def _list_arguments(row: JsonObject) -> list[JsonValue]:
 
 
 def read_content(server: str, uri: str, contents: JsonValue) -> RemoteTool:
-    """Describe the content of a resource by digests, so that it can be pinned."""
+    """Describe a resource's content by digests, for pinning."""
     digests: list[JsonValue] = []
     for row in contents if isinstance(contents, list) else ():
         data = next((row[key] for key in ("text", "blob") if key in row), None) if is_json_object(row) else None
@@ -270,7 +269,7 @@ def read_content(server: str, uri: str, contents: JsonValue) -> RemoteTool:
 
 
 def read_instructions(text: str | None, config: ServerConfig) -> tuple[RemoteTool, ...]:
-    """Turn the instructions of a server into an item; none if it has none."""
+    """Turn a server's instructions, if any, into an item."""
     if text is None:
         return ()
     shown = cut_text(clean_text(text)[0].strip(), INSTRUCTIONS_CHARS)

@@ -1,10 +1,10 @@
 """Stdio client transport: frames are lines of JSON on the standard streams of a server process.
 
-https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#stdio. The process inherits the variables that
-`start.environment` allows. Its output is split into lines in linear time under a size limit. Its standard error is
-drained into a ring buffer, so that it neither blocks the process nor reaches the terminal. A process that stops reading
-its input is given up after the idle limit of a call. `close` always ends the process tree and collects the process; a
-package manager that has not yet started its server is ended gently.
+https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#stdio. The process inherits the variables
+allowed by `start.policy`. Its output is split into lines in linear time, with a size limit. A ring buffer drains its
+standard error, which neither blocks the process nor reaches the terminal. A process that stops reading its input is
+given up after the idle limit of a call. `close` always ends the process tree and reaps the process; it ends a package
+manager that hasn't started its server yet gently.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
 
 _SETTLE_S = 0.05
-"""How long the end of the output waits for the exit code and the last lines."""
+"""How long to wait for the exit code and the last lines after the output ends."""
 _SHOWN_LINES = 20
 _TURN_FRAMES = 16
 _TURN_BYTES = 32 * 1024
-"""How much of one server's output is handled in one iteration of the event loop.
+"""How much output of one server to handle per event loop iteration.
 
-A server that floods its output fills a pipe of 64 KiB between two iterations: hundreds of notifications, which take
-milliseconds that every other server would wait.
+A server that floods its output fills a 64 KiB pipe between two iterations. Handling those hundreds of notifications
+takes milliseconds, during which every other server would wait.
 """
-_INVALID_LINES = 5
-"""How many lines of standard output that were not protocol messages are kept."""
+_MAX_INVALID_LINES = 5
+"""How many non-protocol lines of standard output to keep."""
 _GENTLE_IDLE_S = 2.0
-"""How long a package manager that is being ended may pause while it cleans up."""
+"""How long a package manager may pause while it cleans up at its end."""
 
 
 async def start_server_process(config: StdioServerConfig) -> StdioTransport:
-    """Start the server process of a configuration.
+    """Start a configured server process.
 
     Raises:
-        ProtocolFault: It cannot be started; the message says why.
+        ProtocolFault: It can't be started; the message says why.
     """
     downloads = find_package_manager(config.command, config.args) is not None
     transport = StdioTransport(config.id, config.limits, downloads=downloads)
@@ -87,31 +87,32 @@ class StdioTransport(BaseTransport):
         self._server = server
         self._limits = limits
         self._parts: list[bytes] = []
-        """The beginning of a line whose end has not come."""
+        """Beginning of an unfinished line."""
         self._parts_size = 0
         self._unread: collections.deque[bytes] = collections.deque()
-        """Output that was read and not yet split into lines."""
+        """Output not yet split into lines."""
         self._unread_from = 0
-        """Where in the first piece of it the next line begins."""
+        """Start of the next line in the first chunk of it."""
         self._next_turn: asyncio.Handle | None = None
         self._outgoing: list[bytes] = []
         self._stderr: collections.deque[bytes] = collections.deque(maxlen=limits.stderr_lines)
         self._stderr_rest = b""
         self._may_unpack = downloads
-        """Whether a package manager may still be unpacking: its server has written nothing."""
-        self._bytes_received = 0
+        """Whether a package manager may still be unpacking, because its server hasn't written anything."""
+        self.bytes_received = 0
+        """Bytes of standard output and error."""
         self._bytes_sent = 0
         self._output_at_close: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-        """Standard error and invalid lines as they were when the process was told to end."""
+        """Standard error and invalid lines at the time the process was asked to end."""
         self._invalid_lines: list[bytes] = []
         self._stall: asyncio.TimerHandle | None = None
 
     # -- sending ----------------------------------------------------------------------------
 
     def send(self, frame: JsonObject) -> None:
-        """Write one line, together with the others of this iteration of the event loop.
+        """Write one line, batched with the others of this event loop iteration.
 
-        Each write wakes the other process: with many callers that costs more than everything else.
+        Each write wakes the other process, which dominates the cost if there are many callers.
         """
         if not self._outgoing:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -128,13 +129,13 @@ class StdioTransport(BaseTransport):
                 self._watch_stall(asyncio.get_running_loop().time())
 
     def _watch_stall(self, since: float) -> None:
-        """Check after the idle limit whether the process has read anything.
+        """After the idle limit, check whether the process has read anything.
 
-        A process that neither reads nor writes for so long is given up; one that writes may be busy with a call, and
-        has the time that a call may take in total.
+        A process that neither reads nor writes for that long is given up. One that writes may be busy with a call, and
+        gets the total limit of a call.
         """
         loop = asyncio.get_running_loop()
-        read, received = self._bytes_sent - self.child.unwritten, self._bytes_received
+        read, received = self._bytes_sent - self.child.unwritten, self.bytes_received
 
         def check() -> None:
             self._stall = None
@@ -144,7 +145,7 @@ class StdioTransport(BaseTransport):
             waited_s = loop.time() - since
             if self._bytes_sent - unwritten > read:
                 self._watch_stall(loop.time())
-            elif self._bytes_received == received or waited_s >= self._limits.call_hard_s:
+            elif self.bytes_received == received or waited_s >= self._limits.call_hard_s:
                 self._finish_process(f"did not read its standard input for {waited_s:.3g} s", "closed")
             else:
                 self._watch_stall(since)
@@ -154,14 +155,14 @@ class StdioTransport(BaseTransport):
     # -- events of the process --------------------------------------------------------------
 
     def stdout_received(self, data: bytes) -> None:
-        """Split standard output into lines, a bounded number in each iteration of the event loop."""
-        self._bytes_received += len(data)
+        """Split standard output into lines, a limited number per event loop iteration."""
+        self.bytes_received += len(data)
         self._unread.append(data)
         if self._next_turn is None:
             self._take_turn()
 
     def _take_turn(self) -> None:
-        """Deliver what one iteration allows; hold the pipe until all that was read is delivered."""
+        """Deliver one iteration's share of lines; pause the pipe until everything read so far is delivered."""
         self._next_turn = None
         self._deliver_lines(_TURN_FRAMES, _TURN_BYTES)
         if self._unread:
@@ -171,7 +172,7 @@ class StdioTransport(BaseTransport):
             self.child.resume_output()
 
     def _deliver_lines(self, frames: float, size: float) -> None:
-        """Deliver lines until so many frames or bytes were handled, or all that was read."""
+        """Deliver lines up to a number of frames or bytes, or until everything read is delivered."""
         limit = self._limits.frame_bytes
         while self._unread and self._end is None and frames > 0 and size > 0:
             data, start = self._unread[0], self._unread_from
@@ -208,7 +209,7 @@ class StdioTransport(BaseTransport):
 
     def stderr_received(self, data: bytes) -> None:
         """Keep the last lines of standard error."""
-        self._bytes_received += len(data)
+        self.bytes_received += len(data)
         *lines, rest = (self._stderr_rest + data).split(b"\n")
         cap = self._limits.stderr_line_bytes
         self._stderr.extend(line[:cap] for line in lines[-self._limits.stderr_lines :] if line.strip())
@@ -219,36 +220,28 @@ class StdioTransport(BaseTransport):
         child = self.child
         is_ending = child.exited.is_set() or not child.output_open or not child.input_open
         if self._end is not None or not is_ending:
-            return  # a server may close its standard error and live on
+            return  # a server may close only its standard error
         if child.exited.is_set() and not child.output_open and not child.errors_open:
             self._declare_exit()
         else:
             asyncio.get_running_loop().call_later(_SETTLE_S, self._declare_exit)
 
-    # -- what is known of the process -------------------------------------------------------
-
-    @property
-    def bytes_received(self) -> int:
-        """Bytes of its standard output and error."""
-        return self._bytes_received
+    # -- observations -----------------------------------------------------------------------
 
     def keep_invalid_line(self, line: bytes) -> None:
-        """Keep a line of standard output that was not a protocol message; only the first few."""
-        if len(self._invalid_lines) < _INVALID_LINES:
+        """Keep a non-protocol line of standard output, up to a limit."""
+        if len(self._invalid_lines) < _MAX_INVALID_LINES:
             self._invalid_lines.append(line[: self._limits.stderr_line_bytes])
 
     def read_invalid_lines(self) -> tuple[str, ...]:
-        """Return the first lines of standard output that were not protocol messages.
-
-        While there are none, the unfinished last line counts as one.
-        """
+        """Return the first non-protocol lines of standard output, or else the unfinished last line."""
         if self._output_at_close is not None:
             return self._output_at_close[1]
         cap = self._limits.stderr_line_bytes
         return tuple(line[:cap].decode("utf-8", "replace") for line in self._invalid_lines or self._parts[:1])
 
     def read_stderr(self) -> tuple[str, ...]:
-        """Return the last lines of standard error, headed by the cause if that is older."""
+        """Return the last lines of standard error, preceded by the cause if it's older."""
         if self._output_at_close is not None:
             return self._output_at_close[0]
         rest = [self._stderr_rest] if self._stderr_rest else []
@@ -261,11 +254,11 @@ class StdioTransport(BaseTransport):
         return tuple(tail)
 
     async def activity(self) -> Activity | None:
-        """Return what the process tree has done; `None` where the system does not tell."""
+        """Return the activity of the process tree, if the system reports it."""
         return await self.child.activity()
 
     async def cpu_demand(self) -> CpuDemand | None:
-        """Return the CPU demand of the process tree; `None` if unknown."""
+        """Return the CPU demand of the process tree, if known."""
         return await self.child.cpu_demand()
 
     # -- the end ----------------------------------------------------------------------------
@@ -273,7 +266,7 @@ class StdioTransport(BaseTransport):
     def _declare_exit(self) -> None:
         if self._end is not None:
             return
-        # A process may answer and exit at once: the answer is in the pipe, and counts.
+        # A process may answer and exit at once; the answer in the pipe counts.
         self.child.read_rest()
         self._deliver_lines(math.inf, math.inf)
         self._deliver_last_line()
@@ -290,7 +283,7 @@ class StdioTransport(BaseTransport):
             self._finish_process(f"exited with code {code}", "exited")
 
     def _deliver_last_line(self) -> None:
-        """Deliver a last message without a line end, if it is complete."""
+        """Deliver a complete last message that lacks a newline."""
         line = b"".join(self._parts)
         with suppress(ValueError, RecursionError):
             if not isinstance(decode_frame(line), dict):
@@ -311,9 +304,9 @@ class StdioTransport(BaseTransport):
         self.finish(message, detail)
 
     async def close(self) -> None:
-        """End the process and its tree; safe to call twice, and from any task.
+        """End the process and its tree; safe to call twice and from any task.
 
-        A caller that is cancelled meanwhile waits for the end all the same.
+        A cancelled caller still waits for the end.
         """
         self._flush()
         if self._output_at_close is None:
@@ -323,5 +316,5 @@ class StdioTransport(BaseTransport):
         if self._may_unpack:
             await self.child.end(max(self._limits.close_s, _GENTLE_IDLE_S), gentle=True)
             return
-        # A process that has ended the connection itself gets a quarter of the time.
+        # A process that ended the connection itself gets a quarter of the time.
         await self.child.end(self._limits.close_s if self._end is None else self._limits.close_s / 4)

@@ -1,9 +1,9 @@
-"""Tasks: calls that a server answers with a handle at once, and finishes later.
+"""Tasks: calls that a server answers with a handle at once and finishes later.
 
-Revision 2026-07-28 has them as an extension (SEP-2663): the server decides, `tasks/get` carries the result and the
-questions to the client, `tasks/update` brings the answers. Revision 2025-11-25 has an experimental form in its core:
-the client asks for a task with `task` in its request, `tasks/result` waits for the result, and questions come as
-requests of the server meanwhile. Inside of this package a task has the shape of the extension.
+In revision 2026-07-28 they're an extension (SEP-2663): the server decides, `tasks/get` returns the result and input
+requests, and `tasks/update` delivers the input. Revision 2025-11-25 has an experimental form in its core: the client
+asks for a task with `task` in its request, `tasks/result` waits for the result, and input requests arrive as ordinary
+requests. Inside this package, tasks have the extension's shape.
 
 https://modelcontextprotocol.io/seps/2663-tasks-extension,
 https://modelcontextprotocol.io/specification/2025-11-25/basic/utilities/tasks
@@ -27,55 +27,57 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     OnProgress,
     RequestTimeoutError,
     RpcError,
+    parse_error,
 )
+from indusagi.interop.protocol_bridge.rpc.transport import get_object
 from indusagi.runtime.calls import CallCompletion
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 TASKS = "io.modelcontextprotocol/tasks"
-"""The identifier of the extension."""
+"""Identifier of the extension."""
 RELATED_TASK = "io.modelcontextprotocol/related-task"
-"""Key in the `_meta` of a message of revision 2025-11-25 that belongs to a task."""
+"""`_meta` key of revision 2025-11-25 that links a message to a task."""
 TASK_STATUSES = frozenset({"notifications/tasks", "notifications/tasks/status"})
-"""The notifications about a task, of both revisions."""
+"""Task notifications of both revisions."""
 TERMINAL = frozenset({"completed", "failed", "cancelled"})
 MISSING_CAPABILITY = -32021
 """`MissingRequiredClientCapabilityError` of the modern protocol."""
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 60.0
 """Bounds of the server's `pollIntervalMs`."""
-_FIRST_POLL_S, _UNTOLD_POLL_S = 0.1, 2.0
-"""Without a `pollIntervalMs` the pause doubles from the first to the second."""
+_FIRST_POLL_S, _MAX_DEFAULT_POLL_S = 0.1, 2.0
+"""Without a `pollIntervalMs`, the pause doubles from the first to the second value."""
 _CANCEL_S = 2.0
-_QUESTIONS = 100
-"""Questions of one task that are answered."""
-_EARLY = 100
-"""Tasks of which an early notification is remembered."""
+_MAX_INPUTS = 100
+"""Limit of input requests per task."""
+_MAX_EARLY = 100
+"""Limit of tasks whose early notifications are remembered."""
 _CORE_NAMES = {"ttlMs": "ttl", "pollIntervalMs": "pollInterval"}
-"""Fields of a task that revision 2025-11-25 names differently."""
+"""Task fields that have another name in revision 2025-11-25."""
 
 Send: TypeAlias = Callable[[str, JsonObject, float], Awaitable[JsonObject]]
-"""Sends a request about a task, which is answered within some seconds."""
+"""Sends a request about a task, with a timeout in seconds."""
 RunHandler: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
 
 
 class TaskExchange:
-    """What a client that knows tasks contributes to its call, and the task that the server made of the call."""
+    """The client's side of a call that may become a task, and the resulting task."""
 
     def __init__(self, core: JsonObject | None = None, *, shown_id: str = "") -> None:
         self.core = core
-        """The `task` of a request of revision 2025-11-25; None: the client declares the extension."""
+        """The `task` of a 2025-11-25 request; `None` if the client declares the extension."""
         self.shown_id = shown_id
-        """The id of the task that a `tasks/result` of revision 2025-11-25 waits for, as its client knows it."""
+        """The client's id for the task that a 2025-11-25 `tasks/result` waits for."""
         self.created: JsonObject | None = None
-        """The handle, with the server's own id."""
+        """The handle, with the server's id."""
         self.server = ""
         self.completion = CallCompletion()
 
     def takes(self, *, is_modern: bool) -> bool:
-        """Return whether the client gets the handle of a task of a modern or of a legacy server.
+        """Return whether the client gets task handles of a modern or legacy server.
 
-        A legacy server asks its questions by requests, which a client of the extension could not answer later.
+        A legacy server requests input with ordinary requests, which a client of the extension couldn't answer later.
         """
         return is_modern or self.core is not None
 
@@ -86,7 +88,7 @@ def is_task(value: JsonValue) -> TypeGuard[JsonObject]:
 
 
 def read_created_task(result: JsonObject, *, is_modern: bool) -> JsonObject | None:
-    """Read the handle in a result of `tools/call`; None if it is an ordinary result."""
+    """Read the task handle in a `tools/call` result; `None` for an ordinary result."""
     value = result if is_modern and result.get("resultType") == "task" else result.get("task")
     if not is_task(value) or (is_modern and value is not result):
         return None
@@ -94,32 +96,31 @@ def read_created_task(result: JsonObject, *, is_modern: bool) -> JsonObject | No
 
 
 def read_task(value: JsonObject) -> JsonObject:
-    """Convert a task of either revision into the shape of the extension."""
+    """Convert a task of either revision into the extension's shape."""
     renamed = {old: new for new, old in _CORE_NAMES.items()}
     return {renamed.get(key, key): inner for key, inner in value.items() if key != "resultType"}
 
 
 def to_core_task(task: JsonObject) -> JsonObject:
-    """Convert a task into the shape of revision 2025-11-25, which carries neither result nor questions."""
+    """Convert a task into the shape of revision 2025-11-25, without result and input requests."""
     hidden = {"result", "error", "inputRequests", "resultType"}
     return {_CORE_NAMES.get(key, key): value for key, value in task.items() if key not in hidden}
 
 
 def declares_tasks(capabilities: JsonValue) -> bool:
-    """Return whether capabilities of a client or server declare the extension."""
+    """Return whether a client's or server's capabilities declare the extension."""
     extensions = capabilities.get("extensions") if is_json_object(capabilities) else None
     return is_json_object(extensions) and is_json_object(extensions.get(TASKS))
 
 
 def declare_tasks(capabilities: JsonValue) -> JsonObject:
-    """Add the extension to the capabilities of a client."""
+    """Add the extension to a client's capabilities."""
     declared = capabilities if is_json_object(capabilities) else {}
-    extensions = declared.get("extensions")
-    return {**declared, "extensions": {**(extensions if is_json_object(extensions) else {}), TASKS: {}}}
+    return {**declared, "extensions": {**get_object(declared, "extensions"), TASKS: {}}}
 
 
 def offers_core_tasks(capabilities: JsonObject) -> bool:
-    """Return whether a server of revision 2025-11-25 makes tasks of tool calls."""
+    """Return whether a 2025-11-25 server turns tool calls into tasks."""
     value: JsonValue = capabilities
     for key in ("tasks", "requests", "tools", "call"):
         value = value.get(key) if is_json_object(value) else None
@@ -127,75 +128,67 @@ def offers_core_tasks(capabilities: JsonObject) -> bool:
 
 
 def read_task_support(definition: JsonObject) -> str:
-    """Read from the definition of a tool whether it may or must be called as a task of revision 2025-11-25."""
-    execution = definition.get("execution")
-    support = execution.get("taskSupport") if is_json_object(execution) else None
+    """Read whether a 2025-11-25 tool may or must be called as a task."""
+    support = get_object(definition, "execution").get("taskSupport")
     return str(support) if support in {"optional", "required"} else "forbidden"
 
 
 def read_related_task(params: JsonObject) -> str:
-    """Read the id of the task that a message of a server belongs to; empty without one."""
-    meta = params.get("_meta")
-    related = meta.get(RELATED_TASK) if is_json_object(meta) else None
-    task_id = related.get("taskId") if is_json_object(related) else None
+    """Read the id of the task a server's message belongs to, or an empty string."""
+    task_id = get_object(get_object(params, "_meta"), RELATED_TASK).get("taskId")
     return task_id if isinstance(task_id, str) else ""
 
 
 def new_missing_error() -> RpcError:
-    """Build the error for a client that does not declare the extension."""
+    """Build the error for a client that doesn't declare the extension."""
     data: JsonObject = {"requiredCapabilities": {"extensions": {TASKS: {}}}}
     return RpcError(MISSING_CAPABILITY, "Missing required client capability", data)
 
 
 def requires_tasks(exc: RpcError) -> bool:
-    """Return whether a server refused a call because its client does not declare the extension."""
+    """Return whether a server refused a call because the client doesn't declare the extension."""
     data = exc.data.get("requiredCapabilities") if is_json_object(exc.data) else None
     return exc.code == MISSING_CAPABILITY and declares_tasks(data)
 
 
 def read_task_result(task: JsonObject) -> JsonObject:
-    """Read the result of a task that has ended.
+    """Read the result of a finished task.
 
     Raises:
-        RpcError: It failed, or was cancelled.
+        RpcError: It failed or was cancelled.
         InvalidResponseError: It has no result.
     """
     status, result, error = task.get("status"), task.get("result"), task.get("error")
     if status == "completed" and is_json_object(result):
         return result
     if status == "failed" and is_json_object(error):
-        code, message = error.get("code"), error.get("message")
-        raise RpcError(
-            code if isinstance(code, int) else INTERNAL_ERROR,
-            message if isinstance(message, str) else "the server gave no reason",
-            error.get("data"),
-        )
+        raise parse_error(error)
     if status == "cancelled":
         raise RpcError(INTERNAL_ERROR, str(task.get("statusMessage") or "the task was cancelled"))
     raise InvalidResponseError(f"its task is {status!r} and has no result")
 
 
 class ServerTasks:
-    """The tasks of one session that are waited for.
+    """The tasks that a session waits for.
 
     Args:
         send: Sends a request about a task.
-        run_handler: Answers a question of the server.
-        idle_s: How long a status may take.
+        run_handler: Answers a server's input request.
+        idle_s: Timeout of a status request.
     """
 
     def __init__(self, send: Send, run_handler: RunHandler, idle_s: float) -> None:
         self.sinks: dict[RequestId, OnProgress] = {}
-        """Progress of tasks of revision 2025-11-25, by the id of the request that made the task."""
+        """Progress callbacks of 2025-11-25 tasks, by the id of the request that created the task."""
         self._send = send
         self._run_handler = run_handler
         self._idle_s = idle_s
         self._changed: dict[str, asyncio.Event] = {}
-        self._early: deque[str] = deque(maxlen=_EARLY)
-        """Tasks with a notification that came before `follow`: with the handle, in one read of the pipe."""
+        self._early: deque[str] = deque(maxlen=_MAX_EARLY)
+        """Tasks whose notification came before `follow`, in one read with the handle."""
 
     def receive(self, task: JsonObject) -> None:
-        """Take a notification about a task: it is looked at once instead of after the pause."""
+        """Handle a task notification: poll the task at once instead of after the pause."""
         task_id = str(task.get("taskId"))
         changed = self._changed.get(task_id)
         if changed is not None:
@@ -212,13 +205,13 @@ class ServerTasks:
         on_progress: OnProgress | None = None,
         cancels: bool = True,
     ) -> JsonObject:
-        """Wait until a task has ended, answer its questions, and return its result.
+        """Wait for a task to end, answer its input requests, and return its result.
 
-        A poll that fails for a while is repeated. With `cancels`, the task is cancelled when we stop waiting for it:
-        not when the server itself has ended the wait.
+        Transient poll failures are retried. With `cancels`, cancel the task if we stop waiting before the server has
+        ended the wait.
 
         Raises:
-            RpcError: The task failed or was cancelled, or asked for an input that has no handler.
+            RpcError: The task failed, was cancelled, or requested input that has no handler.
             RequestTimeoutError: It takes longer than `limit_s`.
         """
         task_id = str(task["taskId"])
@@ -248,13 +241,13 @@ class ServerTasks:
 
 
 class _TaskPoll:
-    """The polls of one task."""
+    """Polls one task."""
 
     def __init__(
         self, send: Send, run_handler: RunHandler, idle_s: float, task_id: str, changed: asyncio.Event
     ) -> None:
         self.is_over = False
-        """Whether the server has ended the wait: by the end of the task, or by refusing to say more about it."""
+        """Whether the server ended the wait: the task ended, or the server refused to say more about it."""
         self._send = send
         self._run_handler = run_handler
         self._idle_s = idle_s
@@ -262,20 +255,20 @@ class _TaskPoll:
         self._changed = changed
         self._backoff = Backoff()
         self._given: JsonObject = {}
-        """Our answers, by question."""
+        """Our answers, by input request."""
         self._delivered: set[str] = set()
 
     async def run(
         self, task: JsonObject, limit_s: float, on_progress: OnProgress | None, *, is_modern: bool
     ) -> JsonObject:
-        """Return the task that has ended; of a legacy server its result."""
-        untold_s, is_detailed = _FIRST_POLL_S, False  # a handle has neither result nor questions
+        """Return the finished task, or just the result from a legacy server."""
+        pause_s, is_detailed = _FIRST_POLL_S, False  # a handle has neither result nor input requests
         for number in itertools.count(1):
             status, message = task.get("status"), task.get("statusMessage")
             if on_progress is not None and status is not None:
                 on_progress({"progress": number, "message": message or f"the task is {status}"})
             if not is_modern and (status in TERMINAL or status == "input_required"):
-                # Waits until the end; the server sends its questions meanwhile.
+                # Waits until the end, while the server sends its input requests.
                 result = await self._request("tasks/result", limit_s)
                 self.is_over = True
                 return result
@@ -285,15 +278,15 @@ class _TaskPoll:
             if is_detailed and status == "input_required":
                 await self._answer(task)
             if is_detailed or status == "working":
-                await _pause(task, self._changed, untold_s)
-                untold_s = min(untold_s * 2, _UNTOLD_POLL_S)
+                await _pause(task, self._changed, pause_s)
+                pause_s = min(pause_s * 2, _MAX_DEFAULT_POLL_S)
             task, is_detailed = read_task(await self._request("tasks/get", self._idle_s)), True
             if not is_task(task):
                 raise InvalidResponseError("tasks/get answered without a task")
         raise AssertionError  # `count` has no end
 
     async def _request(self, method: str, within_s: float) -> JsonObject:
-        """Send a request that changes nothing, until it is answered."""
+        """Send an idempotent request, retrying transient failures."""
         while True:
             try:
                 answer = await self._send(method, self._params, within_s)
@@ -307,20 +300,17 @@ class _TaskPoll:
                 return answer
 
     async def _answer(self, task: JsonObject) -> None:
-        """Answer the questions that are new. Answers that did not get through are sent with the next poll."""
-        requests = task.get("inputRequests")
+        """Answer new input requests. Answers that didn't get through are resent with the next poll."""
+        requests = get_object(task, "inputRequests")
         responses: JsonObject = {}
-        for key, value in requests.items() if is_json_object(requests) else ():
+        for key in requests:
             if key in self._delivered:
                 continue
             if key not in self._given:
-                if len(self._given) >= _QUESTIONS:
-                    raise InvalidResponseError(f"its task asked more than {_QUESTIONS} questions")
-                request = value if is_json_object(value) else {}
-                params = request.get("params")
-                self._given[key] = await self._run_handler(
-                    str(request.get("method")), params if is_json_object(params) else {}
-                )
+                if len(self._given) >= _MAX_INPUTS:
+                    raise InvalidResponseError(f"its task asked more than {_MAX_INPUTS} questions")
+                request = get_object(requests, key)
+                self._given[key] = await self._run_handler(str(request.get("method")), get_object(request, "params"))
             responses[key] = self._given[key]
         if not responses:
             return
@@ -334,11 +324,11 @@ class _TaskPoll:
             self._delivered.update(responses)
 
 
-async def _pause(task: JsonObject, changed: asyncio.Event, untold_s: float) -> None:
-    """Wait as long as the server wants between two polls, or until it reports a change."""
-    told, pause_s = task.get("pollIntervalMs"), untold_s
-    if isinstance(told, (int, float)) and told > 0:
-        pause_s = min(max(told / 1_000, SHORTEST_POLL_S), LONGEST_POLL_S)
+async def _pause(task: JsonObject, changed: asyncio.Event, pause_s: float) -> None:
+    """Wait for the server's poll interval (`pause_s` without one), or until it reports a change."""
+    interval_ms = task.get("pollIntervalMs")
+    if isinstance(interval_ms, (int, float)) and interval_ms > 0:
+        pause_s = min(max(interval_ms / 1_000, SHORTEST_POLL_S), LONGEST_POLL_S)
     with suppress(TimeoutError):
         async with asyncio.timeout(pause_s):
             await changed.wait()

@@ -1,12 +1,12 @@
 """Tools of a server as models see them: names, cleaned definitions, argument spelling, output checks.
 
-The identity of a tool is the server's id and the tool's own name; it is carried along, never parsed from the model's
-name. That is `<server>__<tool>` where every provider accepts it and it is free; otherwise it is cleaned, cut and made
-unique by a digest of the identity, so that it is the same in every run.
+A tool's identity is the server's id plus the server's name for the tool. It's passed along, never parsed from the
+model's name. That name is `<server>__<tool>` if it's free and every provider accepts it; otherwise it's cleaned,
+shortened and made unique with a digest of the identity, so that it's the same in every run.
 
-Two identities can join to one name: tool `b__c` of server `a`, and tool `c` of server `a__b`. The name belongs to the
-server that is configured first; tools of the others are named with a digest. This depends on the ids and the order of
-the servers alone, not on which of them run or what they list.
+Two identities can result in the same name: tool `b__c` of server `a`, and tool `c` of server `a__b`. The server that is
+configured first gets the name, and tools of the others get a digest. This depends only on the ids and order of the
+servers, not on which of them are running or what they list.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _DIGEST_LENGTH = 8
 
 
 def model_name(ref: RemoteToolRef, taken: Container[str] = (), servers: Sequence[str] = ()) -> str:
-    """Return a name for models that every provider accepts and that is not in `taken`.
+    """Return a model name that every provider accepts and that isn't in `taken`.
 
-    `servers` are the ids of all configured servers in their order, running or not.
+    `servers` are the ids of all configured servers in order, running or not.
     """
     qualified = qualify_tool_name(ref)
     earlier = servers[: servers.index(ref.server)] if ref.server in servers else servers
@@ -59,18 +59,18 @@ def model_name(ref: RemoteToolRef, taken: Container[str] = (), servers: Sequence
 
 
 def may_own_tool(server: str, name: str) -> bool:
-    """Return whether a tool of this server may have a name that `model_name` has made."""
+    """Return whether `model_name` may have created this name for a tool of this server."""
     prefix = f"{server}{QUALIFIER}"
     return name.startswith((prefix, _REFUSED.sub("_", prefix)[: NAME_LENGTH // 2]))
 
 
 def is_accepted_name(name: str) -> bool:
-    """Return whether every provider accepts a name as it is."""
+    """Return whether every provider accepts a name unchanged."""
     return _ACCEPTED.fullmatch(name) is not None
 
 
 def spells_longer_server(ref: RemoteToolRef, servers: Iterable[str]) -> bool:
-    """Return whether the joined name can also be read as a tool of a server with a longer id."""
+    """Return whether the joined name also reads as a tool of a server with a longer id."""
     qualified = qualify_tool_name(ref)
     return any(len(server) > len(ref.server) and qualified.startswith(server + QUALIFIER) for server in servers)
 
@@ -80,20 +80,20 @@ _SHOWN_CHARACTERS = 120
 
 
 class AmbiguousDefinitionError(CoreError):
-    """Two names or values of a definition become equal without their invisible characters."""
+    """Two names or values of a definition are equal except for invisible characters."""
 
 
 def describe_removed(number: int) -> str:
-    """Describe how many invisible characters were removed from a definition."""
+    """Describe the removal of invisible characters from a definition."""
     count = format_count(number, "invisible character")
     return f"{count} {'was' if number == 1 else 'were'} removed from its definition"
 
 
 def clean_definition(row: JsonObject) -> tuple[JsonObject, int]:
-    r"""Remove the invisible characters of a definition, and count them.
+    r"""Remove invisible characters from a definition, and count them.
 
-    Regular expressions keep their meaning: in them each such character becomes its escape (`\u200b`), since patterns of
-    JSON Schema are the ones of ECMA-262: https://json-schema.org/understanding-json-schema/reference/regular_expressions.
+    Regular expressions keep their meaning: there, each character becomes an escape (`\u200b`), because JSON Schema uses
+    ECMA-262 patterns: https://json-schema.org/understanding-json-schema/reference/regular_expressions.
 
     Raises:
         AmbiguousDefinitionError: Names or enum values would become equal.
@@ -150,25 +150,25 @@ def _escape_unseen(pattern: str) -> str:
 
 
 class ArgumentSpelling:
-    """The server's own spelling of names and enum values, with their invisible characters."""
+    """The server's spelling of names and enum values, with their invisible characters."""
 
     def __init__(self, schema: JsonValue) -> None:
         is_dirty = clean_json(schema)[1] > 0
-        # The view inlines references, and its depth is bounded.
+        # The view inlines references and has bounded depth.
         self._view = model_view(schema).schema if is_dirty else None
 
     def restore(self, arguments: JsonObject) -> JsonObject:
-        """Spell arguments as the server does; unknown names stay as they are."""
+        """Restore the server's spelling in arguments; unknown names stay unchanged."""
         if self._view is None:
             return arguments
         return cast("JsonObject", _restore([self._view], arguments))
 
 
 def _restore(schemas: Sequence[JsonObject], value: JsonValue) -> JsonValue:
-    if not schemas:  # not described by the server
+    if not schemas:  # the server doesn't describe it
         return value
     levels = [*schemas]
-    for level in levels:  # grows while it is walked
+    for level in levels:  # grows during the iteration
         alternatives = [level.get(keyword) for keyword in _BRANCHES]
         branches = [branch for inner in alternatives if isinstance(inner, list) for branch in inner]
         levels.extend(branch for branch in branches if isinstance(branch, dict))
@@ -190,7 +190,7 @@ def _restore(schemas: Sequence[JsonObject], value: JsonValue) -> JsonValue:
 
 
 def _find_inner_schemas(levels: Sequence[JsonObject], key: str | int) -> list[JsonObject]:
-    """Return the schemas of a property, or of the array element at an index."""
+    """Return the schemas of a property or array element."""
     schemas: list[JsonValue] = []
     for level in levels:
         properties, prefix = level.get("properties"), level.get("prefixItems")
@@ -209,17 +209,17 @@ _SHOWN_NAME = 80
 
 @record
 class DefinitionNote(Note):
-    """A change of a tool's definition; the same at every listing of that definition."""
+    """A change of a tool's definition, the same for every listing of that definition."""
 
     tool: RemoteToolRef = field(kw_only=True)
 
 
 class ViewNote(DefinitionNote):
-    """A place where the model view has less than the definition, which clients may get complete."""
+    """A part of a definition that the model view lacks, but that clients may get in full."""
 
 
 def read_tools(rows: Sequence[JsonValue], config: ServerConfig) -> tuple[tuple[RemoteTool, ...], tuple[Note, ...]]:
-    """Turn the rows of a `tools/list` result into tools; the notes say what was left out or changed."""
+    """Turn the rows of a `tools/list` result into tools, with notes about omissions and changes."""
     reader = _ToolReader(config)
     for number, row in enumerate(rows, start=1):
         if len(reader.tools) >= config.limits.tools:
@@ -264,8 +264,7 @@ class _ToolReader:
             self.note(subject, "its inputSchema is not an object, and it was left out")
             return
         if removed:
-            message = describe_removed(removed)
-            self.note_definition(name, subject, message)
+            self.note_definition(name, subject, describe_removed(removed))
         if name in self.tools:
             self.note(subject, "listed more than once; the last definition is used")
         view = model_view({"type": "object"} if schema is None else schema)
@@ -286,7 +285,7 @@ class _ToolReader:
         self.tools[name] = RemoteTool(ref, descriptor, raw=row)
 
     def _cut(self, name: str, subject: str, key: str, shown: JsonObject, limit: int) -> str | None:
-        """Return a text of a definition, cut to a limit; 0 means no limit."""
+        """Return a text of the definition, shortened to `limit`; 0 for no limit."""
         text = shown.get(key)
         if not isinstance(text, str) or not limit:
             return text if isinstance(text, str) else None
@@ -297,14 +296,14 @@ class _ToolReader:
 
 
 CHECKED_COST = 4_000_000
-"""Limit of bytes of the schema times bytes of the result: beyond it a check takes too long."""
+"""Maximum of schema bytes times result bytes; above it, a check takes too long."""
 _SHOWN_PROBLEM = 200
 _EXPENSIVE = frozenset({"pattern", "patternProperties", "uniqueItems"})
-"""Regular expressions may backtrack without end, and comparing all pairs of items is quadratic."""
+"""Regular expressions may backtrack endlessly, and comparing all pairs of items is quadratic."""
 
 
 async def find_output_mismatch(schema: JsonSchema, value: JsonValue) -> str | None:
-    """Return how a structured result differs from its output schema; `None` if it fits or cannot be checked.
+    """Return how a structured result violates its output schema; `None` if it fits or can't be checked.
 
     https://modelcontextprotocol.io/specification/2025-06-18/server/tools#output-schema
     """
@@ -313,13 +312,13 @@ async def find_output_mismatch(schema: JsonSchema, value: JsonValue) -> str | No
     if not isinstance(value, dict):
         is_wrong = schema.get("type") == "object"
         return "its structured content is not an object, as it promised" if is_wrong else None
-    # The view inlines references within bounds, and accepts every value that fits the schema.
+    # The view inlines references within bounds, and accepts every value that the schema accepts.
     view = model_view(schema).schema
     try:
         cost = len(compact_json(view)) * len(compact_json(value))
     except NotJson:  # such as a number beyond the range of a float
         return None
-    # The name of a property counts as a keyword too.
+    # Property names count as keywords, too.
     if cost > CHECKED_COST or any(not _EXPENSIVE.isdisjoint(level) for level in _iterate_objects(view)):
         return None
     await load_validator()
@@ -329,7 +328,7 @@ async def find_output_mismatch(schema: JsonSchema, value: JsonValue) -> str | No
     try:
         checker = Draft202012Validator(view, registry=Registry())
         problem = next(iter(checker.iter_errors(value)), None)  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
-    except Exception as exc:  # noqa: BLE001 — boundary: a schema that the validator cannot use
+    except Exception as exc:  # noqa: BLE001 — boundary: a schema the validator can't use
         return f"its output schema cannot be used: {type(exc).__name__}"
     if problem is None:
         return None

@@ -1,7 +1,7 @@
-"""Which failures pass by themselves.
+"""Decides which failures are transient.
 
-One table for everything that asks a server again: subscriptions, polls of tasks, lists, restarts. An answer of the
-server itself is final; a failure on the way to it, or an answer that says "later", isn't.
+One table for everything that retries: subscriptions, task polls, lists, restarts. An answer from the server is final; a
+failure on the way to it, or an answer that says "later", isn't.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Recovery: TypeAlias = Literal["wait", "reconnect", "user"]
-"""What helps: time, another connection or process, or a change that only the user can make."""
+"""The remedy: time, a new connection or process, or a change by the user."""
 
 RECOVERIES: Mapping[FaultReason, Recovery] = {
     "auth": "user",
@@ -50,7 +50,7 @@ def is_transient(exc: BaseException) -> bool:
 
 
 def is_passing(detail: FaultDetail) -> bool:
-    """Return whether a failure passes by itself, by what is known about it."""
+    """Return whether a failure is transient, from its details."""
     if detail.reason == "refused" and detail.http_status is not None:
         return detail.http_status in TRANSIENT_STATUSES
     is_expected = detail.reason is not None and RECOVERIES[detail.reason] == "wait"
@@ -58,7 +58,7 @@ def is_passing(detail: FaultDetail) -> bool:
 
 
 def get_retry_after(exc: BaseException) -> float | None:
-    """Return how long the server wants us to wait (`Retry-After`), if it says so."""
+    """Return the server's `Retry-After` in seconds, if any."""
     detail = _get_detail(exc)
     return None if detail is None else detail.retry_after_s
 

@@ -1,8 +1,8 @@
-"""What a client has one server report: changed lists, updates of resources, and changes of tasks.
+"""Watches on one server: changed lists, resource updates and task changes.
 
-A legacy server is asked by `resources/subscribe`, and reports changes of tasks unasked. A modern server has an open
-request for each watched item (`subscriptions/listen`), and acknowledges what it will report: a resource counts as
-watched from then on. https://modelcontextprotocol.io/specification/2026-07-28/basic/utilities/subscriptions
+A legacy server needs `resources/subscribe`, and reports task changes unasked. A modern server gets an open request per
+watched item (`subscriptions/listen`) and acknowledges what it will report, from which point a resource counts as
+watched. https://modelcontextprotocol.io/specification/2026-07-28/basic/utilities/subscriptions
 """
 
 from __future__ import annotations
@@ -29,41 +29,39 @@ if TYPE_CHECKING:
 _LONGEST_PAUSE_S = 60.0
 _LONGEST_RELIST_S = 30.0
 _TASK = "task "
-"""Begins the keys of watched tasks."""
+"""Key prefix of watched tasks."""
 _NOT_REPORTED = "the server does not report updates of this resource"
 
 _log = logging.getLogger(__name__)
 
 
 class ChangedLists:
-    """Lists of one server that have changed, and are read again at most once per `gap_s`.
-
-    A listing that fails for a while is repeated.
+    """Rereads a server's changed lists, at most once per `gap_s`. Transient failures are retried.
 
     Args:
-        gap_s: The shortest time between two listings.
-        relist: Reads one list again; raises `ProtocolFault`.
+        gap_s: Minimum time between two listings.
+        relist: Rereads one list; raises `ProtocolFault`.
     """
 
     def __init__(self, gap_s: float, relist: Callable[[ItemKind], Awaitable[None]]) -> None:
         self.wanted: set[ItemKind] = set()
-        """The kinds that somebody has asked for."""
+        """Kinds that have been requested."""
         self._gap_s = gap_s
         self._relist = relist
         self._changed: set[ItemKind] = set()
         self._has_changed = asyncio.Event()
 
     def note(self, kinds: Iterable[ItemKind]) -> None:
-        """Have lists read again."""
+        """Schedule lists for rereading."""
         self._changed.update(kinds)
         self._has_changed.set()
 
     def note_gap(self) -> None:
-        """Have every list read again that somebody has asked for."""
+        """Schedule every requested list for rereading."""
         self.note(self.wanted)
 
     async def run(self) -> None:
-        """Read changed lists again, until cancelled."""
+        """Reread changed lists until cancelled."""
         backoff = Backoff(self._gap_s, longest_s=_LONGEST_RELIST_S)
         while True:
             await self._has_changed.wait()
@@ -75,7 +73,7 @@ class ChangedLists:
                 try:
                     await self._relist(kind)
                 except ProtocolFault as fault:
-                    # The old list stays; the status has the fault.
+                    # Keep the old list; the status shows the fault.
                     if is_transient(fault):
                         failures.append(fault)
                         self._changed.add(kind)
@@ -90,10 +88,10 @@ class ServerWatches:
     """The watched resources and tasks of one session.
 
     Args:
-        session: With the server.
-        limits: Of the server.
+        session: The session with the server.
+        limits: The server's limits.
         tasks: Runs the open requests.
-        request: Sends a request to the server, and raises what its caller expects.
+        request: Sends a request to the server; its exceptions propagate to the caller.
     """
 
     def __init__(
@@ -104,9 +102,9 @@ class ServerWatches:
         self._tasks = tasks
         self._request = request
         self._watched: dict[str, asyncio.Task[None] | None] = {}
-        """Resources by their URIs, and tasks as `task <id>`, each with its open request."""
+        """Resources by URI and tasks as `task <id>`, each with its open request."""
         self._settling: dict[str, asyncio.Event] = {}
-        """Resources of which the server has not yet said whether it reports them."""
+        """Resources that the server hasn't acknowledged yet."""
 
     @property
     def is_empty(self) -> bool:
@@ -114,10 +112,10 @@ class ServerWatches:
         return not self._watched
 
     async def watch_resource(self, uri: str) -> None:
-        """Have the server report updates of a resource; returns when it has agreed.
+        """Subscribe to updates of a resource; return once the server has agreed.
 
         Raises:
-            RpcError: A modern server has refused. What `request` raises, if a legacy one has.
+            RpcError: A modern server refused. For a legacy one, raises like `request`.
         """
         while (settling := self._settling.get(uri)) is not None:
             await settling.wait()
@@ -146,23 +144,23 @@ class ServerWatches:
             async with asyncio.timeout(self._limits.list_s):
                 reported = (await acknowledged).get("resourceSubscriptions")
         except TimeoutError:
-            return  # it acknowledges nothing, and may report updates all the same
+            return  # no acknowledgement, but it may report updates anyway
         if not isinstance(reported, list) or uri not in reported:
             raise RpcError(INVALID_PARAMS, _NOT_REPORTED, {"uri": uri})
 
     async def unwatch_resource(self, uri: str) -> None:
-        """Have the server report no further updates of a resource; raises as `request`."""
+        """Unsubscribe from updates of a resource; raises like `request`."""
         if uri in self._watched and self._drop(uri) is None:
             await self._request("resources/unsubscribe", {"uri": uri})
 
     def watch_task(self, task_id: str) -> None:
-        """Have a modern server report changes of a task (`notifications/tasks`)."""
+        """Subscribe to changes of a modern server's task (`notifications/tasks`)."""
         key = f"{_TASK}{task_id}"
         if self._session.is_modern and key not in self._watched:
             self._watched[key] = self._tasks.create_task(self._listen(key, None, taskIds=[task_id]))
 
     def unwatch_task(self, task_id: str) -> None:
-        """Have the server report no further changes of a task."""
+        """Unsubscribe from changes of a task."""
         self._drop(f"{_TASK}{task_id}")
 
     def close(self) -> None:
@@ -181,7 +179,7 @@ class ServerWatches:
     ) -> None:
         """Keep a request open; its first acknowledgement or refusal goes to `acknowledged`.
 
-        A request that ends or fails for a while is opened again, and what it was about is read again.
+        After the request ends or fails transiently, reopen it and reread the watched item.
         """
 
         def accept(reported: JsonObject) -> None:
@@ -197,7 +195,7 @@ class ServerWatches:
 
         try:
             await keep_listening(listen, self._limits, partial(self._read_again, key), on_end=partial(accept, {}))
-        except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse what it declared
+        except Exception as exc:  # noqa: BLE001 — boundary: a server may refuse a feature it declared
             if acknowledged is not None and not acknowledged.done():
                 acknowledged.set_exception(exc)
             else:
@@ -206,19 +204,19 @@ class ServerWatches:
             accept({})
 
     def read_again(self) -> None:
-        """Read everything that is watched again: the server's reports had a gap."""
+        """Reread everything watched after a gap in the notifications."""
         for key in self._watched:
             self._read_again(key)
 
     def _read_again(self, key: str) -> None:
-        """Report what is watched as changed; a task is asked for first."""
+        """Report a watched item as changed; for a task, fetch its state first."""
         if key.startswith(_TASK):
             self._tasks.create_task(self._read_task(key.removeprefix(_TASK)))
         else:
             self._session.report("notifications/resources/updated", {"uri": key})
 
     async def _read_task(self, task_id: str) -> None:
-        with suppress(Exception):  # its client asks for it by itself
+        with suppress(Exception):  # the client polls it anyway
             self._session.report("notifications/tasks", await self._request("tasks/get", {"taskId": task_id}))
 
 
@@ -228,10 +226,10 @@ async def keep_listening(
     on_gap: Callable[[], None],
     on_end: Callable[[], None] = lambda: None,
 ) -> None:
-    """Keep a subscription open: again after its end, and after a failure that passes.
+    """Keep a subscription open, reopening it after its end and after transient failures.
 
-    `on_gap` runs when the next one is open: nothing was reported in between. `on_end` runs when the server has ended
-    one. Raises what `listen` raises for good.
+    `on_gap` runs once it's open again, because nothing was reported in between. `on_end` runs whenever the server ends
+    it. Permanent failures of `listen` propagate.
     """
     loop, backoff = asyncio.get_running_loop(), Backoff(limits.relist_gap_s, longest_s=_LONGEST_PAUSE_S)
     is_read = True
@@ -244,7 +242,7 @@ async def keep_listening(
 
     while True:
         opened_at, retry_after_s = loop.time(), None
-        unacknowledged = loop.call_later(limits.list_s, read_again)  # some servers acknowledge nothing
+        unacknowledged = loop.call_later(limits.list_s, read_again)  # some servers never acknowledge
         try:
             await listen(lambda _: read_again())
             read_again()

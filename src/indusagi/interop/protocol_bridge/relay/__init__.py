@@ -1,8 +1,8 @@
-"""The relay: one server behind a host, as if it were reached directly.
+"""The relay: serves one server through a host, as if clients reached it directly.
 
-Nothing is renamed or translated. A client with a handshake has its own connection to the server; clients of revision
-2026-07-28 share one over HTTP, since their requests are self-contained. The server itself refuses revisions that it
-does not support.
+Nothing is renamed or translated. A client with a handshake gets a dedicated connection to the server. Clients of
+revision 2026-07-28 share one over HTTP, because their requests are self-contained. The server itself refuses revisions
+it doesn't support.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from indusagi.interop.protocol_bridge.relay.session import RelaySession, SharedU
 from indusagi.interop.protocol_bridge.relay.upstream import ReconnectBackoff, ToolSchemas, UpstreamPool
 
 _STOP_S = 2.5
-"""Calls, and then the server behind them, have five seconds together to end."""
+"""Calls and the server behind them get five seconds altogether to end."""
 
 
 class RelayHost(ServingHost):
-    """Serves one server to clients; `create_relay_host` creates it."""
+    """Serves one server to clients; see `create_relay_host`."""
 
     def __init__(self, config: ServerConfig, limits: HostLimits, rules: Supervision | None = None) -> None:
         super().__init__(limits)
@@ -36,20 +36,20 @@ class RelayHost(ServingHost):
         self._schemas = ToolSchemas()
 
     def new_session(self) -> RelaySession:
-        """Create the session of one client, with its own connection to the server."""
+        """Create a client's session with a dedicated connection to the server."""
         return RelaySession(self.pool, self._backoff, self.limits, self._schemas)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
-        """Serve clients over HTTP until the block is left; running calls may then finish within `stop_s`.
+        """Serve clients over HTTP until the block exits; running calls may then finish within `stop_s`.
 
         Raises:
-            ProtocolFault: It cannot be started (kind `transport`); the message says why.
+            ProtocolFault: It can't be started (kind `transport`); the message says why.
         """
         chosen = settings or HttpSettings()
         chosen = replace(chosen, stop_s=min(chosen.stop_s, self.limits.stop_s))
         pool, schemas = self.pool, self._schemas
-        # With its own backoff: a server that breaks at a request of the newer revision may serve older ones well.
+        # Separate backoff: a server that breaks on the newer revision may serve older ones well.
         shared = SharedUpstream(pool, ReconnectBackoff(self._rules), schemas)
 
         def new_session(_: ClientIdentity) -> RelaySession:
@@ -67,5 +67,5 @@ class RelayHost(ServingHost):
 def create_relay_host(
     config: ServerConfig, *, limits: HostLimits | None = None, supervision: Supervision | None = None
 ) -> RelayHost:
-    """Create a host that passes every message to one server, and back, unchanged."""
+    """Create a host that passes every message to one server and back unchanged."""
     return RelayHost(config, limits or HostLimits(stop_s=_STOP_S), supervision)

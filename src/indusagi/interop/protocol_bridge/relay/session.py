@@ -1,10 +1,9 @@
-"""The session of one client of a relay, with its own connection to the server.
+"""The session of one relay client with its connection to the server.
 
-A client that sends `initialize`, or has its own connection to the relay, gets its own connection to the server: what
-either sends is passed to the other unchanged, ids included. Over HTTP a client has several streams, and the server
-does not say which one it means: progress goes to the call with its token, news about lists and resources go to the
-client's GET stream, everything else goes to the newest call, and waits if there is no stream at all. Nothing goes to
-another client.
+A client that sends `initialize`, or has a dedicated connection to the relay, gets a dedicated connection to the server:
+frames pass both ways unchanged, ids included. An HTTP client has several streams, and the server doesn't say which one
+it means. Progress goes to the call with its token, list and resource changes to the client's GET stream, and everything
+else to the newest call, waiting if there's no stream at all. Nothing goes to another client.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     decode_frame_verbatim,
     encode_object,
     estimate_size,
+    get_object,
     is_peer_id,
 )
 
@@ -47,14 +47,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_STORED = 64
-"""Frames of the server that wait for a stream; further ones are dropped or refused."""
-_UNREAD = 1_000
-"""Frames that are sent to a client that does not read; further ones are dropped or refused."""
-_UNREAD_BYTES = 4 * 1024 * 1024
-"""The size of either."""
-_SETTINGS = 1_000
-"""Subscriptions that are repeated after a reconnection."""
+_MAX_STORED = 64
+"""Limit of server frames waiting for a stream; further ones are dropped or refused."""
+_MAX_UNREAD = 1_000
+"""Limit of frames sent to a client that doesn't read; further ones are dropped or refused."""
+_MAX_BACKLOG_BYTES = 4 * 1024 * 1024
+"""Size limit of either."""
+_MAX_SETTINGS = 1_000
+"""Limit of subscriptions to repeat after a reconnect."""
 _replay_ids = itertools.count(1)
 
 
@@ -70,7 +70,7 @@ class RelaySession:
         shared: SharedUpstream | None = None,
     ) -> None:
         self.version: str | None = None
-        """The revision that the handshake has agreed on; None before it."""
+        """The negotiated revision; `None` before the handshake."""
         self.dispatcher = RequestDispatcher(
             self._serve,
             self._forward_notification,
@@ -84,19 +84,19 @@ class RelaySession:
         self._limits = limits
         self._notification_channel: ResponseChannel | None = None
         self._server_requests: dict[RequestId | float, ResponseChannel | None] = {}
-        """Open requests of the server, with the channel on which they were sent to the client."""
+        """The server's open requests, with the client channel they were sent on."""
         self._stored: deque[JsonObject] = deque()
-        """Frames that wait for a stream to the client."""
+        """Frames waiting for a stream to the client."""
         self._stored_bytes = 0
         self._unread = 0
         self._unread_bytes = 0
         self._initialize: RelayedRequest | None = None
         self._settings: dict[JsonValue, JsonObject] = {}
-        """Requests that changed the state of the server, by subject: repeated after a reconnection."""
+        """Requests that changed the server's state, by subject; repeated after a reconnect."""
 
     @property
     def notification_channel(self) -> ResponseChannel | None:
-        """Carries frames that belong to no request, while there is a way to send them."""
+        """Carries frames that belong to no request; `None` while they can't be sent."""
         return self._notification_channel
 
     @notification_channel.setter
@@ -107,7 +107,7 @@ class RelaySession:
             self._send_to_client(frame)
 
     async def close(self, reason: str) -> None:
-        """Cancel the client's requests, and close its connection to the server."""
+        """Cancel the client's requests and close its connection to the server."""
         await self.dispatcher.close(reason)
         await self._forwarder.close()
 
@@ -123,7 +123,7 @@ class RelaySession:
             self._stored_bytes = sum(estimate_size(frame) for frame in self._stored)
             replay: list[JsonObject] = []
             if request.method != "initialize" and self._initialize is not None and self.version is not None:
-                # The handshake and settings that a restarted server has to be sent first.
+                # A restarted server needs the handshake and settings first.
                 replay = [
                     {**self._initialize.to_frame(), "id": f"relay-{next(_replay_ids)}"},
                     {"jsonrpc": "2.0", "method": "notifications/initialized"},
@@ -160,7 +160,7 @@ class RelaySession:
             return
         result, method, params = frame.get("result"), relayed.request.method, relayed.request.params
         uri = params.get("uri")
-        subject = uri if isinstance(uri, str) else ""  # the log level has one value for all
+        subject = uri if isinstance(uri, str) else ""  # there's only one log level
         if not isinstance(result, dict):
             pass  # an error changes nothing
         elif method == "initialize":
@@ -170,7 +170,7 @@ class RelaySession:
                 self._forwarder.connection.version = self.version
         elif method == "tools/list":
             self._schemas.learn(result)
-        elif method in {"logging/setLevel", "resources/subscribe"} and len(self._settings) < _SETTINGS:
+        elif method in {"logging/setLevel", "resources/subscribe"} and len(self._settings) < _MAX_SETTINGS:
             self._settings[subject] = {"jsonrpc": "2.0", "method": method, "params": params}
         elif method == "resources/unsubscribe":
             self._settings.pop(subject, None)
@@ -181,14 +181,14 @@ class RelaySession:
         is_request = is_peer_id(request_id)
         size = estimate_size(frame)
         if channel is None:
-            has_capacity = len(self._stored) < _STORED and self._stored_bytes + size <= _UNREAD_BYTES
+            has_capacity = len(self._stored) < _MAX_STORED and self._stored_bytes + size <= _MAX_BACKLOG_BYTES
         elif channel.writable.is_set():
             self._unread = self._unread_bytes = 0
             has_capacity = True
         else:
             self._unread += 1
             self._unread_bytes += size
-            has_capacity = self._unread <= _UNREAD and self._unread_bytes <= _UNREAD_BYTES
+            has_capacity = self._unread <= _MAX_UNREAD and self._unread_bytes <= _MAX_BACKLOG_BYTES
         if not has_capacity:
             _log.debug("a client reads nothing: a message to it is dropped")
             if is_request:
@@ -197,7 +197,7 @@ class RelaySession:
             return
         if is_request:
             if len(self._server_requests) >= self._limits.asks:
-                # A server may abandon a request without a notification: those must not add up.
+                # A server may silently abandon requests; don't let them accumulate.
                 del self._server_requests[next(iter(self._server_requests))]
             self._server_requests[request_id] = channel
         if channel is None:
@@ -207,8 +207,7 @@ class RelaySession:
             channel.send(frame)
 
     def _choose_channel(self, frame: JsonObject) -> ResponseChannel | None:
-        method, value = frame.get("method"), frame.get("params")
-        params = value if isinstance(value, dict) else {}
+        method, params = frame.get("method"), get_object(frame, "params")
         if method == PROGRESS:
             token = params.get("progressToken")
             for relayed in reversed(self._forwarder.open.values()):
@@ -220,19 +219,13 @@ class RelaySession:
             if channel is not None and channel.accepts_notifications:
                 return channel
         calls = [relayed.request.channel for relayed in reversed(self._forwarder.open.values())]
-        # News belong to no call: a client with a GET stream expects them there.
+        # News belongs to no call; a client with a GET stream expects it there.
         is_news = isinstance(method, str) and method.endswith(("list_changed", "resources/updated"))
         channels = [self._notification_channel, *calls] if is_news else [*calls, self._notification_channel]
         return next((channel for channel in channels if channel is not None and channel.accepts_notifications), None)
 
 
-# -- shared -----------------------------------------------------------------------------------
-#
-# Their requests are self-contained, so only what must be unique on one connection is replaced: ids, progress tokens
-# and, with the ids, subscriptions. A notification of the server goes to the request it names. One that names none is
-# dropped, except a log message while exactly one request is open that has asked for log messages. A request of the
-# server names none: it is refused.
-
+# -- shared connection ------------------------------------------------------------------------
 
 VERSION = "io.modelcontextprotocol/protocolVersion"
 LOG_LEVEL = "io.modelcontextprotocol/logLevel"
@@ -241,7 +234,13 @@ _TOO_LARGE = "it holds a number that is too large to be encoded again"
 
 
 class SharedUpstream:
-    """Forwards requests of many clients over one connection."""
+    """Forwards requests of many clients over one connection.
+
+    Modern requests are self-contained, so only values that must be unique per connection are replaced: ids, progress
+    tokens and, with the ids, subscriptions. A notification goes to the request it names, otherwise it's dropped. The
+    exception is a log message while exactly one request is open and has asked for logging. Requests from the server
+    never name a client and are refused.
+    """
 
     def __init__(self, pool: UpstreamPool, backoff: ReconnectBackoff, schemas: ToolSchemas) -> None:
         self._warnings = RateLimitedLog(f"server {pool.config.id!r}")
@@ -250,10 +249,10 @@ class SharedUpstream:
         self._ids = itertools.count(1)
 
     def forward(self, request: HostRequest) -> RelayedRequest:
-        """Forward a request under an id and progress token of this connection.
+        """Forward a request with an id and progress token of this connection.
 
         Raises:
-            RpcError: There is no connection, and none can be opened now; or the request cannot be encoded.
+            RpcError: No connection can be opened now, or the request can't be encoded.
         """
         self._forwarder.connect()
         upstream_id = next(self._ids)
@@ -290,15 +289,14 @@ class SharedUpstream:
             self._warnings.write(f"sends a message that is dropped: {_TOO_LARGE}")
 
     def _receive_notification(self, frame: JsonObject, method: str) -> None:
-        value = frame.get("params")
-        params = value if isinstance(value, dict) else {}
+        params = get_object(frame, "params")
         relayed = self._find_addressee(method, params)
         if relayed is None:
             self._warnings.write(f"sends a notification for no request, which is dropped: {method}")
             return
         request = relayed.request
         if method in {PROGRESS, _MESSAGE} and not request.channel.writable.is_set():
-            return  # they would pile up for a client that does not read
+            return  # would pile up for a client that doesn't read
         if not request.is_answered:
             if "progressToken" in params and relayed.token is not None:
                 params = encode_object({**params, "progressToken": relayed.token})
@@ -310,8 +308,7 @@ class SharedUpstream:
         if method == PROGRESS:
             relayed = self._forwarder.find(params.get("progressToken"))
             return relayed if relayed is not None and relayed.token is not None else None
-        meta = params.get("_meta")
-        subscription = meta.get(SUBSCRIPTION) if isinstance(meta, dict) else None
+        subscription = get_object(params, "_meta").get(SUBSCRIPTION)
         if subscription is not None:
             relayed = self._forwarder.find(subscription)
             return relayed if relayed is not None and relayed.request.is_subscription else None
@@ -325,8 +322,8 @@ class SharedUpstream:
 
 
 def _restore_subscription(value: JsonObject, relayed: RelayedRequest) -> JsonObject:
-    """Put the client's subscription id in the place of ours."""
-    meta = value.get("_meta")
-    if not isinstance(meta, dict) or SUBSCRIPTION not in meta:
+    """Replace our subscription id with the client's."""
+    meta = get_object(value, "_meta")
+    if SUBSCRIPTION not in meta:
         return value
     return encode_object({**value, "_meta": {**meta, SUBSCRIPTION: relayed.request.id}})

@@ -1,9 +1,8 @@
-"""Connections of a relay to its server (the upstream): raw frames, forwarded requests, reconnection.
+"""Connections of a relay to its server (the upstream): raw frames, forwarded requests, reconnects.
 
-Frames are passed on as they came. Frames that are sent before a connection is open wait in it; a connection that
-replaces a broken one first repeats the client's handshake. An invalid frame of the server is dropped, and if it was a
-response, the request fails at once. What waits for a server that does not read is limited, and so are the warnings
-about it in the log.
+Frames pass through unchanged. Frames sent before a connection is open wait for it; a connection that replaces a broken
+one first repeats the client's handshake. Invalid frames from the server are dropped; if one was a response, its request
+fails at once. The backlog for a server that doesn't read is limited, and so are warnings about it.
 """
 
 from __future__ import annotations
@@ -22,7 +21,12 @@ from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, 
 from indusagi.interop.protocol_bridge.host.boundary import RateLimitedLog, log_failure
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError, parse_error
-from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim, estimate_size, find_response_id
+from indusagi.interop.protocol_bridge.rpc.transport import (
+    decode_frame_verbatim,
+    estimate_size,
+    find_by_id,
+    find_response_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
@@ -41,17 +45,16 @@ PROGRESS = "notifications/progress"
 UNAVAILABLE = -32000
 _DISCOVER = "server/discover"
 _CLOSE_S = 1.0
-"""A relay ends within seconds, its servers included."""
+"""A relay shuts down within seconds, including its servers."""
 _RETRY_S = 1.0
-_UNREAD_BYTES = 4 * 1024 * 1024
-"""The limit of what waits for a server that does not read."""
-_SCHEMAS = 1_000
+_MAX_BACKLOG_BYTES = 4 * 1024 * 1024
+"""Limit of the backlog for a server that doesn't read."""
+_MAX_SCHEMAS = 1_000
 _HEADER_MARK = "x-mcp-header"
-_ID_DIGITS = 15
 
 
 class UpstreamConnection:
-    """One connection to the server, from its start to its end; `UpstreamPool.open` starts it."""
+    """One connection to the server, from start to end; `UpstreamPool.open` starts it."""
 
     def __init__(
         self,
@@ -61,7 +64,7 @@ class UpstreamConnection:
         handshake: Sequence[JsonObject] = (),
     ) -> None:
         self.version: str | None = None
-        """The negotiated revision; HTTP transports repeat it in a header of each message."""
+        """The negotiated revision, which HTTP transports repeat in a header of each message."""
         self._config = config
         self._on_frame = on_frame
         self._on_end = on_end
@@ -77,16 +80,16 @@ class UpstreamConnection:
 
     @property
     def up_s(self) -> float:
-        """Seconds since it was started."""
+        """Seconds since the start."""
         return asyncio.get_running_loop().time() - self._began_at
 
     @property
     def is_writable(self) -> bool:
-        """Whether the server reads what is sent to it."""
+        """Whether the server keeps up with reading."""
         return self._transport is None or self._transport.writable.is_set()
 
     def start(self, on_closed: Callable[[UpstreamConnection], None]) -> None:
-        """Connect in a task of its own; `on_closed` is called when everything is released."""
+        """Connect in a background task; `on_closed` runs once everything is released."""
         self._task.start(self._run(on_closed))
 
     async def _run(self, on_closed: Callable[[UpstreamConnection], None]) -> None:
@@ -99,13 +102,13 @@ class UpstreamConnection:
                 else:
                     self._send_waiting()
                 await self._ended.wait()
-        except Exception as exc:  # noqa: BLE001 — boundary: the waiting requests are answered
+        except Exception as exc:  # noqa: BLE001 — boundary: `_fail` answers the waiting requests
             self._fail(exc)
         finally:
             on_closed(self)
 
     async def close(self) -> None:
-        """End the connection without a call of `on_end`, and wait until it is released."""
+        """Close the connection without calling `on_end`, and wait until it's released."""
         self._ended.set()
         await self._task.join()
 
@@ -117,7 +120,7 @@ class UpstreamConnection:
 
     def _handle_end(self, end: TransportEnd) -> None:
         if end.detail.stderr and not self._ended.is_set():
-            # Only for the log of the relay: its clients may be anyone.
+            # For the relay's log only: its clients may be anyone.
             from indusagi.interop.protocol_bridge.client.start.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
 
             cause = find_cause(end.detail.stderr)
@@ -131,17 +134,17 @@ class UpstreamConnection:
             self._on_end(to_protocol_fault(exc, self._config, site or known))
 
     def _read_refusal(self, frame: JsonObject) -> Exception:
-        """Read why a new connection refuses the handshake of the one before: nothing would be answered over it."""
+        """Read why the server refused the repeated handshake: it wouldn't answer anything on this connection."""
         refusal, request_id = parse_error(frame["error"]), frame["id"]
         if isinstance(refusal, RpcError) and self._transport is not None and isinstance(request_id, (int, str)):
             refusal.detail = self._transport.detail(request_id)
         return refusal
 
     def send(self, frame: JsonObject) -> bool:
-        """Send a frame as soon as the connection is ready; False if too much is unread already."""
+        """Send a frame as soon as the connection is ready; return False if the backlog is full."""
         if self._is_ready and self._transport is not None and self._transport.writable.is_set():
             self._unread_bytes = 0
-        elif self._unread_bytes > _UNREAD_BYTES:
+        elif self._unread_bytes > _MAX_BACKLOG_BYTES:
             self._warnings.write("reads nothing: messages to it are dropped")
             return False
         else:
@@ -164,7 +167,7 @@ class UpstreamConnection:
             if isinstance(frame, dict):
                 try:
                     self._receive_frame(frame)
-                except Exception as exc:  # noqa: BLE001 — boundary: the next message is read all the same
+                except Exception as exc:  # noqa: BLE001 — boundary: keep reading
                     log_failure("a message of a server", exc)
             elif frame is not None:
                 self._warnings.write("sent a value that is not a message")
@@ -194,14 +197,14 @@ class UpstreamConnection:
         if isinstance(error, dict) and isinstance(request_id, (int, str)) and self._transport is not None:
             detail = self._transport.detail(request_id)
             if detail is not None and detail.reason is not None:
-                # An error of the transport, not of the server: name the server.
+                # The transport failed, not the server, so the message doesn't name the server yet.
                 message = f"server {self._config.id!r}: {error.get('message')}"
                 frame = {**frame, "error": {**error, "message": message}}
         self._on_frame(frame)
 
 
 class ReconnectBackoff:
-    """How soon a new connection may be opened after one that broke."""
+    """How soon a broken connection may be replaced."""
 
     def __init__(self, rules: Supervision | None = None) -> None:
         self._record = RestartRecord(rules or Supervision())
@@ -212,7 +215,7 @@ class ReconnectBackoff:
         """Check that a connection may be opened now.
 
         Raises:
-            RpcError: The last one broke a moment ago.
+            RpcError: The last one broke too recently.
         """
         wait_s = self._not_before - asyncio.get_running_loop().time()
         if wait_s > 0:
@@ -226,13 +229,13 @@ class ReconnectBackoff:
         if wait_s is None:
             wait_s = _RETRY_S
         elif self._record.in_a_row == 1:
-            wait_s = 0.0  # after a first failure the next request reconnects at once
+            wait_s = 0.0  # the next request after a first failure reconnects at once
         self._not_before = now + wait_s
         self._fault = fault
 
 
 class UpstreamPool:
-    """The limited number of connections to one server."""
+    """The connections to one server, limited in number."""
 
     def __init__(self, config: ServerConfig, limit: int) -> None:
         limits = replace(config.limits, close_s=min(config.limits.close_s, _CLOSE_S))
@@ -256,7 +259,7 @@ class UpstreamPool:
         """Start a connection.
 
         Raises:
-            RpcError: The limit is reached, or the last connection broke a moment ago.
+            RpcError: The limit is reached, or the last connection broke too recently.
         """
         backoff.check()
         if len(self._open) >= self._limit:
@@ -277,13 +280,13 @@ class UpstreamPool:
 
 
 class ToolSchemas:
-    """Argument schemas of listed tools that name HTTP headers (`x-mcp-header`)."""
+    """Argument schemas of tools that map arguments to HTTP headers (`x-mcp-header`)."""
 
     def __init__(self) -> None:
         self._schemas: OrderedDict[str, JsonObject] = OrderedDict()
 
     def learn(self, result: JsonObject) -> None:
-        """Remember the schemas of a `tools/list` result on its way to a client."""
+        """Remember the schemas in a `tools/list` result on its way to a client."""
         tools = result.get("tools")
         for tool in tools if isinstance(tools, list) else ():
             if not isinstance(tool, dict):
@@ -294,16 +297,16 @@ class ToolSchemas:
             self._schemas.pop(name, None)
             if isinstance(schema, dict) and _HEADER_MARK in json.dumps(schema):
                 self._schemas[name] = schema
-                if len(self._schemas) > _SCHEMAS:
+                if len(self._schemas) > _MAX_SCHEMAS:
                     self._schemas.popitem(last=False)
 
     def find(self, name: str) -> JsonObject | None:
-        """Return the schema of a tool's arguments if it names headers."""
+        """Return a tool's argument schema if it maps arguments to headers."""
         return self._schemas.get(name)
 
 
 class RelayedRequest:
-    """A request that was forwarded to the server; awaiting it gives the server's result. A `PendingResult`."""
+    """A forwarded request; await it for the server's result. A `PendingResult`."""
 
     def __init__(
         self,
@@ -314,9 +317,9 @@ class RelayedRequest:
     ) -> None:
         self.request = request
         self.upstream_id = upstream_id
-        """The id under which the server knows it."""
+        """Its id on the server."""
         self.is_withdrawn = False
-        """The server was notified of the cancellation, or knows nothing of the request."""
+        """Whether the server needs no cancellation: it was already notified, or never got the request."""
         self._on_withdraw = on_withdraw
         self._on_close = on_close
         self._loop = asyncio.get_running_loop()
@@ -330,12 +333,12 @@ class RelayedRequest:
         return self._response.__await__()
 
     def close(self) -> None:
-        """Release it; a server that still works on it is notified."""
+        """Release the request, and cancel it if the server still works on it."""
         self._stop_listening()
         if self._timer is not None:
             self._timer.cancel()
         self._withdraw()
-        # An error that is never awaited is no defect here.
+        # Mark the error as retrieved: it's fine if nothing awaits it.
         if not self._response.cancel() and not self._response.cancelled():
             self._response.exception()
         self._on_close(self)
@@ -343,7 +346,7 @@ class RelayedRequest:
     def _cancel(self) -> None:
         self._withdraw()
         if not self._response.done():
-            # Sent only to a subscription that the host ends in good order.
+            # Sent only if the host ends a subscription gracefully.
             meta: JsonObject = {SUBSCRIPTION: self.request.id}
             self._response.set_result({"resultType": "complete", "_meta": meta})
 
@@ -354,23 +357,23 @@ class RelayedRequest:
 
     @property
     def token(self) -> JsonValue:
-        """The progress token of its client."""
+        """The client's progress token."""
         return self.request.meta.get("progressToken")
 
     def to_frame(self, params: JsonObject | None = None) -> JsonObject:
-        """Build the frame for the server, with other `params` if some are passed."""
+        """Build the frame for the server, optionally with other `params`."""
         frame: JsonObject = {"jsonrpc": "2.0", "id": self.upstream_id, "method": self.request.method}
         chosen = self.request.params if params is None else params
         return frame if chosen is NO_PARAMS else {**frame, "params": chosen}
 
     def to_cancellation(self) -> JsonObject:
-        """Build the notification that cancels it."""
+        """Build its cancellation."""
         reason = self.request.cancel.reason or "no longer wanted"
         params: JsonObject = {"requestId": self.upstream_id, "reason": reason}
         return {"jsonrpc": "2.0", "method": CANCELLED, "params": params}
 
     def resolve(self, frame: JsonObject) -> None:
-        """Take the server's response, valid or not: the client judges it."""
+        """Accept the server's response, valid or not; judging it is up to the client."""
         if self._response.done():
             return
         if "result" in frame:
@@ -379,13 +382,13 @@ class RelayedRequest:
             self._response.set_exception(ForwardedError(frame["error"]))
 
     def fail(self, message: str) -> None:
-        """Answer with an error: no response will come."""
+        """Fail the request: no response will come."""
         if not self._response.done():
             self.is_withdrawn = True
             self._response.set_exception(RpcError(UNAVAILABLE, message))
 
     def set_deadline(self, within_s: float, message: str) -> None:
-        """Cancel it and fail with `message` after `within_s` seconds."""
+        """Cancel the request and fail it with `message` after `within_s` seconds."""
 
         def expire() -> None:
             self._withdraw()
@@ -395,14 +398,14 @@ class RelayedRequest:
 
 
 class RequestForwarder:
-    """Forwards requests over one connection at a time, and finds them again when a frame comes back."""
+    """Forwards requests over one connection at a time and matches incoming frames to them."""
 
     def __init__(self, pool: UpstreamPool, backoff: ReconnectBackoff, on_frame: Callable[[JsonObject], None]) -> None:
         self.open: dict[RequestId, RelayedRequest] = {}
-        """By the ids under which the server knows them, the newest last."""
+        """Requests by their id on the server, newest last."""
         self.connection: UpstreamConnection | None = None
         self.withdrawn_at = float("-inf")
-        """When a request was cancelled last, by the clock of the event loop."""
+        """Event loop time of the last cancellation."""
         self._pool = pool
         self._backoff = backoff
         self._on_frame = on_frame
@@ -410,10 +413,10 @@ class RequestForwarder:
         self._is_closed = False
 
     def connect(self, handshake: Sequence[JsonObject] = ()) -> UpstreamConnection:
-        """Return the connection; if there is none, start one, which begins with `handshake`.
+        """Return the connection, starting one with `handshake` if necessary.
 
         Raises:
-            RpcError: None can be started now, or ever again.
+            RpcError: No connection can be started, now or ever.
         """
         if self._is_closed:
             raise RpcError(UNAVAILABLE, "the relay has ended")
@@ -422,15 +425,15 @@ class RequestForwarder:
         return self.connection
 
     def forward(self, request: HostRequest, upstream_id: RequestId, params: JsonObject | None = None) -> RelayedRequest:
-        """Forward a request over the open connection, as it is or with other `params`.
+        """Forward a request over the open connection, optionally with other `params`.
 
         Raises:
-            RpcError: The server reads nothing, and too much waits for it already.
+            RpcError: The backlog of a server that doesn't read is full.
         """
         relayed = RelayedRequest(request, upstream_id, self._withdraw, self._remove)
         self.open[upstream_id] = relayed
         if request.method == _DISCOVER:
-            # A server of an older revision may never respond to it.
+            # Servers of older revisions may never respond to it.
             limit_s = self._pool.config.limits.start_s
             message = f"it did not answer {_DISCOVER} within {limit_s:g} s"
             relayed.set_deadline(limit_s, f"server {self._pool.config.id!r}: {message}")
@@ -441,27 +444,19 @@ class RequestForwarder:
         return relayed
 
     def send(self, frame: JsonObject) -> bool:
-        """Send a frame to the server, if there is a connection; False if too much is unread."""
+        """Send a frame if there's a connection; return False if the backlog is full."""
         return self.connection is None or self.connection.send(frame)
 
     def find(self, upstream_id: JsonValue) -> RelayedRequest | None:
-        """Find a request, also where the id 1 comes back as `1.0` or `"1"`."""
-        if isinstance(upstream_id, float) and upstream_id.is_integer():
-            upstream_id = int(upstream_id)
-        if not isinstance(upstream_id, (int, str)) or isinstance(upstream_id, bool):
-            return None
-        request = self.open.get(upstream_id)
-        if request is None and isinstance(upstream_id, str):
-            is_number = upstream_id.isascii() and upstream_id.isdecimal() and len(upstream_id) <= _ID_DIGITS
-            return self.open.get(int(upstream_id)) if is_number else None
-        return request
+        """Find a request, even if its id 1 comes back as `1.0` or `"1"`."""
+        return find_by_id(self.open, upstream_id)
 
     def find_by_response(self, frame: JsonObject) -> RelayedRequest | None:
-        """Find the request that a response belongs to."""
+        """Find the request a response belongs to."""
         return self.find(frame.get("id")) if "result" in frame or "error" in frame else None
 
     async def close(self) -> None:
-        """Close the connection for good, and wait for those that broke before."""
+        """Close the connection for good, and wait for broken ones to be released."""
         self._is_closed = True
         closing, self._broken = self._broken, []
         if self.connection is not None:

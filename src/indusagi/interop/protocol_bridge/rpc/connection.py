@@ -1,8 +1,8 @@
 """JSON-RPC 2.0 connection over a transport: request ids, deadlines, progress, cancellation, inbound requests, errors.
 
-Of MCP it knows `notifications/progress`, `notifications/cancelled` and `ping`. A frame is parsed once and passed on as
-it came. Odd frames that can be understood (a batch, an id sent back as text, a missing version) are understood. Frames
-that cannot be are counted; if such a frame was meant as a response, its request fails at once instead of at its
+The only MCP methods it knows are `notifications/progress`, `notifications/cancelled` and `ping`. Each frame is parsed
+once and passed on unchanged. Odd but intelligible frames (a batch, an id returned as a string, a missing version) are
+accepted. Unintelligible ones are counted; if one was meant as a response, its request fails at once instead of at its
 deadline.
 """
 
@@ -12,7 +12,6 @@ import asyncio
 import itertools
 import logging
 import math
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -25,8 +24,10 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     Transport,
     TransportEnd,
     decode_frame,
+    find_by_id,
     find_response_id,
     find_responses,
+    get_object,
     is_peer_id,
 )
 
@@ -39,18 +40,16 @@ INVALID_PARAMS = -32602
 INTERNAL_ERROR = -32603
 PARSE_ERROR = -32700
 UNSUPPORTED_VERSION = -32022
-"""`UnsupportedProtocolVersionError` of the modern protocol; its `data.supported` lists versions."""
+"""`UnsupportedProtocolVersionError` of the modern protocol; `data.supported` lists the server's versions."""
 
 HANDLER_EXIT_S = 5.0
-"""How long a cancelled handler may take to end before its connection is closed without it."""
+"""How long to wait for a cancelled handler before closing the connection without it."""
 
 OnProgress: TypeAlias = Callable[[JsonObject], None]
 OnRequest: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
 OnNotify: TypeAlias = Callable[[str, JsonObject], None]
 OnUnmatched: TypeAlias = Callable[[JsonValue, Literal["response", "progress"]], None]
-"""Receives the id of a response or progress notification that belongs to no pending request."""
-
-_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
+"""Receives the id of a response or progress notification without a pending request."""
 
 
 class RpcError(Exception):
@@ -62,7 +61,7 @@ class RpcError(Exception):
         self.message = message
         self.data = data
         self.detail: FaultDetail | None = None
-        """What the transport knows about it, such as the status of an HTTP response."""
+        """The transport's details, such as the HTTP status."""
 
 
 class InvalidResponseError(Exception):
@@ -86,26 +85,26 @@ class VersionMismatchError(Exception):
 
 
 def is_final(exc: BaseException | None) -> bool:
-    """Return whether the first request of a handshake settled it: no other request would get further.
+    """Return whether the first request of a handshake settled it, so that no other request would get further.
 
-    `exc` is what the request raised; `None`, its response came.
+    `exc` is the exception the request raised, or `None` if its response came.
     """
     detail = exc.detail if isinstance(exc, RpcError) else None
     if detail is None:
         return exc is None
-    # An HTTP status may refuse this request alone; a refused connection refuses every request.
+        # An HTTP status may apply to this request only; a refused connection applies to all.
     is_unreachable = detail.reason == "refused" and detail.http_status is None
     return is_unreachable or detail.reason in {"auth", "rate_limited", "redirect", "sign_in"}
 
 
 def find_supported_versions(exc: RpcError) -> list[JsonValue]:
-    """Return the versions that an error response lists in `data.supported`."""
+    """Return the versions listed in the `data.supported` of an error response."""
     versions = exc.data.get("supported") if isinstance(exc.data, dict) else None
     return versions if isinstance(versions, list) else []
 
 
 def requires_modern(exc: BaseException | None) -> bool:
-    """Return whether a server refused because it accepts the modern protocol only."""
+    """Return whether a server refused because it only speaks the modern protocol."""
     return isinstance(exc, RpcError) and exc.code == UNSUPPORTED_VERSION
 
 
@@ -114,27 +113,27 @@ class RequestOptions:
     """Deadlines and callbacks of one request."""
 
     idle_s: float
-    """Longest silence; with `hard_s`, every progress notification restarts it."""
+    """Longest silence; with `hard_s`, progress notifications reset it."""
     hard_s: float | None = None
-    """Deadline in total. The peer is asked for progress notifications."""
+    """Total deadline. If set, the request asks for progress notifications."""
     on_progress: OnProgress | None = None
     request_id: RequestId | None = None
     cancellable: bool = True
-    """Whether `notifications/cancelled` is sent when the wait ends before the response comes."""
+    """Whether to send `notifications/cancelled` when the wait ends without a response."""
 
 
 @dataclass(slots=True)
 class PendingRequest:
-    """A request that has been sent and has no response yet."""
+    """A request without a response yet."""
 
     response: asyncio.Future[JsonObject]
     options: RequestOptions
     due: float
-    """Deadline by the clock of the event loop."""
+    """Deadline in event loop time."""
     hard_at: float
 
     def postpone(self, now: float) -> None:
-        """Restart the idle deadline, within the deadline in total."""
+        """Reset the idle deadline, within the total one."""
         if self.options.hard_s is not None:
             self.due = min(self.hard_at, now + self.options.idle_s)
 
@@ -145,9 +144,9 @@ class Cancellation:
 
     method: str
     facts: JsonObject
-    """Further parameters of the notification."""
+    """Additional parameters of the notification."""
     code: int | None = None
-    """Error code of the response to a cancelled request; None: it has no response."""
+    """Error code of the response to a cancelled request; `None` for no response."""
 
 
 MCP_CANCELLATION = Cancellation(method="notifications/cancelled", facts={"reason": "no longer wanted"})
@@ -159,12 +158,12 @@ class JsonRpcConnection:
 
     Args:
         transport: Carries the frames; its owner closes it.
-        on_request: Answers requests of the peer; `None`: every method but `ping` is unknown.
-        on_notify: Receives notifications of the peer; of progress, that of requests that are no longer pending.
-        on_unmatched: Receives responses and progress of requests that are no longer pending.
-        in_flight: How many requests may be pending at once; further ones wait.
-        inbound: How many requests of the peer may run at once; further ones are refused.
-        on_invalid_frame: Receives lines that are not JSON-RPC messages.
+        on_request: Answers the peer's requests. Without it, every method but `ping` is unknown.
+        on_notify: Receives the peer's notifications, including progress of requests that are no longer pending.
+        on_unmatched: Receives responses to and progress of requests that are no longer pending.
+        in_flight: Limit of pending requests; further ones wait.
+        inbound: Limit of the peer's concurrent requests; further ones are refused.
+        on_invalid_frame: Receives lines that aren't JSON-RPC messages.
     """
 
     def __init__(
@@ -181,13 +180,13 @@ class JsonRpcConnection:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.invalid_frames = 0
-        """Frames that could not be understood."""
+        """Unintelligible frames."""
         self.frames_received = 0
-        """All frames that came, understood or not."""
+        """All received frames, valid or not."""
         self.ended: asyncio.Future[TransportEnd] = self._loop.create_future()
         self.ids = itertools.count(1)
         self.check: Callable[[], object] | None = None
-        """Called before each request is sent and each frame is taken; it may `end` the connection."""
+        """Called before sending each request and handling each frame; may `end` the connection."""
         self.transport = transport
         self._on_request = on_request
         self._on_notify = on_notify
@@ -200,7 +199,7 @@ class JsonRpcConnection:
         self._inbound: dict[RequestId | float, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        # Last: it delivers frames that have already come.
+        # Must be last: it delivers the frames received so far.
         transport.attach(self._receive, self.end)
 
     # -- outbound ---------------------------------------------------------------------------
@@ -208,13 +207,13 @@ class JsonRpcConnection:
     async def request(self, method: str, params: JsonObject | None, options: RequestOptions) -> JsonObject:
         """Send a request and wait for its response.
 
-        When the wait ends without a response, by deadline or by cancellation, the peer is told so (in MCP with
-        `notifications/cancelled`) unless the request is not `cancellable`.
+        If the wait ends without a response, by timeout or cancellation, notify the peer (in MCP with
+        `notifications/cancelled`), unless the request isn't `cancellable`.
 
         Raises:
             RpcError: The peer responded with an error.
             InvalidResponseError: It responded with something else.
-            RequestTimeoutError: It did not respond in time; waiting for a free slot counts.
+            RequestTimeoutError: It didn't respond in time; waiting for a free slot counts.
             ConnectionClosedError: The transport ended.
         """
         loop, idle_s, hard_s = self._loop, options.idle_s, options.hard_s
@@ -246,9 +245,8 @@ class JsonRpcConnection:
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
         if options.hard_s is not None:
             # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
-            meta = (params or {}).get("_meta")
-            own = meta if isinstance(meta, dict) else {}
-            frame["params"] = {**(params or {}), "_meta": {**own, "progressToken": identity}}
+            params = params or {}
+            frame["params"] = {**params, "_meta": {**get_object(params, "_meta"), "progressToken": identity}}
         elif params is not None:
             frame["params"] = params
         self._pending[identity] = pending
@@ -267,12 +265,12 @@ class JsonRpcConnection:
                 raise
         finally:
             self._pending.pop(identity, None)
-            # An error that comes at the moment of a cancellation has no reader: mark it as retrieved.
+            # An error that arrives during a cancellation has no reader: mark it as retrieved.
             if response.done() and not response.cancelled():
                 response.exception()
 
     def _set_timer(self, due: float) -> None:
-        """Set the one timer of the connection: a timer for each request costs a tenth of the whole request."""
+        """Set the connection's single timer; one timer per request would cost a tenth of the whole request."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = due
@@ -282,7 +280,7 @@ class JsonRpcConnection:
         now, next_due = self._loop.time(), math.inf
         for pending in self._pending.values():
             if self._inbound:
-                # The peer waits for our response: its silence does not count.
+                # The peer is waiting for our response, so its silence doesn't count.
                 pending.postpone(now)
             if pending.due > now:
                 next_due = min(next_due, pending.due)
@@ -298,9 +296,9 @@ class JsonRpcConnection:
         self.transport.send(frame)
 
     async def close(self) -> None:
-        """Cancel the requests of the peer that are still running; the transport stays open.
+        """Cancel the peer's running requests; the transport stays open.
 
-        A handler that ignores its cancellation is left behind after `HANDLER_EXIT_S`.
+        Abandon handlers that ignore the cancellation after `HANDLER_EXIT_S`.
         """
         tasks = list(self._inbound.values())
         for task in tasks:
@@ -309,7 +307,7 @@ class JsonRpcConnection:
             _log.warning("a handler ignores its cancellation; the connection is closed without it")
 
     def end(self, end: TransportEnd) -> None:
-        """Treat the transport as ended, also while it is open: every pending request fails."""
+        """Fail every pending request as if the transport had ended, even if it's still open."""
         if self.ended.done():
             return
         self.ended.set_result(end)
@@ -339,9 +337,11 @@ class JsonRpcConnection:
                 identity = find_response_id(data)
                 if identity is not None:
                     self._settle(identity, InvalidResponseError(f"the answer cannot be read: {exc}"))
-                # A banner without a line end may stand before the first response. Only responses to pending requests
-                # are taken: a log line may quote any message.
-                elif responses := [row for row in find_responses(data) if self._find(row.get("id")) is not None]:
+                # A banner without a newline may precede the first response. Accept only responses to pending requests:
+                # a log line may quote any message.
+                elif responses := [
+                    row for row in find_responses(data) if find_by_id(self._pending, row.get("id")) is not None
+                ]:
                     self.invalid_frames += 1
                     frame = [*responses]
         for message in frame if isinstance(frame, list) and frame else (frame,):
@@ -355,8 +355,7 @@ class JsonRpcConnection:
             return
         method, identity = frame.get("method"), frame.get("id")
         if isinstance(method, str):
-            value = frame.get("params")
-            params = value if isinstance(value, dict) else {}
+            params = get_object(frame, "params")
             if identity is None:
                 self._handle_notification(method, params)
             elif is_peer_id(identity):
@@ -375,7 +374,7 @@ class JsonRpcConnection:
             self.invalid_frames += 1
 
     def _settle(self, identity: JsonValue, outcome: JsonObject | Exception) -> None:
-        pending = self._find(identity)
+        pending = find_by_id(self._pending, identity)
         if pending is None:
             self._on_unmatched(identity, "response")
         elif not pending.response.done():
@@ -385,17 +384,6 @@ class JsonRpcConnection:
             if isinstance(outcome, RpcError) and isinstance(identity, (int, str)):
                 outcome.detail = self.transport.detail(identity)
             pending.response.set_exception(outcome)
-
-    def _find(self, identity: JsonValue) -> PendingRequest | None:
-        """Find a pending request, also if its numeric id comes back as `1.0` or `"1"`."""
-        if isinstance(identity, float) and identity.is_integer():
-            identity = int(identity)
-        if not isinstance(identity, (int, str)) or isinstance(identity, bool):
-            return None
-        pending = self._pending.get(identity)
-        if pending is None and isinstance(identity, str) and _NUMBER.fullmatch(identity):
-            pending = self._pending.get(int(identity))
-        return pending
 
     def _handle_notification(self, method: str, params: JsonObject) -> None:
         try:
@@ -410,15 +398,15 @@ class JsonRpcConnection:
                     task.cancel()
             elif self._on_notify is not None:
                 self._on_notify(method, params)
-        except Exception:  # noqa: BLE001 — boundary: a listener's defect must not stop the reading
+        except Exception:  # noqa: BLE001 — boundary: a broken listener must not stop the reader
             _log.exception("a listener failed")
 
     def _handle_progress(self, params: JsonObject) -> None:
         # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
-        pending = self._find(params.get("progressToken"))
+        pending = find_by_id(self._pending, params.get("progressToken"))
         if pending is None:
             self._on_unmatched(params.get("progressToken"), "progress")
-            if self._on_notify is not None:  # a task outlives the request that made it
+            if self._on_notify is not None:  # a task outlives the request that created it
                 self._on_notify("notifications/progress", params)
         elif pending.options.hard_s is not None:
             pending.postpone(self._loop.time())
@@ -433,12 +421,12 @@ class JsonRpcConnection:
         elif len(self._inbound) >= self._inbound_limit:
             self._refuse(identity, INTERNAL_ERROR, "too many requests at once")
         else:
-            # Owned by this connection: kept until it is done, ended by `close` and by the end of the transport.
+            # Owned by this connection: `close` and the end of the transport cancel it.
             task = asyncio.create_task(  # noqa: TID251
                 self._respond(identity, self._on_request, method, params)
             )
             self._inbound[identity] = task
-            # A callback, since a task that is cancelled before it starts runs no code of its own.
+            # A callback, because a task cancelled before it starts never runs its code.
             task.add_done_callback(lambda _: self._finish_inbound(identity))
 
     def _refuse_cancelled(self, identity: RequestId | float, task: asyncio.Task[None]) -> None:
@@ -460,7 +448,7 @@ class JsonRpcConnection:
             self.transport.send({"jsonrpc": "2.0", "id": identity, "result": result})
         except RpcError as exc:
             self._refuse(identity, exc.code, exc.message)
-        except Exception:  # noqa: BLE001 — boundary: the handler is the user's; the peer learns no more
+        except Exception:  # noqa: BLE001 — boundary: the handler is the user's; don't leak its error to the peer
             self._refuse(identity, INTERNAL_ERROR, "internal error")
 
     def _refuse(self, identity: RequestId | float | None, code: int, message: str) -> None:
@@ -473,7 +461,7 @@ def _deadline(due: float) -> asyncio.Timeout:
 
 
 def parse_error(error: JsonValue) -> Exception:
-    """Parse the error of a response."""
+    """Parse a response's error."""
     if not isinstance(error, dict):
         return InvalidResponseError("the error is no object")
     code, message = error.get("code"), error.get("message")

@@ -1,9 +1,9 @@
 """Transports: carriers of JSON-RPC frames between a client and a server, and the encoding of frames as bytes.
 
-`Transport` is what a connection needs of one. `BaseTransport` implements delivery and the end for every transport of
-ours. `QueuedTransport` adds a queue for carriers that must be awaited, such as the streams of the MCP SDK: `send` puts
-a frame into the queue, and a task of the transport's owner takes the next one with `next_frame`. `MemoryTransport`
-connects a client and a host in one process.
+A connection talks to any `Transport`. `BaseTransport` implements delivery and the end for all of ours.
+`QueuedTransport` adds a queue for carriers that must be awaited, such as the MCP SDK's streams: `send` enqueues a
+frame, and a task of the transport's owner dequeues it with `next_frame`. `MemoryTransport` connects a client and a host
+in one process.
 """
 
 from __future__ import annotations
@@ -12,24 +12,26 @@ import asyncio
 import collections
 import json
 import re
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
 from indusagi.core.invisible import clean_json
-from indusagi.core.json import build_object, is_json_object, refuse_constant
+from indusagi.core.json import build_object, refuse_constant
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from indusagi.core.json import JsonObject, JsonValue
 
 
+T = TypeVar("T")
 RequestId: TypeAlias = int | str
 
-_QUEUE_FRAMES = 64
-"""Frames in the queue from which on `writable` is cleared."""
+_MAX_QUEUE_FRAMES = 64
+"""Queue length at which `writable` is cleared."""
 _NOT_SENT = -32000
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 _CLOSED = FaultDetail(reason="closed")
 
 
@@ -42,10 +44,10 @@ class TransportEnd:
 
 
 class Transport(Protocol):
-    """Carrier of frames to one peer and back."""
+    """Carries frames to one peer and back."""
 
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
-        """Start delivery, with the frames that came before; `on_end` is called once."""
+        """Start delivery, beginning with the frames received so far; `on_end` is called once."""
         ...
 
     def send(self, frame: JsonObject) -> None:
@@ -54,16 +56,16 @@ class Transport(Protocol):
 
     @property
     def writable(self) -> asyncio.Event:
-        """Set while the transport accepts more frames without growing its buffer past its limit."""
+        """Set while the transport's buffer is below its limit."""
         ...
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Return and forget what is known about a request that failed in transit."""
+        """Return and forget the details of a request that failed in transit."""
         ...
 
 
 class BaseTransport:
-    """Delivery of frames and of the end. Frames that come before `attach` are kept for it."""
+    """Delivers frames and the end. Frames received before `attach` wait for it."""
 
     def __init__(self, writable: asyncio.Event | None = None) -> None:
         self.writable = writable or asyncio.Event()
@@ -80,7 +82,7 @@ class BaseTransport:
         return self._end is None
 
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
-        """Start delivery, with the frames that came before; `on_end` is called once."""
+        """Start delivery, beginning with the frames received so far; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
         early, self._early = self._early, []
         for frame in early:
@@ -89,11 +91,11 @@ class BaseTransport:
             on_end(self._end)
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Return `None`: single requests do not fail on this transport."""
+        """Return `None`: individual requests don't fail on this transport."""
         return None
 
     def deliver(self, frame: bytes | JsonValue) -> None:
-        """Pass a frame on; frames after the end are dropped."""
+        """Deliver a frame, unless the transport has ended."""
         if self._end is not None:
             return
         if self._on_frame is None:
@@ -102,7 +104,7 @@ class BaseTransport:
             self._on_frame(frame)
 
     def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
-        """Declare the end and return it; the first declaration counts."""
+        """Declare the end and return it; only the first call counts."""
         if self._end is None:
             self._end = TransportEnd(message, detail)
             self.writable.set()
@@ -112,7 +114,7 @@ class BaseTransport:
 
 
 class QueuedTransport(BaseTransport):
-    """A transport whose frames wait in a queue until its carrier takes them."""
+    """A transport that queues frames until its carrier takes them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,37 +122,37 @@ class QueuedTransport(BaseTransport):
         self._queued = asyncio.Event()
 
     def send(self, frame: JsonObject) -> None:
-        """Put a frame into the queue; does nothing after the end."""
+        """Enqueue a frame; does nothing after the end."""
         if self._end is not None:
             return
         self._queue.append(frame)
         self._queued.set()
-        if len(self._queue) >= _QUEUE_FRAMES:
+        if len(self._queue) >= _MAX_QUEUE_FRAMES:
             self.writable.clear()
 
     async def next_frame(self) -> JsonObject:
-        """Wait for the next frame and take it from the queue."""
+        """Wait for the next frame and dequeue it."""
         while not self._queue:
             self._queued.clear()
             await self._queued.wait()
         frame = self._queue.popleft()
-        if len(self._queue) < _QUEUE_FRAMES:
+        if len(self._queue) < _MAX_QUEUE_FRAMES:
             self.writable.set()
         return frame
 
     def fail(self, request_id: RequestId, message: str, code: int = _NOT_SENT) -> None:
-        """Deliver an error response to a request that was not sent."""
+        """Deliver an error response for a request that wasn't sent."""
         error: JsonObject = {"code": code, "message": message}
         self.deliver({"jsonrpc": "2.0", "id": request_id, "error": error})
 
     def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
-        """Declare the end, and drop the queue."""
+        """Declare the end and drop the queue."""
         self._queue.clear()
         return super().finish(message, detail)
 
 
 class MemoryTransport(BaseTransport):
-    """One end of a pair; a frame sent here is delivered there, in the next iteration of the event loop."""
+    """One end of a pair; the other end delivers each frame in the next event loop iteration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -163,13 +165,13 @@ class MemoryTransport(BaseTransport):
             self.other.receive(frame)
 
     def receive(self, frame: JsonObject) -> None:
-        """Take a frame from the other end, and deliver it in the next iteration of the event loop."""
+        """Accept a frame from the other end; deliver it in the next event loop iteration."""
         if not self._received:
             asyncio.get_running_loop().call_soon(self._deliver_all)
         self._received.append(frame)
 
     def finish(self, message: str = "closed the connection", detail: FaultDetail = _CLOSED) -> TransportEnd:
-        """End both transports, after the frames that are on their way; safe to call twice."""
+        """End both transports after delivering the frames in transit; safe to call twice."""
         self._deliver_all()
         is_first = self._end is None
         end = super().finish(message, detail)
@@ -183,39 +185,56 @@ class MemoryTransport(BaseTransport):
 
 
 def linked_pair() -> tuple[MemoryTransport, MemoryTransport]:
-    """Build two transports; give one to a host's `connect` and the other to an endpoint."""
+    """Create two linked transports, one for a host's `connect` and one for an endpoint."""
     ours, theirs = MemoryTransport(), MemoryTransport()
     ours.other, theirs.other = theirs, ours
     return ours, theirs
 
 
 def is_transport(value: object) -> TypeGuard[Transport]:
-    """Return whether a value has the methods of a `Transport`, as an end of a `linked_pair` has."""
+    """Return whether a value has the methods of a `Transport`."""
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("attach", "send", "detail")
     )
 
 
 def is_peer_id(value: JsonValue) -> TypeGuard[RequestId | float]:
-    """Tell whether a value can be the id of a peer's request: a text or any number, fractions included."""
+    """Return whether a value is a valid request id: a string or any number, fractions included."""
     return isinstance(value, (int, float, str)) and not isinstance(value, bool)
 
 
+def find_by_id(table: Mapping[RequestId, T], identity: JsonValue) -> T | None:
+    """Look up a request, even if the peer returned its numeric id as `1.0` or `"1"`."""
+    if isinstance(identity, float) and identity.is_integer():
+        identity = int(identity)
+    if not isinstance(identity, (int, str)) or isinstance(identity, bool):
+        return None
+    found = table.get(identity)
+    if found is None and isinstance(identity, str) and _NUMBER.fullmatch(identity):
+        found = table.get(int(identity))
+    return found
+
+
+def get_object(parent: JsonObject, key: str) -> JsonObject:
+    """Return the object under a key, or an empty one if it's missing or something else."""
+    value = parent.get(key)
+    return value if isinstance(value, dict) else {}
+
+
 def find_request_id(frame: JsonObject) -> RequestId | None:
-    """Return the id of a request; `None` for every other frame."""
+    """Return the id of a request, or `None` for any other frame."""
     identity = frame.get("id")
     return identity if "method" in frame and isinstance(identity, (int, str)) else None
 
 
 def find_cancelled_id(frame: JsonObject) -> RequestId | None:
-    """Return the id of the request that a `notifications/cancelled` frame names.
+    """Return the request id in a `notifications/cancelled` frame.
 
     https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation
     """
     if frame.get("method") != "notifications/cancelled":
         return None
-    params = frame.get("params")
-    identity = params.get("requestId") if is_json_object(params) else None
+    identity = get_object(frame, "params").get("requestId")
     return identity if isinstance(identity, (int, str)) else None
 
 
@@ -226,35 +245,35 @@ _WHITESPACE = " \t\r\n"
 _WHITESPACE_SET = frozenset(_WHITESPACE)
 _PAYLOAD_KEYS = ("result", "params", "error")
 _ENVELOPE_BYTES = 256
-"""About how many bytes a frame has besides its payload."""
+"""Approximate size of a frame without its payload."""
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _RESPONSE_HEAD = re.compile(
     rb'\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,15})\s*,\s*"(?:result|error)"'
 )
-"""The usual beginning of a response: it shows the id even if the rest is invalid."""
+"""The usual beginning of a response, which reveals the id even if the rest is invalid."""
 _OBJECT_HEAD = re.compile(r'\{\s*"(?:jsonrpc|id|result|error)"\s*:')
-"""Where a message may begin in the middle of a line."""
-_RESPONSE_TRIES = 16
+"""Possible beginning of a message in the middle of a line."""
+_MAX_RESPONSE_TRIES = 16
 _SHOWN_CHARS = 60
 
 
 class EncodeError(ValueError):
-    """A frame contains a number that JSON cannot represent."""
+    """A frame contains a number that JSON can't represent."""
 
 
 def decode_frame(line: bytes) -> JsonValue:
     """Decode one line.
 
-    An unpaired surrogate becomes U+FFFD, as invalid UTF-8 does: Python decodes its escape, which RFC 8259 §8.2 leaves
-    open, but the text could not be encoded again. An id or token with one is refused: it would become another id.
+    Unpaired surrogates become U+FFFD, like invalid UTF-8: Python decodes their escapes, which RFC 8259 §8.2 leaves
+    open, but couldn't encode the text again. In an id or token they're an error, because it would become another id.
 
     Raises:
-        ValueError: Invalid JSON, a name that occurs twice in one object, or an id with an unpaired surrogate.
-        RecursionError: It is nested too deeply.
+        ValueError: Invalid JSON, a duplicate key, or an id with an unpaired surrogate.
+        RecursionError: Nested too deeply.
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
-    # `raw_decode`: `decode` searches for white space in a way that takes as long as the parsing.
+    # Not `decode`, whose search for whitespace takes as long as the parsing.
     value, end = _DECODER.raw_decode(text)
     if end != len(text):
         raise ValueError(f"more follows at character {end:,}")
@@ -268,17 +287,15 @@ def decode_frame(line: bytes) -> JsonValue:
 def _check_identities(frame: JsonValue) -> None:
     if not isinstance(frame, dict):
         return
-    value = frame.get("params")
-    params = value if isinstance(value, dict) else {}
-    meta = params.get("_meta")
-    token = meta.get("progressToken") if isinstance(meta, dict) else None
+    params = get_object(frame, "params")
+    token = get_object(params, "_meta").get("progressToken")
     for identity in (frame.get("id"), params.get("requestId"), params.get("progressToken"), token):
         if isinstance(identity, str) and _SURROGATE.search(identity):
             raise ValueError("an id has half of a character")
 
 
 class EncodedObject(dict[str, "JsonValue"]):
-    """An object with its encoded bytes; it must not be changed."""
+    """An object with its encoding; don't modify it."""
 
     __slots__ = ("encoded",)
 
@@ -291,8 +308,8 @@ def decode_frame_verbatim(line: bytes) -> JsonValue:
     """Decode a frame and keep the bytes of its payload, so that it can be passed on unchanged.
 
     Raises:
-        ValueError: Invalid JSON, a name that occurs twice in one object, or a value that could not be encoded again.
-        RecursionError: It is nested too deeply.
+        ValueError: Invalid JSON, a duplicate key, or a value that couldn't be encoded again.
+        RecursionError: Nested too deeply.
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
     if not text.startswith("{"):
@@ -309,7 +326,7 @@ def decode_frame_verbatim(line: bytes) -> JsonValue:
         start = _skip_sign(text, index, ":")
         value, index = _DECODER.raw_decode(text, start)
         if key in _PAYLOAD_KEYS and isinstance(value, dict):
-            # Strings contain no line ends; between them a line end means nothing, and would end our line.
+            # Strings contain no newlines. Between tokens a newline means nothing, but would end our line.
             payload = text[start:index].replace("\r", " ").replace("\n", " ")
             frame[key] = EncodedObject(cast("JsonObject", value), payload.encode("utf-8", "backslashreplace"))
         else:
@@ -336,23 +353,23 @@ def _skip_whitespace(text: str, index: int) -> int:
 
 
 def estimate_size(frame: JsonObject) -> int:
-    """Estimate the bytes of a frame that was decoded verbatim."""
+    """Estimate the size of a frame that was decoded verbatim, in bytes."""
     payloads = (frame.get(key) for key in _PAYLOAD_KEYS)
     return _ENVELOPE_BYTES + sum(len(value.encoded) for value in payloads if type(value) is EncodedObject)
 
 
 def find_response_id(line: bytes) -> int | None:
-    """Return the id of an invalid line that begins like a response."""
+    """Return the id of an invalid line that starts like a response."""
     match = _RESPONSE_HEAD.match(line.removeprefix(_BOM))
     return int(match[1]) if match else None
 
 
 def find_responses(line: bytes) -> list[JsonObject]:
-    """Find responses in a line that has other text before, between or after them."""
+    """Find responses in a line with other text around them."""
     text = line.decode("utf-8", "replace")
     responses: list[JsonObject] = []
     index = 0
-    for _ in range(_RESPONSE_TRIES):
+    for _ in range(_MAX_RESPONSE_TRIES):
         head = _OBJECT_HEAD.search(text, index)
         if head is None:
             break
@@ -367,10 +384,10 @@ def find_responses(line: bytes) -> list[JsonObject]:
 
 
 def encode_frame(frame: JsonObject) -> bytes:
-    """Encode a frame as one line without its end; an `EncodedObject` in it is not encoded again.
+    """Encode a frame as one line without its newline, reusing the bytes of an `EncodedObject`.
 
     Raises:
-        EncodeError: It contains a number that JSON cannot represent.
+        EncodeError: It contains a number that JSON can't represent.
     """
     for key in _PAYLOAD_KEYS:
         value = frame.get(key)
@@ -384,7 +401,7 @@ def encode_object(value: JsonObject) -> EncodedObject:
     """Encode an object once, for several frames.
 
     Raises:
-        EncodeError: It contains a number that JSON cannot represent.
+        EncodeError: It contains a number that JSON can't represent.
     """
     return EncodedObject(value, _encode(value))
 
@@ -398,7 +415,7 @@ def _encode(value: JsonValue) -> bytes:
 
 
 def _check_encodable(value: JsonValue) -> JsonValue:
-    # Strings and integers always are.
+    # Strings and integers always are encodable.
     if isinstance(value, (float, list, dict)):
         _encode(value)
     return value

@@ -1,7 +1,7 @@
-"""A JSON Schema as a server sent it: resolves references and tells which parts can be copied unchanged.
+"""A JSON Schema as the server sent it: resolves references and decides which parts can be copied unchanged.
 
-Results are cached by part, so a part is examined once however many references lead to it, and the total work is
-bounded: an untrusted server wrote the schema.
+Results are cached by part, so each part is examined once, however many references lead to it. The total work is
+bounded, because the schema comes from an untrusted server.
 """
 
 from __future__ import annotations
@@ -43,15 +43,15 @@ _HOLD_SCHEMAS = frozenset(
 )
 _HOLD_MAPS = frozenset({"$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"})
 SCHEMA_KEYWORDS = _HOLD_SCHEMAS | _HOLD_MAPS
-"""Keywords whose value is a schema, or a list or a map of schemas: the applicators of
-https://json-schema.org/draft/2020-12/json-schema-core#section-10, and those of earlier drafts."""
+"""Keywords whose value is a schema, or a list or map of schemas: the applicators of
+https://json-schema.org/draft/2020-12/json-schema-core#section-10 and earlier drafts."""
 REFERENCES = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 
-_REFERENCE_CHARS = 1_000
+_MAX_REFERENCE_CHARS = 1_000
 _MAX_PART_DEPTH = 64
-"""Nested containers of a part that is copied unchanged."""
+"""Maximum nesting of a part that is copied unchanged."""
 _WORK_FACTOR = 16
-"""The size of one part may be spent so many times on parts that turn out to be unfit."""
+"""How many times the size limit of a part may be spent on parts that turn out to be unfit."""
 
 
 class Fitness(IntEnum):
@@ -60,28 +60,28 @@ class Fitness(IntEnum):
     PLAIN = 0
     """Every provider accepts it."""
     UNUSUAL = 1
-    """Some provider refuses its form."""
+    """Some provider refuses this form."""
     HAS_REFERENCES = 2
-    """It holds references, which mean nothing in another document."""
+    """Contains references, which are meaningless in another document."""
     FAULTY = 3
-    """A keyword in it holds a value that it doesn't take."""
+    """A keyword holds an invalid value."""
     UNFIT = 4
-    """It is too large or too deep, or not JSON."""
+    """Too large, too deep, or not JSON."""
 
 
 class SchemaDocument:
-    """The schema of one tool; `root` is the schema as it was sent."""
+    """The schema of one tool; `root` is the schema verbatim."""
 
     def __init__(self, root: AnyObject, *, part_bytes: int) -> None:
         self.root = root
         self._part_bytes = part_bytes
-        # By id of the part. The part is stored too, so that its id cannot be given to another value.
+        # By id of the part. Holds a reference to the part, so that its id can't be reused.
         self._encoded: dict[int, tuple[object, str | None]] = {}
         self._fitness: dict[tuple[str, int], tuple[object, Fitness]] = {}
         self._work_left = _WORK_FACTOR * part_bytes
 
     def encode(self, part: object) -> str | None:
-        """Encode a part as JSON; None if it is not JSON, too large or too deep."""
+        """Encode a part as JSON; `None` if it's not JSON, too large or too deep."""
         if id(part) not in self._encoded:
             text = None
             if self._fits(part):
@@ -93,13 +93,13 @@ class SchemaDocument:
         return self._encoded[id(part)][1]
 
     def can_copy(self, part: object) -> bool:
-        """Tell whether a part can be copied unchanged; short strings need no encoding."""
+        """Return whether a part can be copied unchanged; strings need no encoding."""
         if isinstance(part, str):
             return len(part) <= self._part_bytes
         return self.encode(part) is not None
 
     def _fits(self, part: object) -> bool:
-        """Walk a part level by level, and stop at the first limit that it exceeds."""
+        """Walk a part level by level, stopping at the first exceeded limit."""
         level, bytes_left, depth = [part], self._part_bytes, 0
         while level:
             depth += 1
@@ -111,7 +111,7 @@ class SchemaDocument:
         return True
 
     def assess(self, keyword: str, value: object) -> Fitness:
-        """Assess all schemas that the value of a keyword holds, at any depth."""
+        """Assess all schemas inside a keyword's value, at any depth."""
         if self.encode(value) is None:
             return Fitness.UNFIT
         key = keyword, id(value)
@@ -134,10 +134,10 @@ class SchemaDocument:
     def resolve(self, reference: object) -> AnyObject | bool | None:
         """Resolve a reference within this document (a JSON pointer, RFC 6901, or an anchor).
 
-        None if it leads elsewhere or is ambiguous: an `$id` inside the document changes the base of references, and an
-        anchor may be defined twice. https://json-schema.org/draft/2020-12/json-schema-core#section-8.2
+        `None` if it leads elsewhere or is ambiguous: an inner `$id` changes the base of references, and an anchor may
+        be defined twice. https://json-schema.org/draft/2020-12/json-schema-core#section-8.2
         """
-        if not isinstance(reference, str) or len(reference) > _REFERENCE_CHARS:
+        if not isinstance(reference, str) or len(reference) > _MAX_REFERENCE_CHARS:
             return None
         if not reference.startswith("#") or self._anchors is None:
             return None
@@ -156,7 +156,7 @@ class SchemaDocument:
 
     @cached_property
     def _anchors(self) -> dict[str, AnyObject | None] | None:
-        """Schemas by anchor, with None for ambiguous anchors; None instead of all if an `$id` lies inside."""
+        """Schemas by anchor, `None` for ambiguous anchors; `None` altogether if there's an inner `$id`."""
         for inner in _iterate_objects(_children(self.root), _children):
             if isinstance(inner.get("$id"), str):
                 return None
@@ -171,7 +171,7 @@ class SchemaDocument:
 def _iterate_objects(
     values: Iterable[object], find_children: Callable[[object], Iterable[object]]
 ) -> Iterator[AnyObject]:
-    """Yield every dict that is reachable, each once."""
+    """Yield every reachable dict once."""
     pending, visited = list(values), set[int]()
     while pending:
         value = pending.pop()
@@ -189,7 +189,7 @@ def _children(value: object) -> Iterable[object]:
 
 
 def _subschemas(schema: object) -> Iterator[object]:
-    """Yield the values directly below a schema where schemas are expected."""
+    """Yield the values directly below a schema at positions for schemas."""
     for key, value in schema.items() if is_dict(schema) else ():
         if key in _HOLD_SCHEMAS:
             yield from value if is_list(value) else [value]

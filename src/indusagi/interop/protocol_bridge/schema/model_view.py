@@ -1,15 +1,14 @@
 """The schema of a remote tool as a model receives it: the model view.
 
-`model_schema` accepts any value and returns an object schema that large providers accept. The guarantee: each argument
-object that fits the original fits the view, so the view may allow more but never forbids more. Where it allows more,
-a note says so.
+`model_schema` accepts any value and returns an object schema that the large providers accept. Any arguments that fit
+the original fit the view: the view may allow more, but never forbids more. Where it allows more, it leaves a note.
 
-How it works: levels (a schema, and the schemas below it) are visited breadth first. A level is written into its *slot*,
-which holds a minimal schema until then; so the limits on size and depth can stop the work at any moment, and what is
-written is valid. On a level,
+Levels (a schema, and the schemas below it) are visited breadth first. Each level is written into its *slot*, which
+holds a minimal schema until then, so the size and depth limits can stop the work at any point and leave a valid schema.
+For each level,
 
-1. references and an `allOf` of one part are replaced by what they lead to (`_inline_references`);
-2. the level is rewritten to forms that providers accept (`_rewrite_root`, `_rewrite_level`);
+1. references and single-part `allOf`s are replaced by their targets (`_inline_references`);
+2. the level is rewritten into a form that providers accept (`_rewrite_root`, `_rewrite_level`);
 3. each keyword is copied, written level by level, or dropped (`_choose_action`).
 """
 
@@ -53,38 +52,38 @@ if TYPE_CHECKING:
 MAX_DEPTH = 32
 """Nested levels, the root included."""
 MAX_BYTES = 64 * 1024
-"""The size of a view as compact JSON."""
+"""Size of a view as compact JSON."""
 
-_QUOTED_CHARS = 60
-"""How much of the server's text a note repeats."""
+_MAX_QUOTE_CHARS = 60
+"""How much of the server's text a note quotes."""
 _MAX_NOTES = 16
 _MAX_PASSES = 8
-"""How often a view is made of a view, until it's its own one."""
+"""How many times to rebuild a view from a view until it no longer changes."""
 _MIN_ELEMENT, _MIN_MEMBER = 2, 6
-"""The least bytes for one more element of a list (`1,`) and member of an object (`"":{},`)."""
+"""Minimum size of a list element (`1,`) and an object member (`"":{},`)."""
 _COUNTED = (SCHEMA_KEYWORDS | {"enum", "required"}) - NOT_SHOWN
 _MAX_TOO_LARGE = 16
-"""After so many levels that did not fit, none is tried any more: each attempt costs time, and little space is left."""
+"""Give up after this many levels that didn't fit: each attempt costs time, and little space is left."""
 _MAX_TRAIL = 2 * MAX_DEPTH
-"""Levels and references on the way to a level; a longer chain of references is not followed."""
+"""Maximum number of levels and references on the way to a level."""
 _BRANCH_BUDGET, _BRANCH_COST = 16_384, 64
-"""Properties in branches of the root that are examined; each branch counts as so many more."""
-_BRANCH_DEPTH = 16
+"""Limit of properties to examine in branches of the root; each branch costs this much extra."""
+_MAX_BRANCH_DEPTH = 16
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ANCHORS = frozenset({"$anchor", "$dynamicAnchor"})
-"""They must not occur twice, and in a view nothing refers to them."""
+"""Must be unique, and nothing in a view refers to them."""
 _SIMPLE_KEYWORDS = frozenset({"type", "title", "description"})
 _NOT_SIMPLE_TYPES = frozenset({None, "object", "array"})
 _COMBINATORS = ("allOf", "anyOf", "oneOf")
 _SCHEMA_LISTS = frozenset({*_COMBINATORS, "prefixItems"})
 _NOT_AT_ROOT = frozenset({*_COMBINATORS, "not", "enum"})
-"""Two large providers refuse every tool of a request if one tool has these at its root."""
+"""Two large providers refuse all tools of a request if one has these at its root."""
 _WRITTEN_FOR_TYPE = {"properties": "object", "required": "object", "additionalProperties": "object", "items": "array"}
-"""Keywords that are written level by level beside this type; `normalize_schema` does the same."""
+"""Keywords that are written level by level for this type, as in `normalize_schema`."""
 _HOLDERS = {"properties": dict, "required": list}
-"""Keywords in which a member with a fault is left out or widened; the others are kept."""
+"""Keywords whose invalid members are dropped or widened, keeping the others."""
 _UNEVALUATED = frozenset({"unevaluatedItems", "unevaluatedProperties"})
 _DEPENDS_ON = {
     "additionalProperties": frozenset({"patternProperties", "properties"}),
@@ -93,7 +92,7 @@ _DEPENDS_ON = {
     "then": frozenset({"if"}),
     "else": frozenset({"if"}),
 }
-"""If one of the second is dropped, the first would forbid more than before, or nothing."""
+"""If one of the values is dropped, the key would forbid more than before, or nothing."""
 
 _Holder: TypeAlias = "JsonObject | list[JsonValue]"
 _Action: TypeAlias = Literal["copy", "write", "drop"]
@@ -101,25 +100,25 @@ _Action: TypeAlias = Literal["copy", "write", "drop"]
 
 @record
 class ModelView:
-    """The schema that a model receives, and where it allows more than the original."""
+    """The schema for models, and the places where it allows more than the original."""
 
     schema: JsonObject
     widened: tuple[str, ...] = ()
-    """Notes for a person, each with its place and reason; the first few of them."""
+    """Notes for the user, each with place and reason; only the first few."""
 
 
 def model_schema(raw: object) -> JsonObject:
-    """Build the schema that a model receives: an object schema, whatever `raw` is."""
+    """Build the schema for models: an object schema, whatever `raw` is."""
     return model_view(raw).schema
 
 
 def model_view(raw: object) -> ModelView:
-    """Build the schema that a model receives, with notes where it allows more than the original."""
+    """Build the schema for models, with notes where it allows more than the original."""
     if not is_dict(raw):
         return ModelView(new_object_schema(), () if raw is True else ("$: no schema",))
     view = _ViewBuilder(raw).build()
     passes = _MAX_PASSES if view.widened else 0
-    while passes:  # without what was dropped, a level may have a simpler form
+    while passes:  # with keywords dropped, a level may have a simpler form
         passes -= 1
         again = _ViewBuilder(cast("AnyObject", view.schema)).build()
         if again.schema == view.schema:
@@ -132,7 +131,7 @@ def model_view(raw: object) -> ModelView:
 
 
 def minimal_schema(level: object) -> JsonObject:
-    """Return the shortest schema that allows what a level allows: its type alone."""
+    """Return the shortest schema that allows everything a level allows: its type."""
     kind = find_type(level)
     if kind is None:
         return {}
@@ -143,7 +142,7 @@ def minimal_schema(level: object) -> JsonObject:
 
 @record
 class SchemaSlot:
-    """A level that waits to be visited, and the place in the view that it fills."""
+    """A level to visit, and the place it fills in the view."""
 
     source: object
     holder: _Holder
@@ -152,16 +151,16 @@ class SchemaSlot:
     """The path for notes."""
     depth: int = 0
     trail: tuple[AnyObject, ...] = ()
-    """The levels above and the references that were followed: to meet one again is recursion."""
+    """The levels above and the references followed; meeting one again means recursion."""
 
     @property
     def schema(self) -> JsonObject:
-        """The schema in the slot now: a minimal one until a better one is put there."""
+        """The schema currently in the slot; minimal until `put`."""
         return cast("dict[object, JsonObject]", self.holder)[self.key]
 
     def read_as(self, source: object, trail: tuple[AnyObject, ...] | None = None) -> SchemaSlot:
         """Return the same slot for another source."""
-        # Not `dataclasses.replace`, which takes four times as long: there is one for every level.
+        # Not `dataclasses.replace`, which takes four times as long, for every level.
         return SchemaSlot(source, self.holder, self.key, self.place, self.depth, self.trail if trail is None else trail)
 
     def put(self, schema: JsonObject) -> None:
@@ -170,7 +169,7 @@ class SchemaSlot:
 
 
 class SchemaLevel:
-    """The view of one level, in which each level below has a slot with a minimal schema."""
+    """The view of one level, with a slot for each level below."""
 
     def __init__(self, slot: SchemaSlot, kind: str | None, schema: JsonObject | None = None) -> None:
         self.schema: JsonObject = {} if schema is None else schema
@@ -180,7 +179,7 @@ class SchemaLevel:
         self._kind = kind
 
     def write(self, key: str, level: AnyObject) -> None:
-        """Write a keyword that holds schemas, or names them."""
+        """Write a keyword that contains or names schemas."""
         value = level[key]
         if key == "required":
             properties, listed = level.get("properties"), value if is_list(value) else []
@@ -199,7 +198,7 @@ class SchemaLevel:
             holder: JsonObject = {}
             self.schema[key] = holder
             for name, source in value.items() if is_dict(value) else ():
-                # A property that must not occur is left out.
+                # Omit properties that must not occur.
                 if isinstance(name, str) and (source is not False or key != "properties"):
                     is_plain = name.isidentifier() and name.isascii()
                     self._add_slot(holder, name, source, f".{name}" if is_plain else f"[{_quote(name)}]")
@@ -207,14 +206,14 @@ class SchemaLevel:
             self._write_list(key, cast("list[object]", value))
 
     def finish(self) -> None:
-        """Add what some provider requires; it allows everything."""
+        """Add keywords that some providers require; they allow everything."""
         if self._kind == "object":
             self.schema.setdefault("properties", {})
         elif self._kind == "array" and "unevaluatedItems" not in self.schema:
             self.schema.setdefault("items", {})
 
     def _write_list(self, key: str, schemas: Iterable[object]) -> None:
-        """Write a list of schemas, without the booleans that change nothing in it."""
+        """Write a list of schemas, without booleans that don't affect it."""
         neutral = {"anyOf": [False], "allOf": [False, True]}.get(key, [])
         sources = [schema for schema in schemas if not (isinstance(schema, bool) and schema in neutral)]
         if sources:
@@ -231,11 +230,8 @@ class SchemaLevel:
 
 
 def _quote(value: object) -> str:
-    """Return the beginning of a string, or the type of another value."""
-    return repr(value[:_QUOTED_CHARS]) if isinstance(value, str) else type(value).__name__
-
-
-# -- the builder --------------------------------------------------------------------------------
+    """Return the beginning of a string, or the type of any other value."""
+    return repr(value[:_MAX_QUOTE_CHARS]) if isinstance(value, str) else type(value).__name__
 
 
 class _ViewBuilder:
@@ -276,7 +272,7 @@ class _ViewBuilder:
         self._notes[f"{slot.place}: {reason}"] = None
 
     def _view_level(self, slot: SchemaSlot) -> SchemaLevel | None:
-        """Build the view of a level; None if it cannot fit."""
+        """Build the view of a level; `None` if it can't fit."""
         source = slot.source
         if slot.depth and is_dict(source) and find_type(source) not in _NOT_SIMPLE_TYPES:
             # Most levels are their own view: a scalar type with a title and a description.
@@ -285,7 +281,7 @@ class _ViewBuilder:
                 return SchemaLevel(slot, None, cast("JsonObject", {**source}))
         slot = self._inline_references(slot)
         level = cast("AnyObject", slot.source)
-        # How many bytes the view takes at least, without a look at what the level holds.
+        # Lower bound for the size of the view, without looking into the members.
         counted = [value for key, value in level.items() if key in _COUNTED]
         members = sum(len(value) for value in counted if is_dict(value))
         elements = sum(len(value) for value in counted if is_list(value)) + len(level)
@@ -299,7 +295,7 @@ class _ViewBuilder:
             for key, value in level.items()
             if isinstance(key, str) and key not in NOT_SHOWN
         }
-        # A keyword that would forbid more without a dropped one is dropped as well.
+        # Also drop keywords that would forbid more without a dropped one.
         dropped = {key for key, action in actions.items() if action == "drop"}
         dropped |= {key for key, others in _DEPENDS_ON.items() if key in actions and others & dropped}
         is_rewritten = any(actions.get(key) == "write" for key in _COMBINATORS)
@@ -321,7 +317,7 @@ class _ViewBuilder:
     # -- step 1: references ---------------------------------------------------------------------
 
     def _inline_references(self, slot: SchemaSlot) -> SchemaSlot:
-        """Replace `$ref`, and an `allOf` of one part, by what they lead to; keywords beside them are kept."""
+        """Replace `$ref` and single-part `allOf`s by their targets, keeping adjacent keywords."""
         source, trail = slot.source, slot.trail
         if not is_dict(source) or _contains(trail, source):
             if source is not True:
@@ -333,7 +329,7 @@ class _ViewBuilder:
             if "$ref" in level:
                 target = self._resolve(level["$ref"], slot, trail)
                 if not target:
-                    # Which properties and items it would have evaluated is unknown.
+                    # It's unknown which properties and items it would have evaluated.
                     level = {key: value for key, value in rest.items() if key not in _UNEVALUATED}
                     continue
                 if not rest.keys() <= ANNOTATIONS:
@@ -352,7 +348,7 @@ class _ViewBuilder:
             level, trail = {**unnamed, **rest}, (*trail, target)
 
     def _resolve(self, reference: object, slot: SchemaSlot, trail: tuple[AnyObject, ...]) -> AnyObject:
-        """Resolve a reference; an empty schema stands for one that cannot be followed."""
+        """Resolve a reference, or return an empty schema if it can't be followed."""
         target = self._document.resolve(reference)
         if is_dict(target) and _contains(trail, target):
             self._note(slot, f"{_quote(reference)} is recursive")
@@ -363,7 +359,7 @@ class _ViewBuilder:
         return {} if target is True else target
 
     def _read_dialect(self, level: AnyObject, slot: SchemaSlot) -> AnyObject:
-        """Reduce a level in another dialect to its type and annotations: its keywords may mean something else."""
+        """Reduce a level in another dialect to type and annotations, because its keywords may mean something else."""
         dialect = level.get("$schema", _DIALECT)
         if dialect == _DIALECT or level is self._document.root:
             return level
@@ -374,18 +370,18 @@ class _ViewBuilder:
     # -- step 2: accepted forms -----------------------------------------------------------------
 
     def _rewrite_level(self, source: AnyObject, slot: SchemaSlot) -> AnyObject:
-        """Give a level one type or a union, and turn a `oneOf` that is not copied into `anyOf`."""
+        """Give a level a single type or a union, and turn a `oneOf` that can't be copied into `anyOf`."""
         if "type" in source and not find_types(source):
             self._note(slot, f"of unknown type {_quote(source['type'])}")
         level = with_one_type(source)
         branches = level.get("oneOf")
         if is_list(branches) and self._choose_action(find_type(level), "oneOf", branches) == "write":
-            # A branch that allows more than before could match beside another one.
+            # A branch that allows more than before could match in addition to another one.
             return with_union(level, "oneOf", branches)
         return level
 
     def _rewrite_root(self, level: AnyObject, slot: SchemaSlot) -> AnyObject:
-        """Make the root an object schema without combinators: arguments are always an object."""
+        """Make the root an object schema without combinators: arguments always are an object."""
         types = find_types(level)
         if "type" in level and "object" not in types:
             self._note(slot, f"of type {_quote(level['type'])}, while arguments are an object")
@@ -403,7 +399,7 @@ class _ViewBuilder:
         return {**rest, "properties": shape.properties, "required": list(shape.required)}
 
     def _summarize(self, slot: SchemaSlot) -> ObjectShape | None:
-        """Summarize the objects that a level and its branches allow; None if they allow none."""
+        """Summarize the objects that a level and its branches allow; `None` if they allow none."""
         level = cast("AnyObject", slot.source)
         if "object" not in (find_types(level) or ("object",)):
             return None
@@ -415,7 +411,7 @@ class _ViewBuilder:
                 continue
             shapes: list[ObjectShape | None] = []
             for branch in branches:
-                if self._branch_budget < 0 or len(slot.trail) > _BRANCH_DEPTH:
+                if self._branch_budget < 0 or len(slot.trail) > _MAX_BRANCH_DEPTH:
                     shapes.append(ANY_SHAPE)
                     break
                 inlined = self._inline_references(slot.read_as(branch)) if branch is not False else None
@@ -430,7 +426,7 @@ class _ViewBuilder:
     # -- step 3: keywords -----------------------------------------------------------------------
 
     def _choose_action(self, kind: str | None, key: str, value: object) -> _Action:
-        """Decide whether a keyword is copied unchanged, written level by level, or dropped."""
+        """Decide whether to copy a keyword, write it level by level, or drop it."""
         if key in REFERENCES:
             return "drop"
         if key in _WRITTEN_FOR_TYPE and kind in {None, _WRITTEN_FOR_TYPE[key]}:
@@ -449,9 +445,9 @@ def _contains(trail: tuple[AnyObject, ...], level: AnyObject) -> bool:
 
 
 def _measure(value: JsonValue) -> int:
-    # The value is JSON for certain: `compact_json` would check it once more.
+    # The value is known to be JSON; `compact_json` would check it again.
     return len(_ENCODER.encode(value).encode("utf-8", "backslashreplace"))
 
 
 _MINIMAL_SIZES = {kind: _measure(minimal_schema({"type": kind})) for kind in (None, *KNOWN_TYPES)}
-"""The size of the minimal schema in a slot, by type."""
+"""Size of the minimal schema by type."""

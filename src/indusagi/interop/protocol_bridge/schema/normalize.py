@@ -1,8 +1,8 @@
-"""Normalize the schema of a remote tool to the small subset that every provider accepts.
+"""Normalizes the schema of a remote tool to the small subset that every provider accepts.
 
-A server's schema may be of any draft, shape and depth, and a keyword may hold anything. `normalize_schema` accepts
-every value, in linear time and without recursion. It reads the declared `type` only, so the result may allow less or
-something else than the original; what a model receives is built by `model_schema` in `model_view`.
+A server's schema may have any draft, shape and depth, and keywords may hold anything. `normalize_schema` accepts every
+value, in linear time and without recursion. It only reads the declared `type`, so the result may allow less than the
+original, or something else. Models receive the result of `model_schema` in `model_view` instead.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KNOWN_TYPES = frozenset({"object", "array", "string", "number", "integer", "bool
 
 STRIPPED = frozenset(
     {
-        # References and identifiers, which no provider follows.
+        # References and identifiers, which providers don't follow.
         "$schema",
         "$id",
         "$ref",
@@ -37,18 +37,18 @@ STRIPPED = frozenset(
         # Samples.
         "default",
         "examples",
-        # The encoding of strings.
+        # String encodings.
         "contentEncoding",
         "contentMediaType",
     }
 )
-"""Keywords that are removed at every level; a property of such a name stays."""
+"""Keywords to remove at every level; properties with these names stay."""
 
 NOT_SHOWN = STRIPPED - {"default"}
-"""Keywords that are removed from a model view."""
+"""Keywords to remove from a model view."""
 
-_WRITABLE_BITS = 14_000
-"""Python encodes no integer of more than 4,300 digits, which is slightly more:
+_MAX_INT_BITS = 14_000
+"""Slightly less than the 4,300 digits that Python can convert to a string:
 https://docs.python.org/3/library/stdtypes.html#integer-string-conversion-length-limitation."""
 
 AnyObject: TypeAlias = dict[object, object]
@@ -56,12 +56,12 @@ AnyObject: TypeAlias = dict[object, object]
 
 
 def is_dict(value: object) -> TypeGuard[AnyObject]:
-    """Tell whether `value` is a dict, with any keys and values."""
+    """Return whether `value` is a dict, with any keys and values."""
     return isinstance(value, dict)
 
 
 def is_list(value: object) -> TypeGuard[list[object]]:
-    """Tell whether `value` is a list, with any elements."""
+    """Return whether `value` is a list, with any elements."""
     return isinstance(value, list)
 
 
@@ -71,7 +71,7 @@ def new_object_schema() -> JsonObject:
 
 
 def find_type(level: object) -> str | None:
-    """Return the declared type of a level if it is one known type."""
+    """Return the declared type of a level if it's a single known type."""
     kind = level.get("type") if is_dict(level) else None
     return kind if isinstance(kind, str) and kind in KNOWN_TYPES else None
 
@@ -79,10 +79,10 @@ def find_type(level: object) -> str | None:
 def normalize_schema(raw: object) -> JsonObject:
     """Convert any value into a schema with one known type at each level.
 
-    Levels are the values of `properties`, `items` and `additionalProperties`. A level without a known `type`, and one
-    inside itself, becomes an object without properties. Beside a known type every keyword is copied, except
-    `STRIPPED` and what is not JSON. The result shares nothing with the argument. A value in two places is copied
-    once, as with `copy.deepcopy`: otherwise a value of 40 lines could have a trillion levels.
+    Levels are the values of `properties`, `items` and `additionalProperties`. A level without a known `type`, or inside
+    itself, becomes an object without properties. Next to a known type every keyword is copied, except `STRIPPED` ones
+    and values that aren't JSON. The result shares nothing with the argument. A value that occurs twice is copied once,
+    as with `copy.deepcopy`; otherwise 40 lines could expand to a trillion levels.
     """
     frame: JsonObject = {}
     pending: list[_Task] = [(raw, frame, "")]
@@ -106,11 +106,11 @@ def normalize_schema(raw: object) -> JsonObject:
 
 
 _Task: TypeAlias = tuple[object, JsonObject | None, str]
-"""A level to convert, and the holder and key of its result; without a holder: all levels below it are done."""
+"""A level to convert, and the holder and key of its result; without a holder, all levels below it are done."""
 
 
 def _convert_level(source: AnyObject, kind: str, pending: list[_Task]) -> JsonObject:
-    """Convert one level, and add the levels directly below it to `pending`."""
+    """Convert one level and add the levels directly below it to `pending`."""
     out: JsonObject = {}
     for key in [key for key in source if isinstance(key, str) and key not in STRIPPED]:
         value = source[key]
@@ -126,7 +126,7 @@ def _convert_level(source: AnyObject, kind: str, pending: list[_Task]) -> JsonOb
             if required:
                 out[key] = required
         elif (kind, key) in {("object", "additionalProperties"), ("array", "items")}:
-            # A tuple of no schemas says nothing about any element, and so does an array without items.
+            # An empty tuple says nothing about any element, like an array without `items`.
             child = next(iter(value), None) if key == "items" and is_list(value) else value
             if isinstance(child, bool):
                 out[key] = child
@@ -147,7 +147,7 @@ def copy_json(root: object) -> JsonValue:
     """Copy a JSON value of any depth, without recursion.
 
     Raises:
-        NotJson: It contains itself, or a value that is not JSON.
+        NotJson: It contains itself, or a value that isn't JSON.
     """
     if not isinstance(root, (list, dict)):
         return _scalar(root)
@@ -178,9 +178,9 @@ def copy_json(root: object) -> JsonValue:
 
 
 def _open_container(source: object) -> tuple[dict[object, JsonValue], Iterable[tuple[object, object]]] | None:
-    """Return a copy with a place for each child, which keeps the order, and the children; None for a scalar.
+    """Return a copy with a placeholder for each child (to keep the order), and the children; `None` for a scalar.
 
-    A list is typed as a dict here: both take a value at a key.
+    Lists are typed as dicts, because both support item assignment.
     """
     if is_list(source):
         return cast("dict[object, JsonValue]", [None] * len(source)), enumerate(source)
@@ -192,10 +192,10 @@ def _open_container(source: object) -> tuple[dict[object, JsonValue], Iterable[t
 
 
 def _scalar(value: object) -> JsonValue:
-    """Return a JSON scalar, and raise for any other value."""
+    """Return a JSON scalar; raise for any other value."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, int) and value.bit_length() <= _WRITABLE_BITS:
+    if isinstance(value, int) and value.bit_length() <= _MAX_INT_BITS:
         return value
     if isinstance(value, float) and math.isfinite(value):
         return value
@@ -204,40 +204,36 @@ def _scalar(value: object) -> JsonValue:
 
 # -- keywords ---------------------------------------------------------------------------------
 #
-# Servers write `required: true` on a property, `exclusiveMinimum: true` of draft 4, `description: null`. A provider
-# refuses the whole request for one such keyword, so a model view leaves it out. A validator of the metaschema finds the
-# same faults, and takes about ten times as long as the view itself: https://json-schema.org/draft/2020-12/schema.
+# Servers write `required: true` on a property, draft 4's `exclusiveMinimum: true`, or `description: null`. Providers
+# refuse the whole request for one such keyword, so a model view drops it. Validating against the metaschema finds the
+# same faults, but takes ten times as long as building the view: https://json-schema.org/draft/2020-12/schema.
 
 
 _ANCHOR = re.compile(r"[A-Za-z_][-A-Za-z0-9._]*")
-_MAX_PATTERN = 4_096
-"""Longer patterns aren't compiled, and so not shown: compiling takes time, and a model can't use them."""
+_MAX_PATTERN_CHARS = 4_096
+"""Longer patterns aren't compiled and therefore not shown: compiling takes time, and models can't use them."""
 _NOT_ECMASCRIPT = re.compile(r"\(\?(?:P|#|[aiLmsux]+\))")
-"""Groups that Python knows and ECMA-262, the language of patterns, doesn't."""
+"""Groups that Python supports but ECMA-262, the pattern language of JSON Schema, doesn't."""
 
 
 def find_fault(keyword: str, value: object) -> str | None:
-    """Return what a keyword takes if it doesn't take `value`; schemas below it aren't looked at."""
+    """Return what a keyword expects if `value` isn't that. Doesn't check the schemas below it."""
     rule = _RULES.get(keyword)
     return None if rule is None or rule[0](value) else rule[1]
 
 
 def has_faults(schema: AnyObject) -> bool:
-    """Tell whether a keyword of a schema holds a value that it doesn't take."""
-    for key, value in schema.items():
-        rule = _RULES.get(cast("str", key))
-        if rule is not None and not rule[0](value):
-            return True
-    return False
+    """Return whether any keyword of a schema holds an invalid value."""
+    return any(find_fault(cast("str", key), value) is not None for key, value in schema.items())
 
 
 @lru_cache(maxsize=1_024)
 def is_pattern(text: str) -> bool:
-    """Tell whether a text is a regular expression; lookups are cached, since tools share patterns."""
-    if len(text) > _MAX_PATTERN or _NOT_ECMASCRIPT.search(text):
+    """Return whether a text is a regular expression. Cached, because tools share patterns."""
+    if len(text) > _MAX_PATTERN_CHARS or _NOT_ECMASCRIPT.search(text):
         return False
     try:
-        with warnings.catch_warnings(action="ignore"):  # Python warns of what a later version may read otherwise
+        with warnings.catch_warnings(action="ignore"):  # Python warns about syntax whose meaning may change
             re.compile(text)
     except (re.error, RecursionError, OverflowError):
         return False
@@ -257,7 +253,7 @@ def _is_schema_map(value: object) -> bool:
 
 
 def has_patterns(value: object) -> bool:
-    """Tell whether the keys of an object are regular expressions."""
+    """Return whether all keys of an object are regular expressions."""
     return is_dict(value) and all(is_pattern(key) for key in value if isinstance(key, str))
 
 

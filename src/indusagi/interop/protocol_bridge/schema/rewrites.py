@@ -1,7 +1,7 @@
-"""Rewrites of one schema level into forms that more providers accept, and summaries of object schemas.
+"""Rewrites one schema level into forms that more providers accept, and summarizes object schemas.
 
-The result allows everything that the argument allows. No function follows a reference, looks below its level or
-changes its argument.
+The result allows everything the argument allows. Functions don't follow references, look below their level or modify
+their arguments.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.schema.normalize import AnyObject
 
 ANNOTATIONS = frozenset({"title", "description", "default"})
-"""Keywords for a reader, without effect on validation:
+"""Descriptive keywords, without effect on validation:
 https://json-schema.org/draft/2020-12/json-schema-validation#section-9."""
 
 _OF_STRINGS = frozenset({"format", "maxLength", "minLength", "pattern"})
@@ -45,28 +45,28 @@ _OWN: dict[str, frozenset[str]] = {
     "array": _OF_ARRAYS,
     "object": _OF_OBJECTS,
 }
-"""Keywords that apply to values of one type only."""
+"""Keywords that apply to values of one type."""
 _TYPE_OF: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null"}
 _OWNED = _OF_STRINGS | _OF_NUMBERS | _OF_ARRAYS | _OF_OBJECTS
 
 
 def find_types(level: AnyObject) -> tuple[str, ...]:
-    """Return the declared types that JSON Schema knows."""
+    """Return the declared types that JSON Schema defines."""
     declared = level.get("type")
     names = declared if is_list(declared) else [declared]
     return tuple(dict.fromkeys(n for n in names if isinstance(n, str) and n in KNOWN_TYPES))
 
 
 def with_one_type(level: AnyObject) -> AnyObject:
-    """Give a level one type, or a union of levels of one type each, or no type if it allows all.
+    """Give a level one type, a union of single-type levels, or no type if it allows all.
 
-    The type is the declared one, or that of all constants. `properties` and `items` imply no type: they allow values of
-    other types. A list of types becomes `anyOf`, because one large provider accepts no lists; each branch gets the
-    keywords of its type, because an array must have its `items` beside it.
+    The type is the declared one, or the type of all constants. `properties` and `items` don't imply a type: they allow
+    values of other types. A list of types becomes `anyOf`, because one large provider rejects lists; each branch gets
+    the keywords of its type, because an array must have its `items` next to it.
     """
     tuple_items = level.get("items")
     if is_list(tuple_items):
-        # A list of `items` is written as `prefixItems`:
+        # Write a list of `items` as `prefixItems`:
         # https://json-schema.org/draft/2020-12/json-schema-core#section-10.3.1.
         rest = {k: v for k, v in level.items() if k not in {"items", "additionalItems"}}
         if tuple_items and "prefixItems" not in rest:
@@ -91,7 +91,7 @@ def with_one_type(level: AnyObject) -> AnyObject:
 
 
 def with_union(level: AnyObject, keyword: str, branches: Sequence[object]) -> AnyObject:
-    """Replace a keyword by `anyOf`, or by one more part of `allOf` where there is an `anyOf`."""
+    """Replace a keyword by `anyOf`, or by another part of `allOf` if the level already has an `anyOf`."""
     if "anyOf" not in level:
         return {
             "anyOf" if key == keyword else key: branches if key == keyword else value for key, value in level.items()
@@ -108,13 +108,13 @@ def with_part(level: AnyObject, part: AnyObject) -> AnyObject:
 
 @record
 class ObjectShape:
-    """A flat summary of a schema and its branches: what holds for every object that fits."""
+    """A flat summary of a schema and its branches, true for every object that fits."""
 
     properties: dict[str, object]
-    """For each property a schema that its value fits."""
+    """A schema for the value of each property."""
     required: tuple[str, ...] = ()
     allowed: frozenset[str] | None = None
-    """Names that may occur, each of them in `properties`; None if every name may."""
+    """Allowed names, all of them in `properties`; `None` if any name is allowed."""
 
 
 ANY_SHAPE = ObjectShape({})
@@ -150,9 +150,9 @@ def intersect_shapes(first: ObjectShape, other: ObjectShape) -> ObjectShape:
 
 
 def unite_shapes(shapes: Sequence[ObjectShape], encode: Callable[[object], str | None]) -> ObjectShape:
-    """Summarize the objects that fit at least one of several shapes.
+    """Summarize the objects that fit at least one shape.
 
-    A property that one shape does not declare can hold anything, so only its annotations are kept.
+    A property that some shape doesn't declare can hold anything, so it only keeps its annotations.
     """
     if len(shapes) == 1:
         return shapes[0]
@@ -177,7 +177,7 @@ def _union(choices: Sequence[object], encode: Callable[[object], str | None]) ->
         return distinct[0]
     constants: list[object] = []
     for choice in distinct:
-        # A level that only lists its constants, such as the tag of a union.
+        # A level that only lists constants, such as the tag of a union.
         if not is_dict(choice) or not choice.keys() <= {"const", "enum", "type", *ANNOTATIONS}:
             return {"anyOf": distinct}
         listed = [choice["const"]] if "const" in choice else choice.get("enum")

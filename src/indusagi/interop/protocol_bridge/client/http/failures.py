@@ -1,4 +1,4 @@
-"""Failures of HTTP requests, as messages and as details of a fault."""
+"""Failures of HTTP requests, as messages and fault details."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TransportFailure:
     """Why a request failed in transit."""
 
     message: str
-    """Continues a sentence that begins with "it"; empty where the server's own message is better."""
+    """Continues a sentence that starts with "it"; empty if the server's own message is better."""
     detail: FaultDetail
 
 
@@ -41,17 +41,17 @@ def build_failure(
 
 
 def get_origin(url: httpx2.URL) -> tuple[str, str, int | None]:
-    """Return scheme, host and port, which two URLs of one origin share (RFC 6454 §4)."""
+    """Return scheme, host and port (RFC 6454 §4)."""
     return url.scheme, url.host, url.port
 
 
 def format_origin(url: httpx2.URL) -> str:
-    """Format the part of a URL that contains no secret."""
+    """Format the part of a URL that can't contain secrets."""
     return f"{url.scheme}://{url.host}" + ("" if url.port is None else f":{url.port}")
 
 
 def build_redirect_failure(target: httpx2.URL, http_status: int | None = None) -> TransportFailure:
-    """Build the failure of a request that would leave the configured origin."""
+    """Build the failure for a request that would leave the configured origin."""
     message = f"redirects to {format_origin(target)}, which is not followed: if that is right, use it"
     return build_failure(message, "redirect", http_status)
 
@@ -59,7 +59,7 @@ def build_redirect_failure(target: httpx2.URL, http_status: int | None = None) -
 def check_response(
     request: httpx2.Request, response: httpx2.Response, *, is_rpc_request: bool
 ) -> TransportFailure | None:
-    """Return what is wrong with a response if it turns out to contain no JSON-RPC response."""
+    """Return the failure to report if a response turns out not to contain a JSON-RPC response."""
     status = response.status_code
     if response.has_redirect_location:
         target = request.url.join(response.headers["location"])
@@ -76,12 +76,12 @@ def check_response(
 
 
 def get_content_type(response: httpx2.Response) -> str:
-    """Return the media type of a body, without parameters."""
+    """Return a body's media type without parameters."""
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def classify_network_error(exc: httpx2.TransportError | TimeoutError, via: str | None = None) -> TransportFailure:
-    """Turn an error of the network into a failure; `via` is the origin of the proxy, if there is one."""
+    """Turn a network error into a failure; `via` is the origin of the proxy, if any."""
     if isinstance(exc, TimeoutError):
         return build_failure("did not answer in time", "closed")
     if isinstance(exc, httpx2.ProxyError):
@@ -91,7 +91,7 @@ def classify_network_error(exc: httpx2.TransportError | TimeoutError, via: str |
         through = "" if via is None else f" through the proxy {via}"
         return build_failure(f"could not be reached{through}: {why}", "refused")
     if isinstance(exc, (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol)):
-        # The text of the error repeats the invalid header, which may be a secret.
+        # The error's text repeats the invalid header, which may be a secret.
         return build_failure("cannot be asked: a header or the url is no valid HTTP", "malformed")
     return build_failure("closed the connection before it answered", "closed")
 
@@ -105,7 +105,7 @@ def classify_auth_fault(fault: AuthFault) -> TransportFailure:
 
 
 def _classify_proxy_status(text: str, via: str | None) -> TransportFailure:
-    """Turn the refusal of a proxy into a failure; its status is not the server's."""
+    """Turn a proxy's refusal into a failure; the status isn't the server's."""
     status = text.partition(" ")[0]
     shown = f"HTTP {status}" if re.fullmatch(r"[1-9]\d\d", status) else "nothing that makes sense"
     if status == str(int(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)):

@@ -1,9 +1,9 @@
-"""Guarded HTTP client: a failure of one request stays with that request.
+"""Guarded HTTP client: a failed request doesn't take the session down.
 
 The SDK's transport treats a lost connection as the end of the session, forgets the status of a refusal, and reads and
-decompresses bodies of any size. The guard stands between it and the network. It turns failures into responses, keeps
-for each JSON-RPC request why it failed, asks for uncompressed bodies and counts their bytes, delays reconnections, and
-lets no request leave the origin of the configured URL. Deadlines of responses belong to the JSON-RPC connection.
+decompresses bodies of any size. The guard sits between it and the network: it turns failures into responses, records
+why each JSON-RPC request failed, requests uncompressed bodies and counts their bytes, delays reconnects, and keeps
+requests on the origin of the configured URL. Response deadlines belong to the JSON-RPC connection.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import collections
 import functools
 import json
-import re
 import ssl
 import threading
 import weakref
@@ -38,7 +37,7 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     get_origin,
     is_rpc_error,
 )
-from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand
+from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand, is_valid_header
 from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy
 from indusagi.interop.protocol_bridge.client.http.responses import (
     BLANK_LINE,
@@ -61,31 +60,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REQUEST = "indusagi.request"
-"""The extension of an HTTP request that holds the id of its JSON-RPC request."""
+"""HTTP request extension that holds the id of the JSON-RPC request."""
 REDIRECTS = 3
 _SAME_METHOD = frozenset({HTTPStatus.TEMPORARY_REDIRECT, HTTPStatus.PERMANENT_REDIRECT})
-"""Redirects that repeat the request as it is (RFC 9110 §15.4)."""
+"""Redirects that keep method and body (RFC 9110 §15.4)."""
 _REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
-_AUTH_TRIES = 5
-"""How often a refused request is sent again: for a nonce, a refresh, a sign-in and a step-up."""
+_MAX_AUTH_RETRIES = 5
+"""Enough for a nonce, a refresh, a sign-in and a step-up."""
 _SESSION = "mcp-session-id"
-_KEPT_FAILURES = 256
-_ERROR_BODY = 64 * 1024
-_PIECE_BYTES = 64 * 1024
+_MAX_FAILURES = 256
+_MAX_ERROR_BODY_BYTES = 64 * 1024
+_CHUNK_BYTES = 64 * 1024
 _tls_lock = threading.Lock()
-# RFC 9110 §5.1 (field names are tokens), §5.5 (field values)
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
 _MAX_POSTS = 64
-"""How many notifications are sent at once before the next one waits."""
-_FIRST_POST_S = 1.0
-"""How long other requests wait for the answer to `notifications/initialized`, or for a place among the posts."""
+"""Concurrent notification posts before the next one waits."""
+_POST_WAIT_S = 1.0
+"""How long other requests wait for the response to `notifications/initialized`, or for a free post slot."""
 _FIRST_PAUSE_S, _PAUSE_FACTOR, _LONGEST_PAUSE_S = 0.5, 1.6, 60.0
-"""Between two GETs that go on with one stream."""
+"""Backoff between two GETs that resume one stream."""
 
 
 class ResumableRequest:
-    """A JSON-RPC request with the GETs by which the SDK continues its event stream; all run in one task."""
+    """A JSON-RPC request plus the GETs with which the SDK resumes its event stream, all in one task."""
 
     def __init__(self, request_id: RequestId | None) -> None:
         self.request_id = request_id
@@ -95,7 +91,7 @@ class ResumableRequest:
         self._backoff = Backoff(_FIRST_PAUSE_S, factor=_PAUSE_FACTOR, longest_s=_LONGEST_PAUSE_S, jitter=0)
 
     async def wait(self, awaitable: Awaitable[T], within_s: float | None = None) -> T:
-        """Wait for the network, until the request is given up."""
+        """Await network I/O until the request is given up."""
         ends_at = self._ends_at
         if within_s is not None:
             ends_at = asyncio.get_running_loop().time() + within_s
@@ -112,13 +108,13 @@ class ResumableRequest:
         return self._ends_at is not None
 
     def give_up(self, at: float) -> None:
-        """Let it go on until `at`, by the clock of the event loop."""
+        """Let it run until `at`, in event loop time."""
         self._ends_at = at
         if self._timeout is not None:
             self._timeout.reschedule(at)
 
     async def pace(self, *, resumes: bool, retry_after_s: float | None = None) -> None:
-        """Delay a GET; the first one of a standing stream passes at once, each further one waits longer."""
+        """Delay a GET with growing pauses; the first GET of a standing stream runs at once."""
         loop = asyncio.get_running_loop()
         if self._next_get_at is None and resumes:
             self._next_get_at = loop.time() + self._backoff.next_pause()
@@ -141,12 +137,12 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         authorizer: RequestAuthorizer | None = None,
     ) -> None:
         self.via = via
-        """The origin of the proxy between client and server."""
+        """Origin of the proxy, if any."""
         self.on_session_lost: Callable[[], object] = lambda: None
         self.on_foreign_response: Callable[[str], None] = lambda note: None
-        """Receives a sentence about the server when it has answered another request."""
+        """Receives a note when the server answers a different request."""
         self.on_gap: Callable[[], None] = lambda: None
-        """Called when the stream for messages that belong to no request is open again."""
+        """Called when the standing stream (messages that belong to no request) reopens."""
         self._had_stream = False
         self._is_session_lost = False
         self._network = network
@@ -154,7 +150,7 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         self._limits = limits
         self._authorizer = authorizer
         self._posts: set[asyncio.Task[None]] = set()
-        """Notifications that are being sent."""
+        """Notifications in transit."""
         self._failures: collections.OrderedDict[RequestId, TransportFailure] = collections.OrderedDict()
         self._by_task: weakref.WeakKeyDictionary[asyncio.Task[Any], ResumableRequest] = weakref.WeakKeyDictionary()
         self._by_id: weakref.WeakValueDictionary[RequestId, ResumableRequest] = weakref.WeakValueDictionary()
@@ -162,13 +158,13 @@ class HttpGuard(httpx2.AsyncBaseTransport):
     # -- failures by request ----------------------------------------------------------------
 
     def note(self, request_id: RequestId | None, failure: TransportFailure | None) -> None:
-        """Keep why a request failed, in place of what was kept; `None`: it did not fail."""
+        """Record why a request failed, replacing the previous failure; `None` clears it."""
         if request_id is None:
             return
         self._failures.pop(request_id, None)
         if failure is not None:
             self._failures[request_id] = failure
-            while len(self._failures) > _KEPT_FAILURES:
+            while len(self._failures) > _MAX_FAILURES:
                 self._failures.popitem(last=False)
 
     def find_failure(self, request_id: RequestId) -> TransportFailure | None:
@@ -181,7 +177,7 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         return None if failure is None else failure.detail
 
     def give_up(self, request_id: RequestId) -> None:
-        """End a cancelled request, once its server had time to end it."""
+        """End a cancelled request after giving the server time to end it."""
         resumable = self._by_id.get(request_id)
         if resumable is not None:
             resumable.give_up(asyncio.get_running_loop().time() + self._limits.close_s)
@@ -189,7 +185,7 @@ class HttpGuard(httpx2.AsyncBaseTransport):
     # -- requests ---------------------------------------------------------------------------
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request; failures of the network are returned as responses."""
+        """Send a request; network failures come back as responses."""
         request.headers["accept-encoding"] = "identity"
         request_id = cast("RequestId | None", request.extensions.get(REQUEST))
         task = cast("asyncio.Task[Any]", asyncio.current_task())
@@ -218,9 +214,9 @@ class HttpGuard(httpx2.AsyncBaseTransport):
             return self._fail(resumable, classify_network_error(exc, self.via))
 
     async def _open_stream(self, request: httpx2.Request, resumable: ResumableRequest) -> httpx2.Response:
-        """Open the stream for messages that belong to no request; a failure that passes is waited for.
+        """Open the standing stream, retrying while the failure is transient.
 
-        The SDK gives up after two failures, and the server's notifications would never come again.
+        The SDK gives up after two failures and would never receive notifications again.
         """
         resumes, retry_after_s = "last-event-id" in request.headers, None
         while True:
@@ -247,7 +243,7 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         return await self._check(request, response, resumable)
 
     async def _end_session(self, request: httpx2.Request) -> httpx2.Response:
-        """End the session; a server that does not respond ends it by itself."""
+        """End the session; a server that doesn't respond will expire it."""
         if not self._is_session_lost:
             with suppress(TimeoutError, httpx2.TransportError, AuthFault):
                 async with asyncio.timeout(self._limits.close_s):
@@ -255,9 +251,9 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         return httpx2.Response(HTTPStatus.NO_CONTENT)
 
     async def _post_notification(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a notification, or a response to the server, in its own task.
+        """Send a notification, or a response to the server, in a separate task.
 
-        The SDK sends nothing else until this returns: a server that answers late would hold up every call.
+        The SDK sends nothing else until this returns, so a slow server would hold up every call.
         """
 
         async def post(request: httpx2.Request) -> None:
@@ -272,22 +268,22 @@ class HttpGuard(httpx2.AsyncBaseTransport):
                             return
                         request = httpx2.Request("POST", target, headers=request.headers, content=request.content)
 
-        posting = asyncio.create_task(post(request))  # noqa: TID251 — owned by the guard, which ends it in `aclose`
+        posting = asyncio.create_task(post(request))  # noqa: TID251 — owned by the guard; `aclose` ends it
         self._posts.add(posting)
         posting.add_done_callback(self._posts.discard)
-        # Some servers refuse requests until they have read `initialized`.
+        # Some servers refuse requests until they've read `initialized`.
         is_first = b"notifications/initialized" in request.content
         if is_first or len(self._posts) > _MAX_POSTS:
             waited_for = {posting} if is_first else self._posts
-            await asyncio.wait(waited_for, timeout=_FIRST_POST_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited_for, timeout=_POST_WAIT_S, return_when=asyncio.FIRST_COMPLETED)
         return httpx2.Response(HTTPStatus.ACCEPTED)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request with the credentials of the authorizer, again if it says so after a refusal."""
+        """Send a request with the authorizer's credentials, retrying refusals it can handle."""
         authorizer = self._authorizer
         if authorizer is None:
             return await self._network.handle_async_request(request)
-        for tries_left in range(_AUTH_TRIES, -1, -1):
+        for tries_left in range(_MAX_AUTH_RETRIES, -1, -1):
             sent = await authorizer.build_headers(request.method, str(request.url))
             request.headers.update(sent)
             response = await self._network.handle_async_request(request)
@@ -317,7 +313,7 @@ class HttpGuard(httpx2.AsyncBaseTransport):
             await response.aclose()
             message = "answered with a compressed body, which was not asked for"
             return self._fail(resumable, build_failure(message, "malformed", response.status_code))
-        is_events = get_content_type(response) == "text/event-stream"  # its limit is one event
+        is_events = get_content_type(response) == "text/event-stream"  # limited per event, not in total
         if not is_events and length.isdecimal() and int(length) > self._limits.frame_bytes:
             await response.aclose()
             return self._fail(resumable, self.build_size_failure())
@@ -328,8 +324,8 @@ class HttpGuard(httpx2.AsyncBaseTransport):
         counted = _CountedBody(response, self, resumable, self._limits.frame_bytes, is_events=is_events)
         stream: httpx2.AsyncByteStream = counted
         if response.status_code == HTTPStatus.OK:
-            # A GET that resumes a response belongs to the request of its task; a GET with an id of its own is the
-            # stream of the HTTP+SSE transport, which carries all responses.
+            # A GET that resumes a response belongs to its task's request. A GET with an id is the stream of the
+            # HTTP+SSE transport, which carries all responses.
             is_shared = request.method == "GET" and REQUEST in request.extensions
             if is_events and not is_shared:
                 stream = _OwnEvents(counted, self, request_id)
@@ -347,20 +343,20 @@ class HttpGuard(httpx2.AsyncBaseTransport):
             async with asyncio.timeout(self._limits.close_s):
                 async for piece in cast("httpx2.AsyncByteStream", response.stream):
                     body += piece
-                    if len(body) > _ERROR_BODY:
+                    if len(body) > _MAX_ERROR_BODY_BYTES:
                         break
         except (TimeoutError, httpx2.TransportError):
             body = b""
         finally:
             await response.aclose()
         failure = classify_status(response, self.via)
-        # A server responds 404 to the id of a session that it no longer has:
+        # A server responds 404 to an expired session id:
         # https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#session-management
         is_unknown_session = response.status_code == HTTPStatus.NOT_FOUND and _SESSION in request.headers
         if is_unknown_session and request.method == "POST":
             self._is_session_lost = True
             self.on_session_lost()
-        if len(body) > _ERROR_BODY or not is_rpc_error(body):
+        if len(body) > _MAX_ERROR_BODY_BYTES or not is_rpc_error(body):
             return self._fail(resumable, failure, response.status_code)
         if failure.detail.reason not in {"auth", "rate_limited"}:
             failure = build_failure("", None, response.status_code, failure.detail.retry_after_s)
@@ -370,17 +366,17 @@ class HttpGuard(httpx2.AsyncBaseTransport):
     def _fail(
         self, resumable: ResumableRequest, failure: TransportFailure, status: int = HTTPStatus.BAD_GATEWAY
     ) -> httpx2.Response:
-        """Respond in the server's place; the SDK passes the error on as the response to the request."""
+        """Respond in the server's place; the SDK turns this into the request's error."""
         self.note(resumable.request_id, failure)
         error = {"code": -32000, "message": f"it {failure.message}"}
         return httpx2.Response(status, json={"jsonrpc": "2.0", "id": None, "error": error})
 
     def build_size_failure(self) -> TransportFailure:
-        """Build the failure of a body past the size limit."""
+        """Build the failure for a body over the size limit."""
         return build_failure(f"sent a message of more than {self._limits.frame_bytes:,} bytes", "frame_too_large")
 
     async def aclose(self) -> None:
-        """Close every connection."""
+        """Cancel pending posts and close every connection."""
         for posting in self._posts:
             posting.cancel()
         if self._posts:
@@ -389,7 +385,7 @@ class HttpGuard(httpx2.AsyncBaseTransport):
 
 
 class _CountedBody(httpx2.AsyncByteStream):
-    """A response body whose bytes are counted: in total, or per event."""
+    """A response body with a byte limit, in total or per event."""
 
     def __init__(
         self, response: httpx2.Response, guard: HttpGuard, resumable: ResumableRequest, cap: int, *, is_events: bool
@@ -417,10 +413,10 @@ class _CountedBody(httpx2.AsyncByteStream):
             except httpx2.TransportError:
                 self._guard.note(self._resumable.request_id, incomplete)
                 if self._resumable.request_id is None:
-                    return  # the SDK opens a standing stream again when it has ended, and not often when it has failed
+                    return  # the SDK reopens a standing stream that ended, but rarely one that failed
                 raise httpx2.StreamError(incomplete.message) from None
             if self._is_events:
-                # An event may end in the middle of a piece, and its end may be split over two.
+                # An event may end in the middle of a chunk, and its end may span two.
                 window = self._tail + piece
                 ends = [match.end() for match in BLANK_LINE.finditer(window)]
                 self._size = len(window) - ends[-1] if ends else self._size + len(piece)
@@ -430,7 +426,7 @@ class _CountedBody(httpx2.AsyncByteStream):
             if self._size > self._cap:
                 failure = self._guard.build_size_failure()
                 self._guard.note(self._resumable.request_id, failure)
-                # After an `SSEError` the SDK gives up; after a `StreamError` it would request the rest.
+                # The SDK gives up after an `SSEError`, but would resume after a `StreamError`.
                 raise httpx2.SSEError(failure.message) if self._is_events else httpx2.StreamError(failure.message)
             yield piece
 
@@ -439,7 +435,7 @@ class _CountedBody(httpx2.AsyncByteStream):
 
 
 class _OwnBody(httpx2.AsyncByteStream):
-    """A response body that may contain responses to other requests, or messages with a name twice."""
+    """A response body that may contain responses to other requests, or messages with duplicate keys."""
 
     def __init__(self, inner: _CountedBody, guard: HttpGuard, request_id: RequestId | None) -> None:
         self._inner = inner
@@ -451,7 +447,7 @@ class _OwnBody(httpx2.AsyncByteStream):
 
 
 class _OwnEvents(_OwnBody):
-    """The events that belong to one request or to none, without responses to others."""
+    """The events of one request or of none, without responses to other requests."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         events = EventFilter(self._request_id)
@@ -459,21 +455,21 @@ class _OwnEvents(_OwnBody):
             passed = events.take(piece)
             if events.problem is not None:
                 self._guard.on_foreign_response(f"it {events.problem}, which was ignored")
-            # In small pieces, each freed before the next: the SDK copies what it gets several times.
+            # Yield small chunks and free each before the next: the SDK copies its input several times.
             held = bytearray(passed)
             del piece, passed
             while held:
-                yield bytes(held[:_PIECE_BYTES])
-                del held[:_PIECE_BYTES]
+                yield bytes(held[:_CHUNK_BYTES])
+                del held[:_CHUNK_BYTES]
         if rest := events.finish():
             yield rest
         if events.problem is not None:
-            # The request fails because its stream has ended: this is why.
+            # The request fails because its stream ended; record the actual cause.
             self._guard.note(self._request_id, build_failure(events.problem, "malformed"))
 
 
 class _OwnResponse(_OwnBody):
-    """The JSON body that answers one request; anything else becomes an error of that request."""
+    """The JSON body answering one request; anything else becomes that request's error."""
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         body = b"".join([piece async for piece in self._inner])
@@ -487,7 +483,7 @@ class _OwnResponse(_OwnBody):
 
 
 class GuardedClient(httpx2.AsyncClient):
-    """HTTP client that marks each request with the id of its JSON-RPC request, for the guard."""
+    """HTTP client that tags each request with its JSON-RPC id, for the guard."""
 
     def build_request(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
@@ -498,7 +494,7 @@ class GuardedClient(httpx2.AsyncClient):
         extensions: dict[str, Any] | None = None,
         **rest: Any,
     ) -> httpx2.Request:
-        """Build a request, marked with the id of its JSON-RPC request."""
+        """Build a request tagged with its JSON-RPC id."""
         marked = dict(extensions or {})
         if is_json_object(json) and "method" in json and "id" in json:
             marked[REQUEST] = json["id"]
@@ -509,14 +505,14 @@ class GuardedClient(httpx2.AsyncClient):
 async def open_guarded_client(
     config: SseServerConfig | StreamableHttpServerConfig,
 ) -> AsyncGenerator[tuple[GuardedClient, HttpGuard]]:
-    """Open the HTTP client of a server, and close it when the block is left.
+    """Open a server's HTTP client; close it on exit.
 
     Raises:
-        ProtocolFault: The URL, a header or the proxy cannot be used.
+        ProtocolFault: The URL, a header or the proxy is invalid.
     """
     detail = FaultDetail(server=config.id, reason="malformed")
     for name, value in config.headers.items():
-        if not _HEADER_NAME.fullmatch(name) or not _HEADER_VALUE.fullmatch(value):
+        if not is_valid_header(name, value):
             message = f"server {config.id!r}: its header {name!r} cannot be sent: check its text"
             raise ProtocolFault("transport", message, detail=detail)
     address = httpx2.URL()
@@ -527,14 +523,14 @@ async def open_guarded_client(
         raise ProtocolFault("transport", message, detail=detail)
     limits = config.limits
     proxy = find_proxy(config, address)
-    # In a thread: the first one loads half of the HTTP library, and the certificates.
+    # In a thread: the first call loads half of the HTTP library plus the certificates.
     network = await asyncio.to_thread(_open_network, address.scheme == "https", limits.in_flight, proxy)
     authorizer = await asyncio.to_thread(_open_authorizer, config, proxy)
     guard = HttpGuard(network, address, limits, None if proxy is None else format_origin(proxy.url), authorizer)
     client = GuardedClient(
         transport=guard,
         headers=dict(config.headers),
-        # Connecting is bounded here; waiting for a response has the deadline of its request.
+        # Bounds connecting only; responses have their request's deadline.
         timeout=httpx2.Timeout(None, connect=limits.start_s),
         max_redirects=REDIRECTS,
         trust_env=False,
@@ -550,13 +546,13 @@ async def open_guarded_client(
 def _open_authorizer(
     config: SseServerConfig | StreamableHttpServerConfig, proxy: httpx2.Proxy | None
 ) -> RequestAuthorizer | None:
-    """Make what signs in to a server; a header `Authorization` of the configuration stands instead."""
+    """Create the server's authorizer, unless the configuration sets an `Authorization` header."""
     auth = config.auth
     if auth is None or any(name.lower() == "authorization" for name in config.headers):
         return None
     if auth.settings.header_command:
         return HeaderCommand(auth.settings.header_command, config.id, config.url, config.limits.start_s)
-    # In a thread and late: only servers that are signed in to need it.
+        # Lazily, in a thread: only servers with a sign-in need it.
     from indusagi.interop.auth.authorizer import OAuthAuthorizer  # noqa: PLC0415
     from indusagi.interop.auth.driver import AuthDriver  # noqa: PLC0415
 
@@ -564,10 +560,10 @@ def _open_authorizer(
     driver = AuthDriver(config.url, auth, name=config.id, proxy=via)
     if auth.settings.grant == "token_exchange":
         if config.kind == "sse":
-            # There the credentials belong to the connection, and not to a call.
+            # With SSE, credentials belong to the connection, not to a call.
             message = f"server {config.id!r}: token exchange needs Streamable HTTP, and not SSE"
             raise ProtocolFault("transport", message, detail=FaultDetail(server=config.id, reason="malformed"))
-        from indusagi.interop.auth.exchange import TokenExchangeAuthorizer  # noqa: PLC0415 — for such servers alone
+        from indusagi.interop.auth.exchange import TokenExchangeAuthorizer  # noqa: PLC0415 — only such servers need it
 
         return TokenExchangeAuthorizer(driver)
     return OAuthAuthorizer(driver)
@@ -577,13 +573,13 @@ def _open_network(secure: bool, keepalive: int, proxy: httpx2.Proxy | None) -> h
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=keepalive)
     if proxy is not None and proxy.url.scheme == "https":
         proxy.ssl_context = _get_tls()
-    # Plain HTTP needs no certificates, whose loading takes long.
+        # Plain HTTP needs no certificates, which are slow to load.
     tls = _get_tls() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx2.AsyncHTTPTransport(verify=tls, limits=limits, proxy=proxy)
 
 
 def _get_tls() -> ssl.SSLContext:
-    """Return the one TLS context of the process, made by the first thread that needs it."""
+    """Return the process-wide TLS context, created on first use."""
     with _tls_lock:
         return _make_tls()
 

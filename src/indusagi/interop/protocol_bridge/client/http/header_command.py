@@ -1,8 +1,8 @@
-"""Headers from a command: a program of the user prints them as a JSON object, and runs again after a 401.
+"""Headers from a command that prints them as a JSON object; it runs again after a 401.
 
-For credentials that another program manages (`vault`, `gcloud`, a company's helper). The command is started without a
-shell, with the environment of a server process and the server's name and URL in `INDUS_SERVER` and `INDUS_SERVER_URL`.
-Its output is a secret: no message shows it.
+For credentials managed by another program (`vault`, `gcloud`, a company's helper). The command runs without a shell,
+with a server process's environment plus the server's name and URL in `INDUS_SERVER` and `INDUS_SERVER_URL`. Its output
+is secret and never appears in messages.
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ if TYPE_CHECKING:
 
     from indusagi.interop.auth.contract import Refusal
 
-_OUTPUT_BYTES = 64 * 1024
+_MAX_OUTPUT_BYTES = 64 * 1024
+# RFC 9110 §5.1 (field names are tokens), §5.5 (field values)
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x20-\x7e\t]*")
 _UNAUTHORIZED = 401
 
 
+def is_valid_header(name: str, value: str) -> bool:
+    """Return whether a header can be sent."""
+    return bool(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value))
+
+
 class HeaderCommand:
-    """The authorizer of a server whose headers a command prints; one run serves all requests until a 401."""
+    """Authorizer that gets its headers from a command; one run serves all requests until a 401."""
 
     def __init__(self, command: Sequence[str], server: str, url: str, within_s: float) -> None:
         self._command = command
@@ -54,22 +60,22 @@ class HeaderCommand:
         return self._headers
 
     async def handle_refusal(self, sent: dict[str, str], refusal: Refusal) -> bool:
-        """Forget refused headers, so that the command runs again; headers of a new run are refused for good."""
+        """Discard refused headers, so that the command runs again, unless they come from a fresh run."""
         if refusal.status != _UNAUTHORIZED:
             return False
         if sent is not self._headers:
-            return True  # another request has run the command meanwhile
+            return True  # another request has run the command in between
         if not self._is_accepted:
             return False
         self._headers = None
         return True
 
     def accept(self, sent: dict[str, str], nonce: str) -> None:
-        """Take note that the server has accepted the headers."""
+        """Record that the server accepted the headers."""
         self._is_accepted = self._is_accepted or sent is self._headers
 
     async def close(self) -> None:
-        """Do nothing: a run belongs to its request."""
+        """Do nothing: each run belongs to a request."""
 
     async def _run(self) -> dict[str, str]:
         output = _CommandOutput()
@@ -103,21 +109,21 @@ def _parse_headers(data: bytes) -> dict[str, str] | None:
     if not is_json_object(document) or not document:
         return None
     headers = {name.lower(): value for name, value in document.items() if isinstance(value, str)}
-    is_valid = all(_HEADER_NAME.fullmatch(name) and _HEADER_VALUE.fullmatch(value) for name, value in headers.items())
+    is_valid = all(is_valid_header(name, value) for name, value in headers.items())
     return headers if is_valid and len(headers) == len(document) else None
 
 
 class _CommandOutput:
-    """The standard output of a command, bounded; standard error is dropped."""
+    """The command's standard output, up to a limit; standard error is dropped."""
 
     def __init__(self) -> None:
         self.data = bytearray()
 
     def stdout_received(self, data: bytes) -> None:
-        self.data += data[: _OUTPUT_BYTES - len(self.data)]
+        self.data += data[: _MAX_OUTPUT_BYTES - len(self.data)]
 
     def stderr_received(self, data: bytes) -> None:
-        """Drop it: it may show a secret."""
+        """Drop it: it may contain a secret."""
 
     def state_changed(self) -> None:
-        """Ignore it: the run waits for the child itself."""
+        """Ignore it: `_run` waits for the child."""

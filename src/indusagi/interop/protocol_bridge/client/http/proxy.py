@@ -1,7 +1,7 @@
-"""The proxy between a client and a server: that of the server's configuration, or that of the environment.
+"""The proxy for a server, from its configuration or the environment.
 
-The HTTP client does not look for one itself: it does so only without a transport of its own (the guard is one), and
-would use it for servers on this machine too.
+The HTTP client wouldn't find it: it only looks for one if it creates the transport (ours is the guard), and would also
+use it for servers on this machine.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _LAST_PORT = 65_535
 
 
 def find_proxy(config: SseServerConfig | StreamableHttpServerConfig, address: httpx2.URL) -> httpx2.Proxy | None:
-    """Find the proxy for a server; `None`: it is reached directly.
+    """Find the proxy for a server; `None` to connect directly.
 
-    `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY` mean what they mean to `urllib.request`
-    (https://docs.python.org/3/library/urllib.request.html#urllib.request.getproxies). A server on this machine is never
-    reached through the environment's proxy: it would be out of reach, and its requests would leave the machine.
+    `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY` work as in `urllib.request`
+    (https://docs.python.org/3/library/urllib.request.html#urllib.request.getproxies). Servers on this machine bypass
+    the environment's proxy, which couldn't reach them and would make their requests leave the machine.
 
     Raises:
-        ProtocolFault: The value is no HTTP address.
+        ProtocolFault: The value isn't an HTTP address.
     """
     if config.proxy is not None:
         return _parse_proxy(config.proxy, "its configuration", config.id) if config.proxy else None
@@ -40,7 +40,7 @@ def find_proxy(config: SseServerConfig | StreamableHttpServerConfig, address: ht
     proxy = proxies.get(address.scheme, "").strip()
     if not proxy or is_this_machine(address.host):
         return None
-    # getattr: the function exists since Python 2.6, and type checkers do not know it.
+    # getattr: the function exists since Python 2.6, but type checkers don't know it.
     is_bypassed = cast("Callable[[str, dict[str, str]], bool]", getattr(urllib.request, "proxy_bypass_environment"))  # noqa: B009
     if is_bypassed(f"{address.host}:{address.port or _PORTS[address.scheme]}", proxies):
         return None
@@ -52,7 +52,7 @@ def _parse_proxy(text: str, source: str, server: str) -> httpx2.Proxy:
         proxy = httpx2.Proxy(text if "://" in text else f"http://{text}")
     except (httpx2.InvalidURL, ValueError):
         proxy = None
-    # Raised outside of the handler: the error would be its context, and contains the password.
+    # Raise outside the handler: otherwise the error, which contains the password, would become the context.
     url = httpx2.URL() if proxy is None else proxy.url
     if proxy is None or url.scheme not in _PORTS or not (url.host and 0 < (url.port or 80) <= _LAST_PORT):
         message = (
@@ -65,7 +65,7 @@ def _parse_proxy(text: str, source: str, server: str) -> httpx2.Proxy:
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a host name or address means this machine by its form alone (RFC 6761 §6.3, RFC 1122 §3.2.1.3)."""
+    """Return whether a host name or address always means this machine (RFC 6761 §6.3, RFC 1122 §3.2.1.3)."""
     name = host.rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -73,7 +73,7 @@ def is_this_machine(host: str) -> bool:
         address = ipaddress.ip_address(name.partition("%")[0])
     except ValueError:
         try:
-            # The short forms that resolvers accept: `127.1`, `0x7f000001`.
+            # Short forms that resolvers accept: `127.1`, `0x7f000001`.
             address = ipaddress.IPv4Address(socket.inet_aton(name))
         except (OSError, ValueError):
             return False

@@ -1,9 +1,9 @@
-"""HTTP response bodies, matched against the JSON-RPC request that they answer.
+"""HTTP response bodies, matched to the JSON-RPC request they answer.
 
-The response to a POST may answer only the request in that POST
+The response to a POST may only answer the request in that POST
 (https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#sending-messages-to-the-server). The SDK
-accepts every response on that stream, and a response in a JSON body under any id: the call would end at its deadline.
-Both are detected here.
+accepts any response on that stream, and a JSON body with any id, so the call would run into its deadline. This module
+detects both.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 MessageKind: TypeAlias = Literal["own", "unnamed", "foreign", "ambiguous", "other"]
-"""A response to the request, an error without an id, a response to another request, one with a name that occurs twice,
-or no response."""
+"""A response to the request, an error without an id, a response to another request, one with duplicate keys, or not a
+response."""
 
-# Fields and line ends of an event stream:
+# Fields and line endings of an event stream:
 # https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
 BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 _DATA = re.compile(rb"(?:\A|(?<=[\r\n]))data: ?([^\r\n]*)")
 _BOM = b"\xef\xbb\xbf"
 OVERLAP = 3
-"""How many bytes of a blank line (CR LF CR LF) may have come with the piece before."""
+"""How many bytes of a blank line (CR LF CR LF) may have come with the previous chunk."""
 
 
 @record
@@ -37,7 +37,7 @@ class MessageMatch:
 
     kind: MessageKind
     problem: str = "answered with a message that is not an answer"
-    """What the server did, if the message can't be used."""
+    """The server's mistake, if the message can't be used."""
 
     @property
     def is_refused(self) -> bool:
@@ -46,7 +46,7 @@ class MessageMatch:
 
 
 def is_same_id(value: object, request_id: RequestId) -> bool:
-    """Compare two ids; some servers send a number back as `1.0` or as `"1"`."""
+    """Compare two ids; some servers return a number as `1.0` or `"1"`."""
     if isinstance(value, bool) or value is None:
         return False
     if isinstance(value, float) and value.is_integer():
@@ -55,7 +55,7 @@ def is_same_id(value: object, request_id: RequestId) -> bool:
 
 
 def classify_message(data: bytes, request_id: RequestId | None) -> MessageMatch:
-    """Classify a message by the request that it should answer; invalid JSON counts as `own`, and fails later.
+    """Classify a message by the request it should answer. Invalid JSON counts as `own`, and fails later.
 
     Without a request, nothing is `foreign`.
     """
@@ -72,28 +72,24 @@ def classify_message(data: bytes, request_id: RequestId | None) -> MessageMatch:
         # "If there was an error in detecting the id in the Request object, it MUST be Null":
         # https://www.jsonrpc.org/specification#response_object
         return MessageMatch("unnamed")
-    return _match_id(identity, request_id)
-
-
-def add_response_id(data: bytes, request_id: RequestId | None) -> bytes:
-    """Give an error without an id the id of the request that it answers."""
-    return json.dumps({**json.loads(_decode(data)), "id": request_id}).encode()
-
-
-def _decode(data: bytes) -> str:
-    # As the SDK decodes events: invalid UTF-8 mustn't hide a message from this look.
-    return data.removeprefix(_BOM).decode("utf-8", "replace")
-
-
-def _match_id(identity: object, request_id: RequestId) -> MessageMatch:
     kind: MessageKind = "own" if is_same_id(identity, request_id) else "foreign"
     return MessageMatch(kind, f"answered a request that was not asked (id {json.dumps(identity)[:80]})")
 
 
-class EventFilter:
-    """Removes responses to other requests, and messages with a name twice, from an event stream that comes in pieces.
+def add_response_id(data: bytes, request_id: RequestId | None) -> bytes:
+    """Add the request's id to an error response that lacks one."""
+    return json.dumps({**json.loads(_decode(data)), "id": request_id}).encode()
 
-    An event is held until it is complete.
+
+def _decode(data: bytes) -> str:
+    # Like the SDK decodes events, so that invalid UTF-8 can't hide a message from this check.
+    return data.removeprefix(_BOM).decode("utf-8", "replace")
+
+
+class EventFilter:
+    """Filters responses to other requests, and messages with duplicate keys, out of a chunked event stream.
+
+    Events are held until they're complete.
     """
 
     def __init__(self, request_id: RequestId | None) -> None:
@@ -103,8 +99,8 @@ class EventFilter:
         self._rest = bytearray()
 
     def take(self, piece: bytes) -> bytes:
-        """Add a piece; return the complete events."""
-        # A blank line may begin in the bytes kept before: the last three are searched again.
+        """Add a chunk; return the complete events."""
+        # A blank line may start in the previous chunk: search its last bytes again.
         searched_from = max(len(self._rest) - OVERLAP, 0)
         self._rest += piece
         passed: list[bytes] = []
@@ -116,7 +112,7 @@ class EventFilter:
         return passed[0] if len(passed) == 1 else b"".join(passed)
 
     def finish(self) -> bytes:
-        """Return what is left at the end of the stream."""
+        """Return the rest at the end of the stream."""
         rest = self._cut(len(self._rest))
         return rest if self._is_wanted(rest) else b""
 

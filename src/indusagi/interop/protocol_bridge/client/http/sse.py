@@ -1,8 +1,7 @@
-"""HTTP+SSE client transport: one event stream for all messages of the server, and a POST for each of ours.
+"""HTTP+SSE client transport: one event stream for all server messages, and a POST for each of ours.
 
-https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse. The SDK's client for it is not
-used: it refuses events over 1 MiB, stops sending after one failed POST without an error, and sends one message at a
-time.
+https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse. This replaces the SDK's client,
+which refuses events over 1 MiB, silently stops sending after one failed POST, and sends one message at a time.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId, TransportEnd
 
 _TURN_EVENTS = 16
-"""How many events of one server are handled in one iteration of the event loop."""
+"""How many events of one server to handle per event loop iteration."""
 _STREAM = "events"
-"""The id under which the guard keeps the failure of the event stream itself."""
+"""Request id under which the guard records failures of the event stream itself."""
 
 
 @asynccontextmanager
 async def sse_transport(config: SseServerConfig | StreamableHttpServerConfig) -> AsyncGenerator[SseTransport]:
-    """Open the event stream of a server, and close it when the block is left."""
+    """Open a server's event stream; close it on exit."""
     async with open_guarded_client(config) as (client, guard), anyio.create_task_group() as tasks:
         transport = SseTransport(config.url, client, guard)
         tasks.start_soon(transport.read)
@@ -57,7 +56,7 @@ class SseTransport(QueuedTransport):
     def __init__(self, url: str, client: GuardedClient, guard: HttpGuard) -> None:
         super().__init__()
         self.via = guard.via
-        """The origin of the proxy between client and server."""
+        """Origin of the proxy, if any."""
         self._url = url
         self._client = client
         self._guard = guard
@@ -67,24 +66,24 @@ class SseTransport(QueuedTransport):
         """Wait for the `endpoint` event, which names the URL for messages.
 
         Raises:
-            ConnectionClosedError: The stream ended before.
+            ConnectionClosedError: The stream ended first.
         """
         await self._post_url
 
     def send(self, frame: JsonObject) -> None:
-        """Put a frame into the queue; the POST of a cancelled request is given up."""
+        """Enqueue a frame; give up the POST of a cancelled request."""
         if (cancelled := find_cancelled_id(frame)) is not None:
             self._guard.give_up(cancelled)
         super().send(frame)
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Return and forget why the POST of a request failed."""
+        """Return and forget why a request's POST failed."""
         return self._guard.take_detail(request_id)
 
-    # -- the event stream -------------------------------------------------------------------
+    # -- inbound ----------------------------------------------------------------------------
 
     async def read(self) -> None:
-        """Deliver every message, until the stream ends."""
+        """Deliver messages until the stream ends."""
         try:
             async with self._client.stream(
                 "GET",
@@ -99,11 +98,10 @@ class SseTransport(QueuedTransport):
                         self._handle_event(event, response.url)
                         count += 1
                         if count % _TURN_EVENTS == 0:
-                            # Hundreds may have come at once: other servers get their turn.
+                            # Hundreds may arrive at once; let other servers have their turn.
                             await asyncio.sleep(0)
         except (httpx2.HTTPError, httpx2.StreamError):
-            # The guard has noted the failure.
-            pass
+            pass  # the guard has recorded the failure
         failure = self._guard.find_failure(_STREAM)
         if failure is None or failure.detail.reason == "closed":
             self.finish("ended its stream of events", FaultDetail(reason="closed"))
@@ -122,17 +120,17 @@ class SseTransport(QueuedTransport):
             self.deliver(event.data.encode("utf-8", "surrogatepass"))
 
     def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
-        """Declare the end, also to a caller of `wait_open`."""
+        """Declare the end, also to callers of `wait_open`."""
         end = super().finish(message, detail)
         if not self._post_url.done():
             self._post_url.set_exception(ConnectionClosedError(end))
-            self._post_url.exception()  # a caller may not wait for it: mark it as retrieved
+            self._post_url.exception()  # mark it as retrieved, in case nothing awaits it
         return end
 
-    # -- messages ---------------------------------------------------------------------------
+    # -- outbound ---------------------------------------------------------------------------
 
     async def write(self, tasks: TaskGroup) -> None:
-        """Send the frames of the queue; requests do not wait for each other."""
+        """Send queued frames; requests don't wait for each other."""
         await asyncio.wait({self._post_url})
         if self._post_url.cancelled() or self._post_url.exception() is not None:
             return

@@ -1,4 +1,4 @@
-"""Raw transports of a relay to a server behind a URL: frames pass the SDK's HTTP transport unchanged."""
+"""Raw transports from a relay to a remote server: frames pass the SDK's HTTP transport unchanged."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.inbound import find_invalid_x_mcp_header, x_mcp_header_map
 
-from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.http.guard import open_guarded_client
 from indusagi.interop.protocol_bridge.client.http.sse import sse_transport
 from indusagi.interop.protocol_bridge.client.sdk.streams import McpHeaders, StreamTransport
@@ -36,7 +34,7 @@ _log = logging.getLogger(__name__)
 async def remote_transport(
     config: SseServerConfig | StreamableHttpServerConfig, version: Callable[[], str | None]
 ) -> AsyncGenerator[Transport]:
-    """Open a transport to a server behind a URL, and close it when the block is left."""
+    """Open a transport to a remote server; close it on exit."""
     if config.kind == "sse":
         async with sse_transport(config) as transport:
             await transport.wait_open()
@@ -44,7 +42,7 @@ async def remote_transport(
         return
     async with (
         open_guarded_client(config) as (client, guard),
-        # The guard counts the bytes of each event; the SDK's own limit cannot be configured per server.
+        # The guard counts the bytes of each event; the SDK's limit isn't configurable per server.
         streamable_http_client(config.url, http_client=client, max_sse_event_size=None) as streams,
         anyio.create_task_group() as tasks,
     ):
@@ -60,7 +58,7 @@ async def remote_transport(
 
 
 class RawStreamTransport(StreamTransport):
-    """A stream transport that delivers frames without the keys that the SDK's models add."""
+    """A stream transport that delivers frames without the keys added by the SDK's models."""
 
     def _to_frame(self, message: JSONRPCMessage) -> JsonObject:
         frame = super()._to_frame(message)
@@ -87,7 +85,7 @@ class RawStreamTransport(StreamTransport):
 
 
 class _AgreedVersion:
-    """The version of a handshake that passed through the relay, as a source of headers."""
+    """Provides the version of a handshake that passed through the relay to `McpHeaders`."""
 
     def __init__(self, version: Callable[[], str | None]) -> None:
         self._version = version
@@ -98,15 +96,12 @@ class _AgreedVersion:
         return None if version is None else ServerFacts("legacy", version)
 
     def note(self, note: str, /) -> None:
-        """Drop a note: the client of the relay sees the server's own list."""
+        """Drop the note: the relay's client sees the server's own list."""
 
 
 class RawMcpHeaders(McpHeaders):
-    """The same headers, for frames whose `tools/list` results stay complete."""
+    """MCP headers for a relay, which keeps `tools/list` results complete."""
 
     def _admit(self, row: JsonValue) -> bool:
-        if is_json_object(row):
-            schema = row.get("inputSchema")
-            if find_invalid_x_mcp_header(schema) is None:
-                self._params[str(row.get("name"))] = x_mcp_header_map(schema)
+        super()._admit(row)
         return True

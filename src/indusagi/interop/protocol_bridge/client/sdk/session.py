@@ -1,9 +1,8 @@
-"""Transport over a session of the MCP SDK that the caller has opened.
+"""Transport over an MCP SDK session that the caller has opened.
 
-The SDK's session adds metadata and validates by itself, answers requests of a legacy server with the callbacks it was
-built with, and passes the notifications of such a server to the one message handler it was built with. That handler
-cannot be replaced later; a `Client` that is not yet entered can still be given one (`tap_notifications`). The end of a
-session shows only when a request is sent.
+The SDK's session adds metadata and validates on its own, answers a legacy server's requests with its own callbacks, and
+passes such a server's notifications to its one message handler. That handler can't be replaced later, but a `Client`
+accepts one until it's entered (`tap_notifications`). A session only notices its end when it sends a request.
 """
 
 from __future__ import annotations
@@ -18,10 +17,14 @@ from mcp_types import CONNECTION_CLOSED, ClientNotification, Notification, Progr
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.session import ServerFacts
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
+from indusagi.interop.protocol_bridge.rpc.transport import (
+    QueuedTransport,
+    find_cancelled_id,
+    find_request_id,
+    get_object,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -35,12 +38,12 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.session import Era
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
-# Any: the SDK wants a model here, and accepts what an adapter returns.
+# Any: the SDK expects a model here, but accepts any adapter's result.
 _raw: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
 
 
 def read_session_facts(session: SdkSession) -> ServerFacts:
-    """Return what a session has found out about its server."""
+    """Return a session's knowledge about its server."""
     result = session.discover_result or session.initialize_result
     dumped = {} if result is None else result.model_dump(by_alias=True, exclude_none=True)
     version = session.protocol_version or ""
@@ -49,16 +52,16 @@ def read_session_facts(session: SdkSession) -> ServerFacts:
 
 
 class NotificationTap:
-    """Observer of the notifications that an SDK client receives; the client's own handler still gets them."""
+    """Observes the notifications that an SDK client receives, and passes them on to the client's handler."""
 
     def __init__(self, handler: MessageHandlerFnT | None) -> None:
         self.transport: SdkSessionTransport | None = None
-        """Where to deliver them, once there is a transport."""
+        """Where to deliver them, once it's set."""
         self._handler = handler
 
     async def __call__(self, message: IncomingMessage) -> None:
-        """Deliver a message of the SDK's session."""
-        # Progress reaches the transport by a callback, under the id that the transport has for the request.
+        """Deliver a message from the SDK's session."""
+        # Progress reaches the transport through a callback, with the transport's request id.
         if self.transport is not None and not isinstance(message, (Exception, ProgressNotification)):
             self.transport.deliver(message.model_dump(by_alias=True, mode="json", exclude_none=True))
         if self._handler is not None:
@@ -67,7 +70,7 @@ class NotificationTap:
 
 @contextmanager
 def tap_notifications(client: Client) -> Generator[NotificationTap]:
-    """Observe the notifications of a client that is about to be entered."""
+    """Observe the notifications of a client before it's entered."""
     handler = client.message_handler
     client.message_handler = tap = NotificationTap(handler)
     try:
@@ -77,7 +80,7 @@ def tap_notifications(client: Client) -> Generator[NotificationTap]:
 
 
 class SdkSessionTransport(QueuedTransport):
-    """Transport over a session of the SDK; the session's own callbacks stay in force."""
+    """Transport over an SDK session, whose own callbacks stay in effect."""
 
     def __init__(self, session: SdkSession) -> None:
         super().__init__()
@@ -86,11 +89,11 @@ class SdkSessionTransport(QueuedTransport):
         self._details: dict[RequestId, FaultDetail] = {}
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Return and forget what is known about a failed request."""
+        """Return and forget the details of a failed request."""
         return self._details.pop(request_id, None)
 
     async def write(self, tasks: TaskGroup) -> None:
-        """Send the frames of the queue; each request in a task of its own."""
+        """Send queued frames, each request in a separate task."""
         while True:
             frame = await self.next_frame()
             identity, cancelled = find_request_id(frame), find_cancelled_id(frame)
@@ -135,7 +138,6 @@ class SdkSessionTransport(QueuedTransport):
             self.deliver({"method": "notifications/progress", "params": report})
 
         request = Request[Any, Any](method=frame["method"], params=frame.get("params"))
-        params = frame.get("params")
-        meta = params.get("_meta") if is_json_object(params) else None
-        callback = on_progress if is_json_object(meta) and "progressToken" in meta else None
+        meta = get_object(get_object(frame, "params"), "_meta")
+        callback = on_progress if "progressToken" in meta else None
         return await self._session.send_request(request, _raw, progress_callback=callback)

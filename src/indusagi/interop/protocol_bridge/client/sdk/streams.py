@@ -1,6 +1,6 @@
-"""Transports over a pair of the MCP SDK's streams, and the HTTP headers that MCP adds to their frames.
+"""Transports over a pair of MCP SDK streams, and the HTTP headers that MCP adds to their frames.
 
-The SDK's models hold `params` and `result` as they came: key order, nulls and vendor keys included.
+The SDK's models keep `params` and `result` verbatim: key order, nulls and vendor keys included.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.http.failures import build_failure
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
-from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
+from indusagi.interop.protocol_bridge.rpc.transport import (
+    QueuedTransport,
+    find_cancelled_id,
+    find_request_id,
+    get_object,
+)
 from indusagi.runtime.calls import acting_subject
 
 if TYPE_CHECKING:
@@ -46,7 +51,7 @@ if TYPE_CHECKING:
 
 _META_VERSION = "io.modelcontextprotocol/protocolVersion"
 _NAMED_BY = {**NAME_BEARING_METHODS, "tasks/get": "taskId", "tasks/update": "taskId", "tasks/cancel": "taskId"}
-"""The parameter that the header `Mcp-Name` repeats, by method; the SDK knows nothing of tasks."""
+"""The parameter that the `Mcp-Name` header repeats, by method; the SDK doesn't know tasks."""
 
 
 class Writer(Protocol):
@@ -66,17 +71,17 @@ class StreamTransport(QueuedTransport):
     def __init__(self, streams: Streams, guard: HttpGuard | None = None) -> None:
         super().__init__()
         self.headers: McpHeaders | None = None
-        """Set before the first frame is sent, where the streams lead to HTTP."""
+        """Set before the first frame is sent, if the streams lead to HTTP."""
         self._read, self._write = streams
         self._guard = guard
         self._subjects: dict[RequestId, SubjectToken] = {}
-        """Of queued requests that are made in the name of a client."""
+        """Subjects of queued requests made on behalf of a client."""
         if guard is not None:
             detail = FaultDetail(reason="closed", http_status=404)
             guard.on_session_lost = partial(self.finish, "no longer knows our session (HTTP 404)", detail)
 
     def send(self, frame: JsonObject) -> None:
-        """Put a frame into the queue; a cancelled HTTP request is given up."""
+        """Enqueue a frame, and give up a cancelled HTTP request."""
         cancelled = find_cancelled_id(frame)
         if cancelled is not None and self._guard is not None:
             self._guard.give_up(cancelled)
@@ -86,18 +91,18 @@ class StreamTransport(QueuedTransport):
         super().send(frame)
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Return and forget why the HTTP request that carried it failed."""
+        """Return and forget why the underlying HTTP request failed."""
         return None if self._guard is None else self._guard.take_detail(request_id)
 
     # -- outbound ---------------------------------------------------------------------------
 
     async def write(self) -> None:
-        """Send the frames of the queue until the other side closes its stream."""
+        """Send queued frames until the other side closes its stream."""
         try:
             while True:
                 frame = await self.next_frame()
                 request_id = find_request_id(frame)
-                # The SDK sends the HTTP request in a copy of this context; the authorizer of the guard reads it there.
+                # The SDK sends the HTTP request in a copy of this context, where the guard's authorizer reads it.
                 acting_subject.set(None if request_id is None else self._subjects.pop(request_id, None))
                 message = self._encode(frame)
                 if message is None:
@@ -112,7 +117,7 @@ class StreamTransport(QueuedTransport):
         try:
             message = jsonrpc_message_adapter.validate_python(frame, by_name=False)
             if self._guard is not None:
-                # Here it fails one request; in the SDK's transport it would end all of them.
+                # Failing here affects one request; failing in the SDK's transport would end them all.
                 message.model_dump(mode="json")
                 json.dumps(frame, ensure_ascii=False, allow_nan=False).encode()
         except (ValueError, RecursionError) as exc:
@@ -127,7 +132,7 @@ class StreamTransport(QueuedTransport):
     async def read(self) -> None:
         """Deliver messages until the other side ends the stream."""
         async for item in self._read:
-            # What the SDK could not read is delivered too, to be counted as invalid.
+            # Deliver messages that the SDK couldn't read as well, so that they count as invalid.
             self.deliver(None if isinstance(item, Exception) else self._to_frame(item.message))
         self.finish("closed the connection", FaultDetail(reason="closed"))
 
@@ -147,7 +152,7 @@ class StreamTransport(QueuedTransport):
         identity, error = message.id, message.error
         text = error.message
         if self._guard is not None and identity is not None:
-            # The SDK's own report about a response, which no server has sent.
+            # The SDK's own report about a response; no server sent it.
             is_parse_failure = error.code == PARSE_ERROR and text.startswith("Failed to parse ")
             if is_parse_failure and self._guard.find_failure(identity) is None:
                 self._guard.note(identity, build_failure("sent an answer that cannot be read", "malformed"))
@@ -157,20 +162,20 @@ class StreamTransport(QueuedTransport):
 
 
 class HeaderSource(Protocol):
-    """What `McpHeaders` needs of a session."""
+    """The part of a session that `McpHeaders` needs."""
 
     @property
     def facts(self) -> ServerFacts | None:
-        """The result of the handshake, once there was one."""
+        """The result of the handshake, once there is one."""
         ...
 
     def note(self, note: str, /) -> None:
-        """Note what is odd about the server."""
+        """Note an oddity of the server."""
         ...
 
 
 class McpHeaders:
-    """The headers of an HTTP request that repeat parts of its frame: version, method, name, marked arguments.
+    """HTTP headers that repeat parts of a frame: version, method, name, marked arguments.
 
     https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#protocol-version-header
     """
@@ -181,11 +186,9 @@ class McpHeaders:
         self._params: dict[str, dict[tuple[str, ...], str]] = {}
 
     def build(self, frame: JsonObject) -> dict[str, str] | None:
-        """Build the headers of the HTTP request that carries a frame."""
-        method, value = frame.get("method"), frame.get("params")
-        params = value if is_json_object(value) else {}
-        meta = params.get("_meta")
-        version = meta.get(_META_VERSION) if is_json_object(meta) else None
+        """Build the headers for the HTTP request that carries a frame."""
+        method, params = frame.get("method"), get_object(frame, "params")
+        version = get_object(params, "_meta").get(_META_VERSION)
         if isinstance(version, str) and isinstance(method, str):
             identity = find_request_id(frame)
             if method == "tools/list" and identity is not None:
@@ -205,7 +208,7 @@ class McpHeaders:
     def read_result(self, identity: RequestId, result: JsonObject) -> JsonObject:
         """Learn from a `tools/list` result which arguments go into headers.
 
-        The protocol forbids the use of a tool whose schema marks them in an invalid way: it is left out.
+        Drop tools with invalid marks in their schema, which the protocol forbids to use.
         """
         tools = result.get("tools")
         if identity not in self._listings or not isinstance(tools, list):
@@ -226,11 +229,11 @@ class McpHeaders:
 
 
 _FLUSH_S = 1.0
-"""How long the last frames may take to be accepted."""
+"""Time limit for sending the last frames."""
 
 
 class HostStreamTransport(StreamTransport):
-    """A stream transport that knows when its queue has been sent."""
+    """A stream transport that knows when it has sent its queue."""
 
     def __init__(self, streams: Streams) -> None:
         super().__init__(streams)
@@ -238,18 +241,18 @@ class HostStreamTransport(StreamTransport):
         self._flushed.set()
 
     def send(self, frame: JsonObject) -> None:
-        """Put a frame into the queue."""
+        """Enqueue a frame."""
         self._flushed.clear()
         super().send(frame)
 
     async def next_frame(self) -> JsonObject:
-        """Take the next frame; by then the one before has been accepted."""
+        """Dequeue the next frame; at that point the previous one has been sent."""
         if not self._queue:
             self._flushed.set()
         return await super().next_frame()
 
     async def wait_flushed(self) -> None:
-        """Wait until the queue has been sent or the transport has ended, at most `_FLUSH_S` seconds."""
+        """Wait until the queue is sent or the transport has ended, up to `_FLUSH_S` seconds."""
         if self._end is None:
             with anyio.move_on_after(_FLUSH_S):
                 await self._flushed.wait()
@@ -257,7 +260,7 @@ class HostStreamTransport(StreamTransport):
 
 @asynccontextmanager
 async def host_streams(streams: Streams) -> AsyncGenerator[HostStreamTransport]:
-    """Serve over a stream pair, and close both streams when the block is left, as a server of the SDK does."""
+    """Serve over a stream pair; close both streams on exit, like the SDK's servers do."""
     transport = HostStreamTransport(streams)
 
     async def read() -> None:

@@ -1,8 +1,7 @@
-"""Client sessions over the MCP SDK: its HTTP transport, its streams, its sessions.
+"""Client sessions over the MCP SDK: its HTTP transport, streams and sessions.
 
-Loading the SDK takes longer than starting most servers, so this module is imported when it is needed. The SDK carries
-frames; the protocol is ours. Every block here opens and closes in the task that entered it, and owns the tasks it
-starts.
+Import this module lazily: loading the SDK takes longer than starting most servers. The SDK only carries frames; the
+protocol is ours. Every block here opens and closes in the task that entered it, and owns the tasks it starts.
 """
 
 from __future__ import annotations
@@ -46,25 +45,25 @@ if TYPE_CHECKING:
 RemoteConfig: TypeAlias = "SseServerConfig | StreamableHttpServerConfig"
 
 _log = logging.getLogger(__name__)
-# Without any handler, the last resort of `logging` would write to the terminal.
+# Without a handler, `logging` would write to the terminal as a last resort.
 logging.getLogger("mcp").addHandler(logging.NullHandler())
 _SSE_ONLY = frozenset({404, 405})
-"""Statuses with which a server of the HTTP+SSE transport refuses a POST at its URL."""
+"""Statuses with which an HTTP+SSE server refuses a POST to its URL."""
 _ANY_TRANSPORT = frozenset({401, 403, 407, 408, 429})
-"""Refusals that another transport would meet as well."""
+"""Refusals that apply to every transport."""
 _CLOSED = FaultDetail(reason="closed")
 
 
-# -- servers behind a URL -------------------------------------------------------------------
+# -- remote servers -------------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def remote_session(
     config: RemoteConfig, handlers: Handlers, client_info: JsonObject
 ) -> AsyncGenerator[ClientSession]:
-    """Connect to a server behind a URL; the caller sets the deadline.
+    """Connect to a remote server; the caller sets the deadline.
 
-    A server that refuses the configured HTTP transport is tried with the other one, as the specification describes:
+    If the server refuses the configured HTTP transport, try the other one, as the specification describes:
     https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#backwards-compatibility
     """
     async with AsyncExitStack() as stack:
@@ -95,19 +94,18 @@ async def _open_http_or_sse(
 async def _open_sse_or_http(
     config: SseServerConfig, handlers: Handlers, client_info: JsonObject, stack: AsyncExitStack
 ) -> ClientSession:
-    """Connect by HTTP+SSE, or by Streamable HTTP where the server has only that.
+    """Connect with HTTP+SSE, falling back to Streamable HTTP.
 
-    A server of Streamable HTTP refuses the GET that opens HTTP+SSE (405, or 4xx for want of a session), or opens a
-    stream on which it never sends the `endpoint` event.
+    A Streamable HTTP server refuses the GET that opens HTTP+SSE (405, or another 4xx because there's no session), or
+    opens a stream but never sends the `endpoint` event on it.
     """
-    opening = _sse_session(config, handlers, client_info, config.limits.probe_s)
     try:
-        return await stack.enter_async_context(opening)
+        return await stack.enter_async_context(_sse_session(config, handlers, client_info, config.limits.probe_s))
     except TimeoutError as exc:
         refusal = exc
     except ConnectionClosedError as exc:
         reason, status = exc.end.detail.reason, exc.end.detail.http_status
-        # Without a status it responded, and ended the stream or sent another content type.
+        # No status means that it responded, but ended the stream or sent another content type.
         may_speak_http = reason == "closed" if status is None else 400 <= status < 500 and status not in _ANY_TRANSPORT
         if not may_speak_http:
             raise
@@ -127,7 +125,7 @@ async def _http_session(
     config: RemoteConfig, handlers: Handlers, client_info: JsonObject
 ) -> AsyncGenerator[ClientSession]:
     async with open_guarded_client(config) as (client, guard):
-        # The guard counts the bytes of each event; the SDK's own limit cannot be configured per server.
+        # The guard counts the bytes of each event; the SDK's limit isn't configurable per server.
         streams = streamable_http_client(config.url, http_client=client, max_sse_event_size=None)
         async with _stream_session(streams, config, handlers, client_info, guard) as session:
             _note_proxy(session, config, guard.via)
@@ -144,9 +142,9 @@ async def _sse_session(
         try:
             async with asyncio.timeout(open_s):
                 await transport.wait_open()
-            # Servers of this transport speak the legacy protocol.
+            # Servers with this transport speak the legacy protocol.
             await session.connect("legacy")
-        except Exception as exc:  # noqa: BLE001 — boundary: raised below, outside of the task group
+        except Exception as exc:  # noqa: BLE001 — boundary: raised below, outside the task group
             failure = exc
         else:
             _note_proxy(session, config, transport.via)
@@ -163,7 +161,7 @@ def _note_proxy(session: ClientSession, config: RemoteConfig, via: str | None) -
         session.notes.append(f"it is reached through the proxy {via}{warning}")
 
 
-# -- streams of the SDK ---------------------------------------------------------------------
+# -- SDK streams ----------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -186,7 +184,7 @@ async def _stream_session(
         tasks.start_soon(transport.write)
         try:
             await session.connect()
-        except Exception as exc:  # noqa: BLE001 — boundary: raised below, outside of the task group
+        except Exception as exc:  # noqa: BLE001 — boundary: raised below, outside the task group
             failure = exc
         else:
             yield session
@@ -208,14 +206,14 @@ async def injected_session(
     client_info: JsonObject,
     session_factory: Callable[[], AbstractAsyncContextManager[object]],
 ) -> AsyncGenerator[ClientSession]:
-    """Open a session over what a factory yields: a stream pair, a low-level server, a transport or an SDK session.
+    """Open a session over a factory's result: a stream pair, low-level server, transport or SDK session.
 
     Raises:
-        ProtocolFault: It yields something else.
+        ProtocolFault: The factory yields something else.
     """
     async with AsyncExitStack() as stack:
         manager = session_factory()
-        # Once the client is entered, its message handler cannot be replaced.
+        # A client's message handler can't be replaced after entering it.
         tap = stack.enter_context(tap_notifications(manager)) if isinstance(manager, Client) else None
         value = await stack.enter_async_context(manager)
         if isinstance(value, Client):
@@ -236,7 +234,7 @@ async def injected_session(
                 )
                 detail = FaultDetail(server=config.id, reason="malformed")
                 raise ProtocolFault("protocol", message, detail=detail)
-            # The caller closes its own streams.
+            # The caller closes its streams.
             streams: Streams = pair[0], pair[1]
             opening = _stream_session(nullcontext(streams), config, handlers, client_info)
         async with opening as session:
@@ -277,7 +275,7 @@ async def _sdk_session(
     transport = SdkSessionTransport(sdk_session)
     session = ClientSession(transport, config.limits, handlers, client_info)
     session.facts = read_session_facts(sdk_session)
-    # A modern session subscribes to changes, and would receive them twice.
+    # A modern session subscribes to changes and would receive them twice.
     if session.facts.era == "legacy" and tap is not None:
         tap.transport = transport
     elif session.facts.era == "legacy" and session.facts.offers("tools", "listChanged"):

@@ -1,8 +1,8 @@
-"""Causes of failed starts, found in the output of the process.
+"""Finds the cause of a failed start in the output of the process.
 
-Runtimes print the cause first, last or in the middle, with much around it. `find_cause` knows how the common ones
-report an error and falls back to the last lines. `find_cache_damage` knows the errors of package managers whose cache
-is damaged, and the command that repairs it without touching other packages.
+Runtimes print the cause first, last or in the middle of other output. `find_cause` knows how the common ones report
+errors and falls back to the last lines. `find_cache_damage` recognizes package managers with a damaged cache and
+returns the command that repairs it without touching other packages.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ _FOR_SDK_1 = re.compile(
     r"|module 'mcp(\.\w+)*' has no attribute|'(Server|FastMCP|MCPServer)' object has no attribute"
     r"|\b(Server|FastMCP|MCPServer)\.\w+\(\) (got an unexpected keyword|missing \d+ required|takes )"
 )
-"""Errors of a server in Python that was written for version 1 of the SDK and got version 2 or later."""
+"""Errors of a Python server written for version 1 of the SDK but running with version 2 or later."""
 
 _NOISE = re.compile(
     "|".join(
         (
-            # npm: empty lines, the path of its log, details around the code.
+            # npm: empty lines, its log path, details around the code.
             r"npm (error|err!)\s*",
             r"npm (error|err!) +(a complete log|.*_logs/|.*-debug-0\.log).*",
             r"npm (error|err!) +(errno|syscall|path|dest)\b.*",
             r"npm (warn|notice|info|http)\b.*",
-            # Node: its version, frames of the stack, the line of code and the mark under it.
+            # Node: its version, stack frames, the line of code and the marker below it.
             r"node\.js v\d.*|\s*at .+[:(].*\d\)?|\s*at <?\w+>?|(node|file):\S+:\d+",
             r"[\s~^|]+|\s*(throw|return|import|from|raise)\s.*|\s*require ?stack:.*|\s*- /.*",
             r"[{}\[\],;()\s]+|\s*url: '.*",
-            # Python: the head of a traceback and its frames.
+            # Python: traceback headers and frames.
             r"(exception group )?traceback \(most recent.*|(during handling|the above exception).*",
             r'\s+file ".*", line \d.*',
             # Rust, Go, Java: hints and frames.
             r"note: run with.*|stack backtrace:.*|\s+\d+:\s+(0x)?\w.*|goroutine \d.*",
             r"\s*\S+\.go:\d+.*",
             r"(error: )?exit status \d+|\s*\.\.\. \d+ more",
-            # Usage texts, warnings and information.
+            # Usage, warnings and information.
             r"(for more information|try)\b.*--help.*|usage:.*|\s+\[?--?\w[\w-]*.*",
             r".*(deprecat|futurewarning|userwarning).*|(warning|info|debug)\b.*",
         )
@@ -54,9 +54,9 @@ _NOISE = re.compile(
     re.IGNORECASE,
 )
 _CROSS = "\u00d7"
-"""The mark before an error of uv."""
+"""Marks errors of uv."""
 _HEADS: tuple[tuple[int, re.Pattern[str], bool], ...] = (
-    # (weight, pattern, whether the last of several is the cause)
+    # (weight, pattern, whether the last match wins)
     (90, re.compile(r"(?i)npm (error|err!) code \S+"), False),
     (90, re.compile(r"(?i)\s*caused by: \S.*(exception|error)\b.*"), True),
     (85, re.compile(r"thread '.*' .*panicked at .*"), False),
@@ -93,17 +93,17 @@ _HEADS: tuple[tuple[int, re.Pattern[str], bool], ...] = (
 _UNFINISHED = re.compile(r"(?i)(,|\b(for|of|to|in|on|at|by|from|with|the|an?|is|was|and|or|not|because))$")
 _NO_HEAD = (0, None, False)
 _GROUP_FRAME = re.compile(r"\s*\+ Exception Group Traceback \(most recent.*|\s*\+(-\+)?-{16,}.*")
-"""The head of an exception group of Python, or a line between its members."""
+"""Header of a Python exception group, or a line between its members."""
 _GROUP_MARGIN = re.compile(r"\s*(\+-\+-.*|\+-{4,}\s*|[|+] ?)")
 _VALIDATION_HEAD = re.compile(r".*\b\d+ validation errors? for \S.*")
 _AFTER_CODE = re.compile(r"(?i)npm (error|err!) (?!code|errno|syscall|path|dest)\S*\s*(.+)")
 
 
 def find_cause(lines: Sequence[str]) -> str:
-    """Return in one line why a process failed, by its output; empty if there is none."""
+    """Summarize in one line why a process failed, from its output; empty without output."""
     texts = [text.rstrip() for line in lines for text in clean_text(line)[0].splitlines()]
     if any(map(_GROUP_FRAME.fullmatch, texts)):
-        # Python draws a margin around the members of an exception group, which show more than its own line.
+        # Python draws a margin around the members of a group, which say more than the group's own line.
         texts = [_GROUP_MARGIN.sub("", text, count=1) for text in texts]
     texts = [text for text in texts if text.strip()]
     signals = [(index, text) for index, text in enumerate(texts) if not _NOISE.fullmatch(text)]
@@ -121,25 +121,25 @@ def find_cause(lines: Sequence[str]) -> str:
 
 
 def needs_sdk_1(lines: Sequence[str]) -> bool:
-    """Return whether a server failed because it was written for version 1 of the Python SDK (`mcp<2`)."""
+    """Return whether a server failed because it needs version 1 of the Python SDK (`mcp<2`)."""
     return any(map(_FOR_SDK_1.search, lines))
 
 
 def _find_rest(lines: Sequence[str], index: int) -> list[str]:
-    """Return the lines that complete a cause of several lines."""
+    """Return the lines that complete a multi-line cause."""
     head = lines[index]
     after = [line for line in lines[index + 1 :] if not _NOISE.fullmatch(line)]
     if head.lower().startswith("npm "):
         return [line for line in after if _AFTER_CODE.fullmatch(line)][:1]
-    # Rust since 1.73 writes the message of a panic on the next line; so does uv with `╰─▶`.
+    # Rust (since 1.73) puts the panic message on the next line; so does uv with `╰─▶`.
     if "panicked at" in head and head.rstrip().endswith(":"):
         return after[:1]
     if head.lstrip().startswith(_CROSS) and after and after[0].lstrip().startswith(("╰", "├", "│")):
         return after[:1]
-    # pydantic names the field and what is wrong with it on the next two lines.
+    # pydantic puts the field and its problem on the next two lines.
     if _VALIDATION_HEAD.fullmatch(head):
         return [*lines[index + 1 : index + 3]]
-    # clap lists the arguments that are missing below its line; loggers wrap long lines anywhere.
+    # clap lists missing arguments below its line; loggers wrap long lines anywhere.
     if head.endswith(":") or _UNFINISHED.search(head):
         return [*lines[index + 1 : index + 2]]
     return []
@@ -150,13 +150,13 @@ def _find_rest(lines: Sequence[str], index: int) -> list[str]:
 
 @record
 class CacheDamage:
-    """The damage of a package manager's cache, and the command that repairs it."""
+    """Damage of a package manager's cache, and the command that repairs it."""
 
     cause: str
     command: str = ""
-    """Empty for npx: only the folder of the package itself may be deleted."""
+    """Empty for npx, where only the package's own folder may be deleted."""
     folder: str = ""
-    """The damaged folder of npx, if the output names one. Whose it is, the caller must find out."""
+    """The damaged npx folder, if the output names one. The caller must find out which package it belongs to."""
 
 
 _NPX_FOLDER = re.compile(r"(?<![\w:.])((?:[A-Za-z]:)?[\\/](?![\\/])[^\s'\"():]*[\\/]_npx[\\/][0-9a-f]{8,})")
@@ -169,7 +169,7 @@ _NPX_BROKEN = re.compile(
     re.IGNORECASE,
 )
 _NPM_PATH = re.compile(r"npm (error|err!) path .*", re.IGNORECASE)
-"""The path that the code of an error of npm is about."""
+"""The path that an npm error code refers to."""
 _NPX_ANYWHERE = re.compile(r"ECOMPROMISED|lock compromised|concurrency\.lock", re.IGNORECASE)
 _NPX_NO_PROGRAM = re.compile(r"sh: (line )?(\d+: )?[\w@./-]+: (command )?not found")
 _NPM_BROKEN = re.compile(
@@ -201,13 +201,13 @@ _OTHERS = {
 
 
 def find_cache_damage(lines: Sequence[str], manager: str | None, package: str = "") -> CacheDamage | None:
-    """Recognise the damaged cache of a package manager by its output."""
+    """Recognize a package manager's damaged cache by its output."""
     texts = [clean_text(line)[0] for line in lines]
     text = "\n".join(texts)
     if manager in {"npx", "npm", None}:
         for line in texts:
             folder = _NPX_FOLDER.search(line.replace("file://", " "))
-            # A stack trace names the folder too, whatever the error: the error must be about a path in it.
+            # Stack traces name the folder for any error, so the error must be about a path in it.
             broken = _NPX_BROKEN.search(text if _NPM_PATH.fullmatch(line.strip()) else line)
             if folder is not None and broken is not None:
                 cause = f"the folder of npx for it is damaged ({broken[0]} in {folder[1]})"
@@ -235,9 +235,9 @@ def _get_line(text: str, match: re.Match[str]) -> str:
 
 # -- package managers -------------------------------------------------------------------------
 #
-# Such a command takes minutes when its cache is cold, and must not be killed while it unpacks: other programs share
-# that cache. The search looks behind shells, `env` and wrappers too. A wrong result only changes a deadline, so
-# unknown options are read as what they most likely are.
+# Such a command takes minutes if its cache is cold, and killing it while it unpacks would damage a cache that other
+# programs share. The search looks behind shells, `env` and wrappers, too. A wrong result only changes a deadline, so
+# unknown options get their most likely reading.
 
 
 _ALWAYS = frozenset({"npx", "pnpx", "bunx", "uvx", "dnx", "jbang", "nix-shell"})
@@ -282,22 +282,22 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _SEPARATORS = frozenset({";", "&&", "||", "|", "&", "(", ")", "\n"})
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
 _NODE_SCRIPTS: Mapping[str, str] = {"npx-cli.js": "npx", "npm-cli.js": "npm", "yarn.js": "yarn"}
-_DEEPEST = 6
+_MAX_NESTING = 6
 
 
 @record
 class PackageManager:
-    """A command that may download its program first."""
+    """A command that may have to download its program first."""
 
     name: str
     """Its common name: `npx`, `uvx`, `docker`."""
     outside: bool = False
-    """Whether another process downloads for it (a container engine), so that its own tree may look idle."""
+    """Whether another process (a container engine) does the download, so that the command's own tree may look idle."""
 
 
 def find_package_manager(command: str, args: Sequence[str] = ()) -> PackageManager | None:
-    """Return the package manager that a command line runs; `None` if it runs none."""
-    return _find([command, *args], _DEEPEST)
+    """Return the package manager that a command line runs, if any."""
+    return _find([command, *args], _MAX_NESTING)
 
 
 def _find(argv: Sequence[str], depth: int) -> PackageManager | None:
@@ -310,16 +310,16 @@ def _find(argv: Sequence[str], depth: int) -> PackageManager | None:
     if name in _ALWAYS:
         return PackageManager(name)
     if name in _SUBCOMMANDS:
-        # Options may stand before the subcommand, and have values of their own.
+        # Options, possibly with values, may precede the subcommand.
         found = not _SUBCOMMANDS[name].isdisjoint(rest)
-        # `yarn server`, `deno server.ts` run too.
+        # `yarn server` and `deno server.ts` run a program, too.
         bare = name in {"yarn", "deno"} and bool(rest)
         return PackageManager(name, name in _CONTAINERS) if found or bare else None
     return _find_behind(name, rest, depth)
 
 
 def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager | None:
-    """Look behind a program that runs another."""
+    """Look behind a program that runs another one."""
     if name in _SHELLS:
         if rest and _program(rest[0]) in _SHELLS:  # busybox sh -c …
             return _find(rest, depth - 1)
@@ -347,7 +347,7 @@ def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager |
 
 
 def _find_in_line(line: str, depth: int) -> PackageManager | None:
-    """Look at every simple command of a shell's command line."""
+    """Check every simple command in a shell command line."""
     try:
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
@@ -366,6 +366,6 @@ def _find_in_line(line: str, depth: int) -> PackageManager | None:
 
 
 def _program(word: str) -> str:
-    """Return the name of a program without directory and extension, in lower case."""
+    """Return a program's name in lower case, without directory and extension."""
     name = re.split(r"[\\/]", word.rstrip("\\/"))[-1] or os.path.basename(word)
     return _EXTENSIONS.sub("", name).lower()

@@ -1,9 +1,9 @@
-"""Start policy: how long the start of a server may take, how many starts compute at once, and when one is repeated.
+"""Start policy: how long a start may take, how many starts compute at once, and when to restart.
 
-A command that was never up under its configuration may have to download a program first: it has a minute. A command
-that was up before has ten seconds. Both have more while their process tree computes or moves data. A limit in the
-configuration (`startup_timeout_sec`) always wins. A server that fails is started again by the rules of `Supervision`,
-pure functions whose time is a parameter.
+A command that has never been up with its configuration gets a minute, because it may have to download a program. After
+that it gets ten seconds. Both limits grow while the process tree computes or moves data. A configured limit
+(`startup_timeout_sec`) always wins. `Supervision` sets the rules for restarting failed servers; its functions are pure
+and take the time as a parameter.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ class StartAllowance:
 
     limit_s: float
     cap_s: float
-    """How far the limit is extended while the process tree shows activity; equal to `limit_s`: not at all."""
+    """Extended limit while the process tree is active; equal to `limit_s` for no extension."""
     slow_s: float
     """A start that takes longer is reported."""
     first: bool = False
     package_manager: str | None = None
     patient_next: bool = False
-    """Whether the next start has more time if this one takes too long."""
+    """Whether the next start gets more time if this one takes too long."""
 
 
 @record(kw_only=True)
 class StartPolicy:
-    """The limits of starts. Pure: whether a configuration was up before is a parameter."""
+    """Limits for starts. Pure: whether a configuration has been up before is a parameter."""
 
     first_s: float = 60.0
     later_s: float = LATER_START_S
     cap_s: float = 120.0
-    """For any command that shows activity."""
+    """For any active command."""
     package_manager_cap_s: float = 300.0
     slow_s: float = 1.0
     sign_in_s: float = 300.0
-    """For a server behind a URL whose prompt may ask a person to sign in meanwhile."""
+    """For a remote server whose start may prompt the user to sign in."""
 
     def allow(self, config: ServerConfig, *, seen_up: bool) -> StartAllowance:
         """Return how long a start of this configuration may take."""
@@ -71,7 +71,7 @@ class StartPolicy:
         if stated_s is not None:
             return StartAllowance(stated_s, stated_s, self.slow_s, not seen_up, name)
         cap_s = self.cap_s if manager is None else self.package_manager_cap_s
-        # A container engine works in a process outside of the tree.
+        # A container engine works outside of the process tree.
         is_outside = manager is not None and manager.outside
         if seen_up:
             limit_s = min(self.first_s if is_outside else self.later_s, cap_s)
@@ -81,42 +81,42 @@ class StartPolicy:
 
 
 def start_digest(config: StdioServerConfig) -> str:
-    """Digest what a process is started with: the key of everything learned from its starts."""
+    """Hash the parameters of a process; this is the key for everything learned from its starts."""
     return content_hash([config.command, [*config.args], {**config.env}, config.cwd])
 
 
 class StartHistory:
-    """Which configurations were up before. In memory; a product fills it from its own store."""
+    """Configurations that have been up before. In memory; a product fills it from its store."""
 
     def __init__(self) -> None:
         self._up: set[str] = set()
 
     def was_up(self, config: ServerConfig) -> bool:
-        """Return whether a server was up with this configuration."""
+        """Return whether a server has been up with this configuration."""
         return not isinstance(config, StdioServerConfig) or start_digest(config) in self._up
 
     def record_up(self, config: ServerConfig) -> None:
-        """Record that it came up: its next start has the short limit."""
+        """Record that it came up, so that its next start gets the short limit."""
         if isinstance(config, StdioServerConfig):
             self._up.add(start_digest(config))
 
     def record_timeout(self, config: ServerConfig) -> None:
-        """Forget that it was up: its program may have to be downloaded again."""
+        """Forget that it was up: its program may need another download."""
         if isinstance(config, StdioServerConfig):
             self._up.discard(start_digest(config))
 
 
 PROCESS_HISTORY = StartHistory()
-"""The default history, shared by the whole process."""
+"""Default history, shared by the whole process."""
 
 
-_SAMPLE_S = 0.2
+_SAMPLE_INTERVAL_S = 0.2
 _BUSY = 0.25
-"""A process tree that wants less than this share of a core waits for something else."""
+"""Share of a core below which a process tree counts as waiting for something else."""
 MAX_TURN_CPU_S = 10.0
-"""A start that has used so much CPU time no longer holds up others."""
+"""CPU time after which a start no longer holds up others."""
 _UNKNOWN_CPU_S = 2.0
-"""How long a start counts as computing where its CPU demand is unknown."""
+"""How long a start counts as computing if its CPU demand is unknown."""
 
 
 def default_turns() -> int:
@@ -129,10 +129,10 @@ def default_turns() -> int:
 
 
 class StartPacer:
-    """Limits how many starts compute at once; first come, first served.
+    """Limits how many starts compute at once, in first-come order.
 
-    A start computes while its processes use a core or wait for one: next to other busy programs it takes longer, and is
-    no less busy. A start that waits for something else makes room, and counts again when it goes on computing.
+    A start computes while its processes use a core or wait for one, so other busy programs slow it down without making
+    it look idle. A start that waits for something else makes room, and counts again when it resumes computing.
     """
 
     def __init__(self, turns: int | None = None) -> None:
@@ -144,10 +144,10 @@ class StartPacer:
     async def turn(
         self, cpu_demand: Callable[[], Awaitable[CpuDemand | None]], urgent: asyncio.Event
     ) -> AsyncGenerator[None]:
-        """Run the block in its turn; at once if it is or becomes `urgent`.
+        """Run the block in its turn, or at once if it is or becomes `urgent`.
 
         Args:
-            cpu_demand: Returns the CPU demand of the process tree; `None` if unknown.
+            cpu_demand: Returns the CPU demand of the process tree, if known.
             urgent: Set when a caller waits for this start.
         """
         start, watching = object(), None
@@ -163,7 +163,7 @@ class StartPacer:
                 await asyncio.wait({watching})
 
     async def _wait(self, start: object, urgent: asyncio.Event) -> None:
-        """Wait for room, unless it is or becomes urgent; count the start as computing."""
+        """Wait for room or urgency, then count the start as computing."""
         loop = asyncio.get_running_loop()
         admitted: asyncio.Future[None] = loop.create_future()
         place = (start, admitted)
@@ -192,12 +192,12 @@ class StartPacer:
             self._admit()
 
     async def _watch(self, start: object, cpu_demand: Callable[[], Awaitable[CpuDemand | None]]) -> None:
-        """Note whether a start computes, until it has had its share."""
+        """Track whether a start computes, until it has used its share."""
         now = asyncio.get_running_loop().time
         started_at, before = now(), None
         while before is None or before.used_s < MAX_TURN_CPU_S:
             sampled_at = now()
-            await asyncio.sleep(_SAMPLE_S)
+            await asyncio.sleep(_SAMPLE_INTERVAL_S)
             demand = await cpu_demand()
             if demand is None:
                 is_computing = now() - started_at < _UNKNOWN_CPU_S
@@ -211,20 +211,20 @@ class StartPacer:
 
 @record(kw_only=True)
 class Supervision:
-    """The rules of restarts: backoff with jitter, and a circuit breaker."""
+    """Restart rules: backoff with jitter, and a circuit breaker."""
 
     first_s: float = 1.0
     factor: float = 1.6
     jitter: float = 0.2
     longest_s: float = 60.0
     failures: int = 5
-    """Failed starts within `window_s` that open the circuit."""
+    """Failed starts within `window_s` before the circuit opens."""
     window_s: float = 60.0
     open_s: float = 60.0
-    """How long the circuit stays open; doubled each time, up to `open_longest_s`."""
+    """How long the circuit stays open; doubles each time, up to `open_longest_s`."""
     open_longest_s: float = 600.0
     healthy_s: float = 120.0
-    """A server that was up for so long starts with a clean record."""
+    """Uptime after which a server's record is cleared."""
 
 
 @dataclass(slots=True)
@@ -236,7 +236,7 @@ class RestartRecord:
     """Times of the failures within the window."""
     in_a_row: int = 0
     opened: int = 0
-    """How often the circuit was opened."""
+    """How many times the circuit has opened."""
 
     def forget(self) -> None:
         """Clear the record."""
@@ -251,7 +251,7 @@ class RestartRecord:
         if reason is not None and RECOVERIES[reason] == "user":
             return None
         if reason == "moved":
-            return 0.0  # no failure: it starts elsewhere
+            return 0.0  # not a failure: it starts elsewhere
         if up_s >= rules.healthy_s:
             self.forget()
         self.starts = [time for time in self.starts if now - time < rules.window_s]
@@ -270,8 +270,8 @@ class RestartRecord:
 
 # -- environment ------------------------------------------------------------------------------
 #
-# Each group of names has a use case. No variable that looks like a secret is inherited (`core.secrets`), except the
-# address of a proxy: a token reaches a server only if its configuration names it.
+# Each group of names has a use case. Variables that look like secrets aren't inherited (`core.secrets`), except proxy
+# addresses: a token reaches a server only if its configuration names it.
 
 
 _NAMES = frozenset(
@@ -280,7 +280,7 @@ _NAMES = frozenset(
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TEMP", "TMP"),
         # Language and time zone.
         *("LANG", "LANGUAGE", "TZ"),
-        # Companies whose proxy or inspecting firewall has its own certificate authority.
+        # Companies whose proxy or inspecting firewall has a private certificate authority.
         *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
         *("NODE_EXTRA_CA_CERTS", "NODE_USE_SYSTEM_CA", "NODE_USE_ENV_PROXY", "GIT_SSL_CAINFO"),
         *("GIT_SSL_CAPATH", "PIP_CERT", "CARGO_HTTP_CAINFO", "DENO_CERT", "DENO_TLS_CA_STORE"),
@@ -301,10 +301,10 @@ _NAMES = frozenset(
         *("PLAYWRIGHT_BROWSERS_PATH", "PUPPETEER_EXECUTABLE_PATH", "CHROME_PATH"),
     )
 )
-"""Compared in upper case: proxy variables exist in both cases."""
+"""In upper case, but matched in any case: proxy variables exist in both."""
 _PREFIXES = (
-    "LC_",  # as LANG
-    "XDG_",  # other places of configuration and caches
+    "LC_",  # like LANG
+    "XDG_",  # other locations of configuration and caches
     "UV_",  # another package index or cache
     "PIP_",
     "PIPX_",
@@ -317,7 +317,7 @@ _NPM_SETTINGS = frozenset(
         *("fetch_retries", "fetch_timeout", "maxsockets", "script_shell", "tmp", "yes"),
     )
 )
-"""npm reads every setting from the environment; the ones that hold logins are not inherited."""
+"""npm reads every setting from the environment; those that hold credentials aren't inherited."""
 _NPM = re.compile(r"npm_config_(\w+)", re.IGNORECASE)
 _RELEVANT = re.compile(
     r"(NODE|NPM|PYTHON|PIP|UV|JAVA|JDK|GO|CARGO|RUST|DENO|BUN|DOCKER|PODMAN|DOTNET|RUBY|GEM|AWS|AZURE"
@@ -329,7 +329,7 @@ _RELEVANT = re.compile(
 
 
 def is_inherited(name: str, value: str = "") -> bool:
-    """Return whether a server inherits a variable that its configuration does not declare."""
+    """Return whether a server inherits a variable that its configuration doesn't declare."""
     upper = name.upper()
     setting = _NPM.fullmatch(name)
     known = (
@@ -337,20 +337,20 @@ def is_inherited(name: str, value: str = "") -> bool:
     )
     if not known or (upper not in _NAMES and is_secret_name(name)):
         return False
-    # Behind a proxy that wants a password, a server without it reaches nothing at all.
+    # Behind a proxy with a password, a server without it reaches nothing.
     return upper.endswith("_PROXY") or not holds_secret(value)
 
 
 def child_environment(ours: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment of a server: inherited variables, and the ones that its configuration declares."""
+    """Build a server's environment from inherited and declared variables."""
     inherited = {name: value for name, value in ours.items() if is_inherited(name, value)}
     return {**inherited, **declared}
 
 
 def find_withheld(ours: Mapping[str, str], declared: Mapping[str, str], output: str = "") -> list[str]:
-    """Name the variables that a server did not inherit and that look relevant to it.
+    """Return the variables that a server didn't inherit and that look relevant to it.
 
-    Variables that the server mentions in its `output` come first: they are most likely the cause of a failure.
+    Variables mentioned in the server's `output` come first, as the most likely cause of a failure.
     """
     environment = child_environment(ours, declared)
     withheld = sorted(name for name in ours if name not in environment)

@@ -1,4 +1,4 @@
-"""The deadline of one server start: extended while the process tree shows activity; a slow start is reported."""
+"""Deadline of a server start, extended while the process tree is active; slow starts are reported."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.start.policy import StartAllowance
 
 _WINDOW_S = 5.0
-"""How long before the deadline the process tree is sampled, and by how much the deadline is extended."""
-_SAMPLE_S = 2.0
-"""How long sampling the process list may take."""
+"""When to sample the process tree before the deadline, and by how much to extend it."""
+_SAMPLE_TIMEOUT_S = 2.0
+"""Time limit for sampling the process list."""
 
 
 class StartedProcess(Protocol):
-    """A server process, as `StartWatch` needs it."""
+    """The part of a server process that `StartWatch` needs."""
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of its standard output and error."""
+        """Bytes of standard output and error."""
         ...
 
     def read_stderr(self) -> Sequence[str]:
-        """Return the last lines of its standard error."""
+        """Return the last lines of standard error."""
         ...
 
     def read_invalid_lines(self) -> Sequence[str]:
-        """Return lines of its standard output that were not protocol messages."""
+        """Return non-protocol lines of standard output."""
         ...
 
     async def cpu_demand(self) -> CpuDemand | None:
-        """Return the CPU demand of the process tree; `None` if unknown."""
+        """Return the CPU demand of the process tree, if known."""
         ...
 
     async def activity(self) -> Activity | None:
-        """Return what the process tree has done; `None` where the system does not tell."""
+        """Return the activity of the process tree, if the system reports it."""
         ...
 
 
@@ -53,7 +53,7 @@ class StartTimeout(TimeoutError):
 
 
 class StartWatch:
-    """Watches one start. `process` is set as soon as there is one, and again at a second try."""
+    """Watches one start. `process` is set once it exists, and again for a second attempt."""
 
     def __init__(self, allowance: StartAllowance, on_slow: Callable[[], None]) -> None:
         self.allowance = allowance
@@ -64,7 +64,7 @@ class StartWatch:
 
     @asynccontextmanager
     async def limit(self) -> AsyncGenerator[None]:
-        """Bound the block by the allowance.
+        """Limit the block to the allowance.
 
         Raises:
             StartTimeout: The start took too long.
@@ -83,7 +83,7 @@ class StartWatch:
                     await asyncio.wait({watcher})
         except TimeoutError:
             if not timeout.expired():
-                raise  # of the network
+                raise  # a network timeout
             waited_s = round((timeout.when() or loop.time()) - started_at, 1)
             raise StartTimeout(waited_s, patient_next=self.allowance.patient_next) from None
 
@@ -98,9 +98,9 @@ class StartWatch:
         while (due := deadline.when()) is not None and due < cap_at:
             await asyncio.sleep(max(0.0, due - window_s - loop.time()))
             size_before, before = await self._sample()
-            # A busy machine answers late: the time between the samples stays, and the deadline waits for the verdict.
+            # A busy machine answers late: keep the time between the samples, and let the deadline wait for the result.
             second_at = max(due - window_s / 4, loop.time() + window_s / 2)
-            deadline.reschedule(max(due, second_at + _SAMPLE_S))
+            deadline.reschedule(max(due, second_at + _SAMPLE_TIMEOUT_S))
             await asyncio.sleep(max(0.0, second_at - loop.time()))
             size, activity = await self._sample()
             if before is None or activity is None:
@@ -118,6 +118,6 @@ class StartWatch:
             return 0, None
         activity = None
         with suppress(TimeoutError):
-            async with asyncio.timeout(_SAMPLE_S):
+            async with asyncio.timeout(_SAMPLE_TIMEOUT_S):
                 activity = await process.activity()
         return process.bytes_received, activity
