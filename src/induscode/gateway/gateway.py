@@ -228,8 +228,7 @@ class ClientRecorder:
         if self._bridge is None:
             self._early.append(identity)
             return
-        scopes = sorted(identity.scopes or ())
-        self._bridge.journal.record_client(identity.principal, identity.client_id, scopes)
+        self._bridge.journal.record_client(identity.principal, identity.client_id, sorted(identity.scopes or ()))
 
 
 def convert_outcome(outcome: ToolOutcome, convert: Convert) -> ToolOutcome:
@@ -567,8 +566,7 @@ class Gateway:
 
     def print_all_notes(self) -> None:
         """Print everything left out, and why servers are missing."""
-        self._print_notes((*self.checks.notes, *self.session.notes))
-        self._print_notes(self._enrolment.notes)
+        self._print_notes((*self.checks.notes, *self.session.notes, *self._enrolment.notes))
         for server, status in self._bridge.status().items():
             self._print_fault(server, status)
         self._print_remarks()

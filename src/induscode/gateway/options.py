@@ -104,25 +104,9 @@ def check_entry_flags(context: click.Context) -> None:
 
 
 _UNUSED_BY_RELAY = (
-    "page",
-    "schemas",
-    "view",
-    "names",
-    "tasks",
-    "search",
-    "always_list",
-    "profile",
-    "tools",
-    "no_mcp",
-    "no_addons",
-    "allow",
-    "approval",
-    "sandbox",
-    "web_allow",
-    "model",
-    "base_url",
-    "code",
-)
+    "page", "schemas", "view", "names", "tasks", "search", "always_list", "profile", "tools", "no_mcp", "no_addons",
+    "allow", "approval", "sandbox", "web_allow", "model", "base_url", "code",
+)  # fmt: skip
 """Flags without effect on a relay."""
 
 

@@ -9,6 +9,7 @@ for other machines offers neither.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -30,7 +31,7 @@ from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from indusagi.interop.auth.callback import RedirectListener
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
@@ -133,20 +134,21 @@ class _CallerPrompt:
 
     def __init__(self, caller: Caller, server: str) -> None:
         self._caller = caller
-        self.server = server
+        self._server = server
 
     @asynccontextmanager
     async def open_redirect(
         self, settings: AuthSettings, registered: Sequence[str]
     ) -> AsyncGenerator[RedirectReceiver]:
         """Listen for the redirect on this machine."""
+        message = f"Sign in to the server {self._server!r}."
         async with listen_for_redirect(settings, registered) as listener:
-            yield _CallerRedirect(self, listener)
+            yield ListenedRedirect(listener, partial(self.open_page, message=message))
 
     async def show_device_code(self, code: DeviceCode) -> None:
         """Send the user to the page for a device code."""
         url = code.verification_uri_complete or code.verification_uri
-        await self.open_page(url, f"Enter the code {code.user_code} to sign in to the server {self.server!r}.")
+        await self.open_page(url, f"Enter the code {code.user_code} to sign in to the server {self._server!r}.")
 
     async def open_page(self, url: str, message: str) -> None:
         """Ask the client to open a page; `AuthFault` if the user declines."""
@@ -157,17 +159,16 @@ class _CallerPrompt:
             raise AuthFault("the sign-in was declined")
 
 
-class _CallerRedirect:
-    def __init__(self, prompt: _CallerPrompt, listener: RedirectListener) -> None:
-        self._prompt = prompt
-        self._listener = listener
+class ListenedRedirect:
+    """Has the user open the sign-in page, and waits for the redirect on this machine."""
 
-    @property
-    def redirect_uri(self) -> str:
-        return self._listener.redirect_uri
+    def __init__(self, listener: RedirectListener, open_page: Callable[[str], Awaitable[None]]) -> None:
+        self.redirect_uri = listener.redirect_uri
+        self._listener, self._open_page = listener, open_page
 
     async def authorize(self, url: str) -> Mapping[str, str]:
+        """Open the page and return the parameters of the redirect."""
         state = read_state(url)
         self._listener.expect(state)
-        await self._prompt.open_page(url, f"Sign in to the server {self._prompt.server!r}.")
+        await self._open_page(url)
         return await self._listener.wait(state)

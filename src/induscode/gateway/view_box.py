@@ -239,13 +239,8 @@ def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> N
 class GatewayViews:
     """The views of a gateway, each with a toolbox rebuilt whenever the gateway's changes.
 
-    Args:
-        source: Returns the gateway's current toolbox.
-        views: By name.
-        tokens: Maps tokens to the names of the views they select.
-        forced: A view for every client.
-        content: The gateway's other content, if it serves any.
-        wrap: Puts a search in front of a view's toolbox.
+    `source` returns the gateway's current toolbox, `tokens` maps tokens to view names, `forced` is a view for every
+    client, and `wrap` puts a search in front of a view's toolbox.
     """
 
     def __init__(
@@ -335,13 +330,7 @@ _MAX_UNESCAPES = 8
 
 
 class ViewContent:
-    """A gateway's content source behind a view.
-
-    Args:
-        content: The gateway's full content.
-        view: Selects the items to show.
-        find_tool_servers: Returns the servers of the tools the view shows.
-    """
+    """A gateway's content source behind a view; `find_tool_servers` returns the servers of the tools it shows."""
 
     def __init__(self, content: GatewayContent, view: View, find_tool_servers: Callable[[], Collection[str]]) -> None:
         self._content, self._view, self._find_tool_servers = content, view, find_tool_servers

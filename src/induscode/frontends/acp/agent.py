@@ -110,8 +110,6 @@ class AcpAgent:
             await session.ended.wait()
         await self._connection.close()
 
-    # -- messages -----------------------------------------------------------------------------
-
     async def _handle_request(self, method: str, params: JsonObject) -> JsonObject:
         if method == "initialize":
             return self._initialize(params)
@@ -130,8 +128,6 @@ class AcpAgent:
     def _refuse_frame(self, _: bytes) -> None:
         error: JsonObject = {"code": PARSE_ERROR, "message": "the line is not a JSON-RPC message"}
         self._transport.send({"jsonrpc": "2.0", "id": None, "error": error})
-
-    # -- connection ---------------------------------------------------------------------------
 
     def _initialize(self, params: JsonObject) -> JsonObject:
         """Answer with version and capabilities: https://agentclientprotocol.com/protocol/initialization."""
@@ -153,8 +149,6 @@ class AcpAgent:
 
     async def _authenticate(self, params: JsonObject) -> JsonObject:
         raise invalid(f"there is no way to sign in {params.get('methodId')!r}: {_KEYS}")
-
-    # -- sessions -----------------------------------------------------------------------------
 
     async def _open_new(self, params: JsonObject) -> JsonObject:
         session = await self._open(params, None)

@@ -59,9 +59,6 @@ def parse_cwd(params: JsonObject) -> str:
         raise invalid(f"the working directory {path!r} cannot be used: {reason}") from exc
 
 
-# -- servers ----------------------------------------------------------------------------------
-
-
 def parse_servers(value: JsonValue) -> dict[str, JsonObject]:
     """Parse `mcpServers` into configuration rows by name.
 
@@ -102,9 +99,6 @@ def _parse_pairs(value: JsonValue, owner: str) -> JsonObject:
             raise invalid(f"{owner}: each must have a name and a value")
         pairs[get_text(pair, "name")] = pair["value"]
     return pairs
-
-
-# -- prompts ----------------------------------------------------------------------------------
 
 
 def parse_prompt(value: JsonValue) -> EditorPrompt:

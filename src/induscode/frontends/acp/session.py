@@ -59,14 +59,7 @@ class _QueuedPrompt:
 
 
 class EditorSession:
-    """An editor session; `run` is its task.
-
-    Args:
-        invocation: Opens the conversation.
-        connection: The connection to the editor.
-        writable: Set while the connection accepts updates.
-        takes_text: Whether the editor can ask the user for text.
-    """
+    """An editor session; `run` is its task. `takes_text` says whether the editor can ask the user for text."""
 
     def __init__(
         self, invocation: Invocation, connection: JsonRpcConnection, writable: asyncio.Event, *, takes_text: bool

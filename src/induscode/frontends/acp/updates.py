@@ -102,8 +102,6 @@ class SessionUpdates:
         self._message = ""
         self._plan: JsonObject = build_plan(())
 
-    # -- events -------------------------------------------------------------------------------
-
     async def handle(self, event: RunEvent) -> None:
         """Send the updates of one event."""
         await self.channel.wait_writable()
@@ -177,8 +175,6 @@ class SessionUpdates:
         self.calls.clear()
         self._message = ""
         self.send_mode()
-
-    # -- state --------------------------------------------------------------------------------
 
     def send_mode(self) -> None:
         """Send the mode if it changed."""

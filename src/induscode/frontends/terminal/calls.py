@@ -76,9 +76,6 @@ class Palette:
         return self.paint(frames[int(now * _SPINNER_HZ) % len(frames)], _CYAN)
 
 
-# -- call facts -------------------------------------------------------------------------------
-
-
 def to_one_line(text: str) -> str:
     """Escape untrusted text and put it on one line."""
     return escape_unprintable(" ".join(text[:_LONGEST_SOURCE].split()))
@@ -156,21 +153,13 @@ def _format_attachments(event: ToolAnswered) -> str:
     return ", ".join(kinds)
 
 
-# -- rows -------------------------------------------------------------------------------------
-
-
 def format_call_row(
     palette: Palette, width: int, *, mark: str, name: str, arguments: str, facts: tuple[str, ...]
 ) -> str:
     """Format one row about a call, at most `width` cells wide.
 
-    Args:
-        palette: The terminal's capabilities.
-        width: Width of the row in cells.
-        mark: A one-cell symbol.
-        name: The tool.
-        arguments: Its arguments, truncated first.
-        facts: Duration and outcome, or progress. The last one is truncated next, then the others are dropped.
+    Truncates `arguments` first, then the last of `facts` (duration and outcome, or progress), then drops the others.
+    `mark` is a one-cell symbol.
     """
     cut = palette.ellipsis
     name = cut_to_cells(palette.encode_text(to_one_line(name)), width - 2, cut)

@@ -202,12 +202,7 @@ def _walk(root: str, folder: str, *, hidden: bool) -> Iterator[str]:
 
 
 class InputCompleter(Completer):
-    """prompt_toolkit completer of the input line, reading directories in a thread.
-
-    Args:
-        cwd: The workspace.
-        commands: Returns the current slash commands as in `complete`.
-    """
+    """prompt_toolkit completer of the input line; `commands` returns the current commands as in `complete`."""
 
     def __init__(self, cwd: str, commands: Callable[[], Mapping[str, str]]) -> None:
         self._files = WorkspaceFiles(cwd)

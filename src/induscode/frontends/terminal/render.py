@@ -52,11 +52,8 @@ class _RunningCall:
 class EventRenderer:
     """Renders the events of a turn.
 
-    Args:
-        width: Returns the terminal's current width in cells.
-        color: Whether to write SGR sequences.
-        clock: Clock for durations and the spinner, in seconds.
-        encoding: The terminal's encoding, by default standard output's.
+    `width` returns the terminal's current width in cells, `clock` times calls and the spinner, and `encoding` defaults
+    to standard output's.
     """
 
     def __init__(
@@ -188,9 +185,6 @@ class EventRenderer:
 
 def _format_time(call: _RunningCall, now: float) -> str:
     return "" if call.started is None else format_duration(now - call.started)
-
-
-# -- status -----------------------------------------------------------------------------------
 
 
 def format_status(conversation: Conversation | None, width: int, *, busy: bool) -> str:

@@ -138,15 +138,10 @@ class _VisibleInput(Processor):
     """
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        return Transformation(
-            [
-                (
-                    part[0],
-                    "".join(c if c < "\xa0" or c in _JOINERS or escape_controls(c) == c else "�" for c in part[1]),
-                )
-                for part in transformation_input.fragments
-            ]
-        )
+        def show(text: str) -> str:
+            return "".join(c if c < "\xa0" or c in _JOINERS or escape_controls(c) == c else "�" for c in text)
+
+        return Transformation([(part[0], show(part[1])) for part in transformation_input.fragments])
 
 
 def open_output() -> Vt100_Output:
@@ -363,27 +358,14 @@ class Screen:
         asking_text = Condition(self._is_asking_text)
         choosing = asking & ~asking_text
         secret = Condition(lambda: self._open is not None and self._open.question.secret)
-        self._draft_window = Window(
-            BufferControl(
-                self._draft, input_processors=[_VisibleInput(), BeforeInput("> ", "bold" if self._color else "")]
-            ),
-            height=Dimension(min=1, max=_INPUT_ROWS),
-            wrap_lines=True,
-            dont_extend_height=True,
-        )
-        self._answer_window = Window(
-            BufferControl(
-                self._answer,
-                input_processors=[
-                    _VisibleInput(),
-                    BeforeInput("> "),
-                    ConditionalProcessor(PasswordProcessor(), secret),
-                ],
-            ),
-            height=Dimension(min=1, max=_INPUT_ROWS),
-            wrap_lines=True,
-            dont_extend_height=True,
-        )
+
+        def input_window(buffer: Buffer, *processors: Processor) -> Window:
+            return Window(
+                BufferControl(buffer, input_processors=[_VisibleInput(), *processors]),
+                height=Dimension(min=1, max=_INPUT_ROWS),
+                wrap_lines=True,
+                dont_extend_height=True,
+            )
 
         def text_window(rows: Callable[[], Sequence[str]]) -> Window:
             return Window(
@@ -392,6 +374,9 @@ class Screen:
                 dont_extend_height=True,
             )
 
+        self._draft_window = input_window(self._draft, BeforeInput("> ", "bold" if self._color else ""))
+        hide_secret = ConditionalProcessor(PasswordProcessor(), secret)
+        self._answer_window = input_window(self._answer, BeforeInput("> "), hide_secret)
         return Layout(
             HSplit(
                 [

@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect, read_state
+from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.runtime.contract import ToolCall
@@ -23,6 +23,7 @@ from induscode.core.consent import build_consent
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.content import ServerContent
 from induscode.gateway.page.contract import ActionReply, CallReply, ServerAction, ServerSummary
+from induscode.gateway.sign_in import ListenedRedirect
 from induscode.permissions.check import CheckedCard, Permissions
 from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
 from induscode.permissions.store import RuleStore, load_startup_rules
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.auth.callback import RedirectListener
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
     from induscode.boot.session import Session
@@ -95,25 +95,6 @@ class _PressedButton:
         return PermissionAnswer(ApprovalScope.ONCE)
 
 
-class _PageRedirect:
-    """Shows the sign-in address on the page and waits for the redirect on this machine."""
-
-    def __init__(self, listener: RedirectListener, started: SignInStart) -> None:
-        self._listener = listener
-        self._started = started
-
-    @property
-    def redirect_uri(self) -> str:
-        return self._listener.redirect_uri
-
-    async def authorize(self, url: str) -> Mapping[str, str]:
-        check_authorization_url(url)
-        state = read_state(url)
-        self._listener.expect(state)
-        self._started.show(url)
-        return await self._listener.wait(state)
-
-
 class SignInStart:
     """A sign-in started on the page: the address for the user to open, or the problem."""
 
@@ -134,11 +115,13 @@ class SignInStart:
     ) -> AsyncGenerator[RedirectReceiver]:
         """Listen for the redirect on this machine."""
         async with listen_for_redirect(settings, registered) as listener:
-            yield _PageRedirect(listener, self)
+            yield ListenedRedirect(listener, self._show_checked)
 
     async def show_device_code(self, code: DeviceCode) -> None:
         """Show the address for entering the code."""
-        url = code.verification_uri_complete or code.verification_uri
+        await self._show_checked(code.verification_uri_complete or code.verification_uri)
+
+    async def _show_checked(self, url: str) -> None:
         check_authorization_url(url)
         self.show(url)
 

@@ -52,17 +52,12 @@ def list_task_commands() -> Sequence[SlashCommand]:
     return (SlashCommand(name="tasks", usage=usage, describe=describe, actions=actions, run=_run),)
 
 
-async def list_running_jobs(host: SlashHost) -> Sequence[Job]:
-    """List the running jobs."""
-    from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
-
-    jobs = list_jobs(host.conversation.session.native.context)
-    return [job for job in jobs if (await job.look()).running]
-
-
 async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
     """Ask before reopening the session ends running jobs or tasks. True if there are none."""
-    jobs, tasks = await list_running_jobs(host), host.conversation.resources.delegate.list_running()
+    from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
+
+    jobs = [job for job in list_jobs(host.conversation.session.native.context) if (await job.look()).running]
+    tasks = host.conversation.resources.delegate.list_running()
     counts = [format_count(len(jobs), "job", "jobs")] if jobs else []
     counts += [format_count(len(tasks), "task", "tasks")] if tasks else []
     if not counts:

@@ -29,13 +29,11 @@ _ACTIONS = {
     "remove": "N: remove a rule of this session or of your store",
 }
 _MODES = {
-    "ask": "a person is asked about what changes something",
-    "auto-edit": "files of the workspace are written without asking",
+    "ask": "you're asked before anything changes",
+    "auto-edit": "workspace files are written without asking",
     "all": "everything runs that no rule denies",
 }
 _SEARCHED = "searched"
-
-# -- /tools -----------------------------------------------------------------------------------
 
 
 async def _show_tools(host: SlashHost, rest: str) -> None:
@@ -63,9 +61,6 @@ async def _show_tools(host: SlashHost, rest: str) -> None:
     for tool in session.mcp.disabled:
         if not word or any(row[0] == tool.name for row in shown):
             host.screen.show(f"{tool.name}: {name_slash_commands(tool.remedy)}")
-
-
-# -- /permissions -----------------------------------------------------------------------------
 
 
 async def _change_permissions(host: SlashHost, rest: str) -> None:
@@ -152,9 +147,6 @@ PERMISSIONS = SlashCommand(
     actions=_ACTIONS,
     run=_change_permissions,
 )
-
-
-# -- addons -----------------------------------------------------------------------------------
 
 
 async def _show_addons(host: SlashHost, rest: str) -> None:

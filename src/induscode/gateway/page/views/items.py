@@ -212,19 +212,8 @@ async def show_resources(page: PageRequest) -> PageView:
         for item in found[:_MAX_ROWS]
     ]
     heads = ("Address", "Server", "Kind", "Description", "Pin", "Actions")
-    nothing = "No resource fits: try other words." if page.query.get("q") else "The servers offer no resources."
-    content = tag(
-        "div",
-        result,
-        build_search("/resources", "What should it be about?", page.query.get("q", "")),
-        live(
-            "items",
-            "resources",
-            _count_cut(found, "resource"),
-            table(heads, rows, caption="Resources") if rows else show_nothing(nothing),
-        ),
-    )
-    return PageView("Resources", content, "resources")
+    listed = _build_list(page, "resource", "What should it be about?", heads, rows, len(found))
+    return PageView("Resources", tag("div", result, listed), "resources")
 
 
 def _build_read_form(page: PageRequest, item: BridgeCapability) -> Html:
@@ -244,10 +233,16 @@ def _show_problem(problem: Exception) -> Html:
     return tag("article", tag("p", str(problem)), id=_ANSWER, cls="fault", role="alert")
 
 
-def _count_cut(found: Sequence[BridgeCapability], noun: str) -> Html | None:
-    if len(found) <= _MAX_ROWS:
-        return None
-    return tag("p", f"{format_count(len(found), noun)}: the first {_MAX_ROWS}. Search for the others.")
+def _build_list(
+    page: PageRequest, noun: str, label: str, heads: Sequence[str], rows: Sequence[Sequence[Html | str]], count: int
+) -> Sequence[Html]:
+    """Build a search form and the table of its results, with a remark if `count` exceeds the rows."""
+    query, plural = page.query.get("q", ""), f"{noun}s"
+    nothing = f"No {noun} fits: try other words." if query else f"The servers offer no {plural}."
+    listed = table(heads, rows, caption=plural.capitalize()) if rows else show_nothing(nothing)
+    cut = f"{format_count(count, noun)}: the first {len(rows)}. Search for the others." if count > len(rows) else ""
+    section = live("items", plural, tag("p", cut) if cut else None, listed)
+    return build_search(f"/{plural}", label, query), section
 
 
 async def _find_items(page: PageRequest, *kinds: ItemKind) -> Sequence[BridgeCapability]:
@@ -270,20 +265,9 @@ async def show_prompts(page: PageRequest) -> PageView:
         )
         for item in found[:_MAX_ROWS]
     ]
-    nothing = "No prompt fits: try other words." if page.query.get("q") else "The servers offer no prompts."
-    content = tag(
-        "div",
-        build_search("/prompts", "What should it be for?", page.query.get("q", "")),
-        live(
-            "items",
-            "prompts",
-            _count_cut(found, "prompt"),
-            table(("Prompt", "Server", "Description", "Pin"), rows, caption="Prompts")
-            if rows
-            else show_nothing(nothing),
-        ),
-    )
-    return PageView("Prompts", content, "prompts")
+    heads = ("Prompt", "Server", "Description", "Pin")
+    listed = _build_list(page, "prompt", "What should it be for?", heads, rows, len(found))
+    return PageView("Prompts", tag("div", listed), "prompts")
 
 
 async def show_prompt(page: PageRequest) -> PageView:

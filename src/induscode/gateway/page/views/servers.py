@@ -33,7 +33,7 @@ from induscode.gateway.page.parts import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from induscode.deck.mcp.drift import DisabledTool, Drift
+    from induscode.deck.mcp.drift import Drift
     from induscode.gateway.page.contract import PageRequest, ServerSummary
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
@@ -203,7 +203,12 @@ async def show_drifts(page: PageRequest) -> PageView:
     drifts = enrolment.drifts
     shown = {drift.ref for drift in drifts}
     # Disabled by an earlier run: the diff is unknown until the server is up.
-    unseen = [tool for tool in enrolment.disabled if tool.ref not in shown]
+    hint = "Start the server to see the change."
+    unseen = [
+        tag("article", tag("h2", name_item(tool.ref)), tag("p", f"{tool.reason}. {hint}"), cls="fault")
+        for tool in enrolment.disabled
+        if tool.ref not in shown
+    ]
     content = tag(
         "div",
         tag("p", said, role="status", cls="said") if said else None,
@@ -211,16 +216,11 @@ async def show_drifts(page: PageRequest) -> PageView:
             "items",
             "drifts",
             [_build_drift(page, drift) for drift in drifts],
-            [_build_unseen(tool) for tool in unseen],
+            unseen,
             None if drifts or unseen else show_nothing("Every definition is as it was approved."),
         ),
     )  # fmt: skip
     return PageView("Drift", content, "drift")
-
-
-def _build_unseen(tool: DisabledTool) -> Html:
-    hint = tag("p", f"{tool.reason}. Start the server to see the change.")
-    return tag("article", tag("h2", name_item(tool.ref)), hint, cls="fault")
 
 
 def _build_drift(page: PageRequest, drift: Drift) -> Html:
