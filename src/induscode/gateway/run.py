@@ -11,7 +11,7 @@ import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import click
@@ -61,14 +61,13 @@ from induscode.servers.listing import name_trust_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
-    from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+    from indusagi.interop.protocol_bridge.relay import RelayHost
     from indusagi.runtime.contract import ToolBox
     from induscode.calls.metrics import CallMetrics
     from induscode.cli.process import SignalState
@@ -77,18 +76,6 @@ if TYPE_CHECKING:
     from induscode.gateway.page.site import PageSite
     from induscode.launch.invocation import Invocation
     from induscode.servers.plan import ServerPlan
-
-
-class Host(Protocol):
-    """The interface `_serve` needs from a provider host or a relay host."""
-
-    async def serve_stdio(self, stop: CancelToken | None = None) -> None:
-        """Serve the client on standard input and output."""
-        ...
-
-    def serve_http(self, settings: HttpSettings | None = None) -> AbstractAsyncContextManager[HttpHost]:
-        """Serve at an address while the block runs."""
-        ...
 
 
 def run_serve(invocation: Invocation, options: ServeOptions) -> int:
@@ -418,7 +405,7 @@ def _announce_stdio(options: ServeOptions, what: str) -> None:
 
 
 async def _serve(
-    host: Host,
+    host: ProviderHost | RelayHost,
     settings: HttpSettings | None,
     signals: SignalState,
     what: str,

@@ -1,7 +1,7 @@
 """A gateway's toolbox with search: it lists three search tools, which find all others.
 
-Every tool stays callable by name. The box behind it (the gateway's or a view's) decides which tools exist and what a
-call may do.
+Every tool stays callable by name. The box behind it (the gateway's or a view's) decides which tools exist and which
+calls may run.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _TITLE = 80
 _TITLE_ROWS = 20
 """Rows to search for a conversation's first prompt."""
-_LONGEST_ROW = 64 * 1024
-_MOST = 100
+_MAX_ROW_BYTES = 64 * 1024
+_MAX_LISTED = 100
 
 
 def list_conversations(cwd: str | None) -> list[JsonValue]:
@@ -43,7 +43,7 @@ def list_conversations(cwd: str | None) -> list[JsonValue]:
         title = _find_title(os.path.join(root, name, LOG_NAME))
         updated = iso_utc(modified // 1_000_000)
         rows.append({"sessionId": name, "cwd": folder, "updatedAt": updated, "title": title or None})
-        if len(rows) == _MOST:
+        if len(rows) == _MAX_LISTED:
             break
     return rows
 
@@ -53,7 +53,7 @@ def _find_title(path: str) -> str:
     try:
         with open(path, "rb") as file:
             for _ in range(_TITLE_ROWS):
-                row = decode_line(file.readline(_LONGEST_ROW).rstrip(b"\n"))
+                row = decode_line(file.readline(_MAX_ROW_BYTES).rstrip(b"\n"))
                 message = None if row is None else row.get("message")
                 for part in list_parts(message) if is_json_object(message) else ():
                     if part.get("part_kind") == "user-prompt":
