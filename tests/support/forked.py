@@ -30,7 +30,7 @@ CONSTANTS: dict[str, float] = {
     "induscode.gateway.reload:FileWatch.poll_s": 0.02,
     "induscode.gateway.reload:_STABLE_S": 0.01,
     # Approvals, connectors and sign-ins of other processes.
-    "induscode.gateway.gateway:_APPROVALS_S": 0.05,
+    "induscode.gateway.gateway:_APPROVAL_POLL_S": 0.05,
     # The first list waits for servers that are still unknown, on a busy machine too.
     "induscode.gateway.gateway:FIRST_S": 60.0,
     # Commands and first prompts wait for servers that are up, on a busy machine too.

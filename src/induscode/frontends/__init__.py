@@ -1,1 +1,1 @@
-"""Where a user meets a conversation: the terminal, and an editor by the Agent Client Protocol."""
+"""User interfaces of a conversation: the terminal, and editors via the Agent Client Protocol."""

@@ -1,1 +1,1 @@
-"""The gateway: one MCP server in front of all servers, and the page that shows it."""
+"""The gateway: one MCP server in front of all others, and its web page."""

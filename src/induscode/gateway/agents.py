@@ -1,8 +1,8 @@
-"""Sub-agents of a gateway: the `task` card of `indus serve --profile all` where a model is named.
+"""Sub-agents of a gateway: the `task` card of `indus serve --profile all` with a model.
 
-A client's user has agreed to one call of `task`, and not to each call of the agent: every call is checked as that of a
-run without a person, also a call of a server's tool, and passes the interceptors of addons. Where the client has a
-view, the agent has what the view shows. Logs of tasks last as long as the gateway.
+The client's user agreed to one call of `task`, not to each call of the agent. So every call, including calls to server
+tools, is checked like one of an unattended run and passes the addon interceptors. If the client has a view, the agent
+has the view's tools. Task logs last as long as the gateway.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 async def open_tasks(stack: AsyncExitStack, invocation: Invocation) -> SubSessions:
-    """Make the sub-sessions of a gateway; `stack` removes their logs."""
+    """Create a gateway's sub-sessions; `stack` removes their logs."""
     directory = await to_thread.run_sync(partial(mkdtemp, prefix="indus-tasks-"))
     stack.push_async_callback(to_thread.run_sync, partial(rmtree, directory, ignore_errors=True))
     files = await to_thread.run_sync(load_agents, invocation.cwd)
@@ -51,7 +51,7 @@ async def open_tasks(stack: AsyncExitStack, invocation: Invocation) -> SubSessio
 
 
 def attach_gateway(tasks: SubSessions, gateway: Gateway, posture: str) -> None:
-    """Have tasks use the deck, the servers and the flags of a gateway; each has a budget of its own."""
+    """Make tasks use a gateway's deck, servers and flags, each with a separate budget."""
     session = gateway.session
     invocation, mcp = session.invocation, session.mcp
 
@@ -85,11 +85,9 @@ def attach_gateway(tasks: SubSessions, gateway: Gateway, posture: str) -> None:
 
 
 def _build_deck(gateway: Gateway, shown: Collection[str] | None) -> ToolDeck:
-    """Build the deck of an agent: its calls of servers are checked as strictly as those of native cards.
+    """Build an agent's deck, checking server calls as strictly as native cards.
 
-    Args:
-        gateway: The gateway.
-        shown: The tools that the view of the client shows, by their names in the gateway's box; None without a view.
+    `shown` lists the tools in the client's view by their names in the gateway's box; `None` without a view.
     """
     deck, addons = gateway.build_unchecked_deck(), gateway.session.addons
     if shown is not None:
@@ -105,14 +103,14 @@ async def _ignore(_: object) -> None:
 
 
 class _GatewayModel:
-    """A model that is opened for each task."""
+    """A model opened separately for each task."""
 
     def __init__(self, choice: ModelChoice) -> None:
         self._choice = choice
 
     async def run(self, prompt: str, plan: RunPlan) -> RunResult:
         """Run a prompt to its result."""
-        # In a thread: the first task pays a second of imports.
+        # In a thread, as the first task spends a second on imports.
         await to_thread.run_sync(import_module, "induscode.conversations.model_loop")
         from induscode.conversations.model_loop import open_loop  # noqa: PLC0415 — imported above
 

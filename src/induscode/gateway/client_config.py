@@ -1,4 +1,4 @@
-"""`indus serve --print-config`, `--install` and `--uninstall`: the entry of this gateway in a client's file."""
+"""`indus serve --print-config`, `--install` and `--uninstall`: this gateway's entry in a client's file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def change_entry(context: click.Context, options: ServeOptions) -> int:
-    """Print the entry for a client, or put it into its file or remove it there, as the flags say."""
+    """Print, install or uninstall the entry, depending on the flags."""
     print_config, install, uninstall, dry_run = (
         context.params[key] for key in ("print_config", "install", "uninstall", "dry_run")
     )
@@ -40,10 +40,10 @@ def change_entry(context: click.Context, options: ServeOptions) -> int:
 
 
 def print_entry(context: click.Context, options: ServeOptions, client: str) -> int:
-    """Print the entry alone on standard output, and its place on standard error.
+    """Print the entry to standard output and its location to standard error.
 
     Raises:
-        click.UsageError: The client's format cannot express these flags.
+        click.UsageError: The client's format can't express these flags.
     """
     entry = _build_entry(context, options, client, "--print-config")
     print(CLIENTS[client].format(entry))  # noqa: T201 — the result of the command, unescaped
@@ -57,10 +57,10 @@ def print_entry(context: click.Context, options: ServeOptions, client: str) -> i
 
 
 def install_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
-    """Add the entry to the client's file, or show the change with `dry_run`.
+    """Add the entry to the client's file, or with `dry_run` show the change.
 
     Raises:
-        click.UsageError: The client's format cannot express these flags.
+        click.UsageError: The client's format can't express these flags.
     """
     entry = _build_entry(context, options, client, "--install")
     path = find_client_file(CLIENTS[client], os.environ)
@@ -77,7 +77,7 @@ def install_entry(context: click.Context, options: ServeOptions, client: str, *,
 
 
 def uninstall_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
-    """Remove the entry from the client's file, or show the change with `dry_run`."""
+    """Remove the entry from the client's file, or with `dry_run` show the change."""
     settings = options.settings
     url = None if settings is None else _build_address(context, settings, "--uninstall").url
     path = find_client_file(CLIENTS[client], os.environ)
@@ -106,11 +106,7 @@ def _apply_change(plan: Callable[[], Change], done: str, unchanged: str, *, dry_
 
 
 def _build_entry(context: click.Context, options: ServeOptions, client: str, flag: str) -> Entry:
-    """Build the entry from the flags.
-
-    Raises:
-        click.UsageError: The client's format cannot express them, or a gateway with them would not start.
-    """
+    """Build the entry; `click.UsageError` if the client can't express the flags or the gateway wouldn't start."""
     _check_flags(context, options)
     address = None if options.settings is None else _build_address(context, options.settings, flag)
     command = (*build_own_command(), "serve", *_format_flags(context))
@@ -122,7 +118,7 @@ def _build_entry(context: click.Context, options: ServeOptions, client: str, fla
 
 
 def _check_flags(context: click.Context, options: ServeOptions) -> None:
-    """Check what a gateway would look up at its start: an entry that never starts helps nobody.
+    """Check names the gateway resolves at startup, as an entry that never starts is useless.
 
     Raises:
         click.UsageError: A file of `--mcp`, a tool of `--tools` or the server of `--transparent` doesn't exist.
@@ -136,7 +132,7 @@ def _check_flags(context: click.Context, options: ServeOptions) -> None:
 
 
 def _explain_http(entry: Entry, client: str) -> None:
-    """Print what a client of a gateway over HTTP needs: the running gateway, and the token."""
+    """Print the requirements for an HTTP client: a running gateway, and the token."""
     if entry.address is None:
         return
     print_status(f"the gateway must run: {' '.join(map(quote, entry.command))}")
@@ -153,12 +149,12 @@ def _build_address(context: click.Context, settings: HttpSettings, flag: str) ->
     auth = settings.auth
     if auth is not None and auth.public_url is not None:
         url = auth.public_url
-    # With access tokens the client signs in by itself.
+    # With access tokens the client signs in itself.
     return Address(url=url, with_token=auth is None and not settings.without_token)
 
 
 def _format_flags(context: click.Context) -> list[str]:
-    """Format the given flags as words, with absolute paths: the client may start them in any directory."""
+    """Format the given flags as words with absolute paths, as the client may start anywhere."""
     invocation = read_invocation(context)
     words: list[str] = []
     if is_given_at_any_level(context, "cwd"):

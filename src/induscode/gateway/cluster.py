@@ -1,4 +1,4 @@
-"""The flags of `indus serve` that make it a node of a cluster."""
+"""Flags that make `indus serve` a cluster node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from induscode.servers.config.trust import TrustStore
 
 _F = TypeVar("_F", bound=Callable[..., object])
-_BESIDE_CLUSTER = {
+_EXCLUDED_BY_CLUSTER = {
     "transparent": "--transparent",
     "print_config": "--print-config",
     "install": "--install",
@@ -42,20 +42,20 @@ _BESIDE_CLUSTER = {
 
 @record(kw_only=True)
 class NodeHooks:
-    """What a gateway does as a node of a cluster; nothing without one."""
+    """Hooks of a gateway that is a cluster node; they do nothing by default."""
 
     share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None
     """Shares the ledger."""
     trust: TrustStore | None = None
-    """The consents of this user and of the other nodes."""
+    """Consents of this user and of the other nodes."""
     limit_checks: Callable[[CardChecks], CardChecks] = lambda checks: checks
-    """Adds the rules of the cluster to the permission checks."""
+    """Adds the cluster's rules to the permission checks."""
     on_follow: Callable[[Any, TaskGroup], None] = lambda gateway, tasks: None
-    """Called with the gateway when it begins to follow its servers."""
+    """Called with the gateway when it starts to follow its servers."""
 
 
 def cluster_flags(command: _F) -> _F:
-    """Add the flags to a command."""
+    """Add the cluster flags to a command."""
     options = [
         click.option(
             "--cluster",
@@ -90,10 +90,10 @@ def cluster_flags(command: _F) -> _F:
 
 
 def parse_cluster(context: click.Context) -> ClusterSettings | None:
-    """Check the flags; `None` without `--cluster`.
+    """Check the flags; return `None` without `--cluster`.
 
     Raises:
-        click.UsageError: They cannot be used together, or an address or a name is invalid.
+        click.UsageError: The flags conflict, or an address or a name is invalid.
     """
     params = context.params
     names = ("node", "capacity", "idle_stop", "doors_only", "offer_only", "key_file")
@@ -104,14 +104,14 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
                 flag = "cluster-key" if key == "key_file" else key.replace("_", "-")
                 raise click.UsageError(f"--{flag} means nothing without --cluster", context)
         return None
-    for key, flag in _BESIDE_CLUSTER.items():
+    for key, flag in _EXCLUDED_BY_CLUSTER.items():
         if params[key]:
             raise click.UsageError(f"--cluster and {flag} exclude each other", context)
     if params["doors_only"] and params["offer_only"]:
         raise click.UsageError("--doors-only and --offer-only exclude each other", context)
     if params["http"] is None and not params["offer_only"]:
         raise click.UsageError("--cluster needs --http: clients reach a node over HTTP", context)
-    from induscode.cluster.contract import CAPACITY, ClusterSettings, find_node_name, parse_brokers  # noqa: PLC0415 — only with --cluster  # noqa: PLC0415 — only with --cluster
+    from induscode.cluster.contract import CAPACITY, ClusterSettings, find_node_name, parse_brokers  # noqa: PLC0415 — only with --cluster
 
     try:
         brokers = parse_brokers(params["cluster"])
@@ -126,10 +126,10 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
 
 
 def complete_cluster(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
-    """Add what the settings and variables say, and the key: that of the cluster, or one of an offering node.
+    """Add settings, credentials, and the key of the cluster or of an offering node.
 
     Raises:
-        click.UsageError: The extra or the key is missing, or the key or the credentials can't be used.
+        click.UsageError: The extra or the key is missing, or the key or the credentials are unusable.
     """
     from importlib.util import find_spec  # noqa: PLC0415 — only with --cluster
 
@@ -149,10 +149,10 @@ def complete_cluster(context: click.Context, cluster: ClusterSettings, settings:
 
 
 def _add_offer_key(context: click.Context, cluster: ClusterSettings, path: str) -> ClusterSettings:
-    """Add the key of an offering node, which says its name, or that of the cluster.
+    """Add an offering node's key, which contains its name, or the cluster's key.
 
     Raises:
-        click.UsageError: There is none, it can't be used, or it's that of another node.
+        click.UsageError: The key is missing, unusable, or another node's.
     """
     from induscode.cluster.key import ClusterKey, read_any_key  # noqa: PLC0415 — only with --cluster
 

@@ -1,9 +1,9 @@
-"""What a gateway serves beside tools: resources, templates, prompts, completion, updates, log messages, roots.
+"""Everything but tools that a gateway serves: resources, templates, prompts, completion, updates, logs, roots.
 
-Clients see a resource under a URI with its server in it and a prompt under a name with its server in it; both are
-looked up, never taken apart (`indusagi.interop.protocol_bridge.uris`). Without prefixes each keeps its own name, and
-the first server of the configuration has a name that several use. Nothing of one client reaches another: an update goes
-to those who subscribed, a log message to the client of the call it belongs to, or is dropped where that cannot be told.
+Clients see resource URIs and prompt names qualified with the server; both are looked up, never parsed
+(`indusagi.interop.protocol_bridge.uris`). Without prefixes items keep their names, and the first server in the
+configuration wins a name that several use. Nothing leaks between clients: updates go to subscribers, and log messages
+go to the client whose call caused them, or are dropped if that's unknown.
 """
 
 from __future__ import annotations
@@ -55,60 +55,60 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
 
 INSTRUCTIONS_CHARS = 16_000
-"""The limit of the composed instructions; each server has a quarter of it."""
-_MOMENT = re.compile(r"[0-9T:.+Zz-]{4,40}")
-"""A date: nothing else passes as one."""
+"""Limit for the combined instructions; each server gets a quarter of it."""
+_DATE = re.compile(r"[0-9T:.+Zz-]{4,40}")
+"""Deliberately loose date pattern: it only has to keep other text out."""
 _UPDATED = "notifications/resources/updated"
 _MESSAGE = "notifications/message"
 _ROOTS_CHANGED = "notifications/roots/list_changed"
 _NOT_FOUND = -32002
-"""Of the older protocol: https://modelcontextprotocol.io/specification/2025-11-25/server/resources#error-handling."""
+"""From the older protocol: https://modelcontextprotocol.io/specification/2025-11-25/server/resources#error-handling."""
 _REFUSED = -32000
 
 
 @record
 class KnownItems:
-    """The items of one kind, as clients see them."""
+    """The items of one kind as clients see them."""
 
     rows: Sequence[JsonObject] = ()
     refs: Mapping[str, RemoteToolRef] = field(default_factory=dict[str, RemoteToolRef])
-    """By the name or URI that clients use."""
+    """By the name or URI clients use."""
     disabled: Mapping[str, RemoteToolRef] = field(default_factory=dict[str, RemoteToolRef])
-    """Without prefixes: disabled items by the names that they keep."""
+    """Without prefixes: disabled items by the unprefixed names they reserve."""
 
 
 NO_ITEMS = KnownItems()
 
 
 class GatewayContent:
-    """The content source of a gateway; it is empty until it is opened."""
+    """The content source of a gateway, empty until opened."""
 
     def __init__(self, *, plain_names: bool = False, single_client: bool = False) -> None:
         self.plain_names = plain_names
         self._single_client = single_client
-        """Over stdio: everything is for the one client."""
+        """Over stdio everything goes to the one client."""
         self.listed = anyio.Event()
-        """Set once every server has listed what it has, or was waited for long enough; requests wait for it."""
+        """Set once every server listed its items or the wait timed out; requests wait for it."""
         self._bridge: BootedBridge | None = None
         self._is_ourselves: Callable[[str], bool] = lambda _: False
         self._content: ServerContent | None = None
         self._tasks: TaskGroup | None = None
         self._clients: dict[ContentClient, Callable[[str], bool]] = {}
-        """Each with a function that tells whether it sees anything of a server."""
+        """Each with a predicate for the servers it can see."""
         self._listeners: dict[tuple[str, str], list[Callable[[], None]]] = {}
-        """By server and its own URI."""
+        """By server and server URI."""
         self.on_task_status: Callable[[JsonObject], None] = lambda _: None
-        """Receives notifications of servers about tasks."""
+        """Receives task notifications from servers."""
         self._items: dict[ItemKind, KnownItems] = {}
         self._maps: dict[str, UriMap] = {}
 
     def open(self, bridge: BootedBridge, content: ServerContent, is_ourselves: Callable[[str], bool]) -> None:
-        """Serve the servers of a bridge, without those that turn out to be this gateway."""
+        """Serve a bridge's servers, except any that turn out to be this gateway."""
         self._bridge, self._content, self._is_ourselves = bridge, content, is_ourselves
         self.refresh()
 
     def follow(self, tasks: TaskGroup | None) -> None:
-        """Run requests to servers that belong to no request of a client in `tasks`; None: run none any more."""
+        """Run server requests that no client request triggered in `tasks`; stop running them if it's `None`."""
         self._tasks = tasks
         if tasks is None:
             return
@@ -116,12 +116,12 @@ class GatewayContent:
             self.change_client(client, _ROOTS_CHANGED)
 
     def start_soon(self, run: Callable[..., Coroutine[object, object, object]], *arguments: object) -> None:
-        """Run a request that belongs to no request of a client, while the gateway follows its servers."""
+        """Run a server request that no client request triggered, while the gateway follows its servers."""
         if self._tasks is not None:
             self._tasks.start_soon(run, *arguments)
 
     def handle_event(self, event: FleetEvent) -> None:
-        """Give a server that has come up again what the clients have set."""
+        """Restore the clients' subscriptions and log level on a server that came back up."""
         if event.event == "phase" and event.status.phase is EndpointPhase.READY and self._tasks is not None:
             watched = [uri for server, uri in self._listeners if server == event.server]
             self._tasks.start_soon(self._restore, event.server, watched)
@@ -142,14 +142,14 @@ class GatewayContent:
     # -- lists ------------------------------------------------------------------------------
 
     def refresh(self) -> Sequence[ItemKind]:
-        """Build the lists from the ledger, and return the kinds that have changed."""
+        """Rebuild the lists from the ledger and return the kinds that changed."""
         before, self._items = self._items, {}
         for kind in LISTED_KINDS:
             self._items[kind] = self._build_items(kind)
         return [kind for kind in LISTED_KINDS if kind not in before or before[kind].rows != self._items[kind].rows]
 
     def known_items(self, kind: ItemKind) -> KnownItems:
-        """Return the present items of a kind; the same object until a refresh."""
+        """Return the current items of a kind; the same object until a refresh."""
         return self._items.get(kind, NO_ITEMS)
 
     def _build_items(self, kind: ItemKind) -> KnownItems:
@@ -178,7 +178,7 @@ class GatewayContent:
         return KnownItems(rows, refs, {name: ref for name, ref in disabled.items() if name not in refs})
 
     def _find_kept_names(self, kind: ItemKind) -> dict[str, RemoteToolRef]:
-        """Find the own names of disabled items: requests for one must not reach the item of another server."""
+        """Map disabled items by their unprefixed names: requests for one must not reach another server's item."""
         kept: dict[str, RemoteToolRef] = {}
         for item in () if self._bridge is None else self._bridge.enrolment.disabled:
             ref = item.ref
@@ -187,7 +187,7 @@ class GatewayContent:
         return kept
 
     def _is_before(self, server: str, other: str) -> bool:
-        """Tell whether a server comes before another one in the configuration."""
+        """Return whether a server precedes another in the configuration."""
         servers = [] if self._bridge is None else [*self._bridge.enrolment.list_servers()]
         return other not in servers or (server in servers and servers.index(server) < servers.index(other))
 
@@ -197,7 +197,7 @@ class GatewayContent:
         return [item for item in self._content.list_items(kind) if not self._is_ourselves(item.ref.server)]
 
     async def list_content(self, kind: ItemKind) -> ContentListing:
-        """List the items of one kind, of all servers."""
+        """List one kind of item across all servers."""
         await self.listed.wait()
         items = self.known_items(kind)
         hints: list[int] = []
@@ -207,9 +207,9 @@ class GatewayContent:
         return ContentListing(items.rows, min(hints, default=0))
 
     def instructions(self, shows_server: Callable[[str], bool] = lambda _: True) -> str | None:
-        """Compose the instructions of all servers, or of some: each under its name, bounded, every line quoted.
+        """Combine the servers' instructions under headings, truncated and with every line quoted.
 
-        A quoted line cannot pass for the heading of another server.
+        A quoted line can't pass for another server's heading.
         """
         parts: list[str] = []
         for item in filter(lambda item: shows_server(item.ref.server), self._list_items("instructions")):
@@ -220,7 +220,7 @@ class GatewayContent:
         return cut_text("\n\n".join(parts), INSTRUCTIONS_CHARS) if parts else None
 
     def extensions(self) -> JsonObject:
-        """Offer skills if a server has some: https://modelcontextprotocol.io/seps/2640-skills-extension."""
+        """Offer skills if any server has some: https://modelcontextprotocol.io/seps/2640-skills-extension."""
         return {SKILLS: {DIRECTORY_READ: True}} if self.known_items("skill").rows else {}
 
     def list_tools(self) -> Sequence[BridgeCapability]:
@@ -228,11 +228,11 @@ class GatewayContent:
         return () if self._bridge is None else self._bridge.ledger.live_capabilities()
 
     async def wake(self, server: str) -> ServerEndpointImpl:
-        """Start a server if it is asleep, and return its endpoint.
+        """Start a server if it's asleep and return its endpoint.
 
         Raises:
-            RpcError: The servers are not there yet.
-            ProtocolFault: It is not there, or could not be started.
+            RpcError: The gateway is still opening.
+            ProtocolFault: The server doesn't exist or failed to start.
         """
         if self._content is None:
             raise RpcError(_REFUSED, "the servers are not there yet")
@@ -241,7 +241,7 @@ class GatewayContent:
     # -- names and URIs ---------------------------------------------------------------------
 
     def map_uris(self, server: str) -> Callable[[str], str]:
-        """Return the function that turns URIs of a server into those that clients see."""
+        """Return a function that turns a server's URIs into the ones clients see."""
         if server not in self._maps:
             self._maps[server] = UriMap(server)
         mapped = self._maps[server].to_host
@@ -252,11 +252,7 @@ class GatewayContent:
         return lambda uri: uri if owners.get(uri) is None or owners[uri].server == server else mapped(uri)
 
     def _find_resource(self, uri: str) -> tuple[str, str]:
-        """Find the server of a URI, and the server's own URI.
-
-        Raises:
-            RpcError: No server has it.
-        """
+        """Return the server of a URI and the server's own URI; `RpcError` if no server has it."""
         refs = {**self.known_items("skill").refs, **self.known_items("resource").refs}
         if (ref := refs.get(uri) or self.known_items("resource").disabled.get(uri)) is not None:
             return ref.server, ref.name
@@ -277,11 +273,7 @@ class GatewayContent:
         raise build_not_found(uri)
 
     def find_resource(self, uri: str) -> tuple[str, str]:
-        """Find the server of a URI, and the URI under which clients see the resource.
-
-        Raises:
-            RpcError: No server has it.
-        """
+        """Return the server of a URI and the URI clients see; `RpcError` if no server has it."""
         server, own = self._find_resource(uri)
         return server, self.map_uris(server)(own)
 
@@ -290,13 +282,13 @@ class GatewayContent:
         ref = (items.refs.get(name) or items.disabled.get(name)) if isinstance(name, str) else None
         if ref is None and isinstance(name, str) and self._bridge is not None:
             disabled = self._bridge.enrolment.find_disabled(name, "prompt")
-            ref = None if disabled is None else disabled.ref  # refused with the reason
+            ref = None if disabled is None else disabled.ref  # rejected later, with the reason
         if ref is None:
             raise RpcError(INVALID_PARAMS, f"there is no prompt named {name!r}")
         return ref
 
     def find_server(self, method: str, params: JsonObject) -> str | None:
-        """Find the server that a request is for; None if it is for none."""
+        """Return the server a request is for, if any."""
         try:
             if method == "completion/complete":
                 return self._find_reference(params.get("ref"))[0]
@@ -309,10 +301,10 @@ class GatewayContent:
     # -- requests ---------------------------------------------------------------------------
 
     async def request(self, method: str, params: JsonObject, on_progress: ProgressSink | None = None) -> JsonObject:
-        """Answer `resources/read`, `prompts/get` or `completion/complete` of the present caller.
+        """Answer `resources/read`, `prompts/get`, `completion/complete` or a skills request of the current caller.
 
         Raises:
-            RpcError: It was refused, by us or by the server.
+            RpcError: The gateway or the server rejected it.
         """
         await self.listed.wait()
         content = self._content
@@ -336,7 +328,7 @@ class GatewayContent:
                     return listed
                 try:
                     server, own = self._find_resource(uri)
-                except RpcError as exc:  # by the extension an invalid parameter, in every revision
+                except RpcError as exc:  # the extension wants an invalid parameter, in every revision
                     raise RpcError(INVALID_PARAMS, exc.message, exc.data) from exc
                 result = await (content.get_skill if method == "skills/get" else content.read_directory)(server, own)
             else:
@@ -349,7 +341,7 @@ class GatewayContent:
         return convert_result(result, self.map_uris(server))
 
     def _find_reference(self, value: JsonValue) -> tuple[str, JsonObject]:
-        """Find the prompt or template that a completion is for."""
+        """Resolve the prompt or template a completion is for."""
         ref = value if is_json_object(value) else {}
         name, uri = ref.get("name"), ref.get("uri")
         if ref.get("type") == "ref/prompt":
@@ -362,7 +354,7 @@ class GatewayContent:
         raise RpcError(INVALID_PARAMS, "completion/complete must have a ref to a prompt or to a resource")
 
     def convert_fault(self, fault: ProtocolFault, server: str) -> RpcError:
-        """Return the server's own error, under our URI; any other fault as an error that names the server."""
+        """Return the server's error with our URI; wrap any other fault in an error that names the server."""
         cause = fault.cause
         if not isinstance(cause, RpcError) or cause.detail is not None:
             return RpcError(_REFUSED, str(fault))
@@ -374,10 +366,10 @@ class GatewayContent:
     # -- updates ----------------------------------------------------------------------------
 
     async def subscribe(self, uri: str, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` after every update of a resource, until the returned function is called.
+        """Call `listener` on every update of a resource until the returned function is called.
 
         Raises:
-            RpcError: No server has it, or its server refuses.
+            RpcError: No server has the resource, or its server refuses.
         """
         await self.listed.wait()
         if self._content is None:
@@ -399,14 +391,12 @@ class GatewayContent:
             if endpoint.facts is not None and not endpoint.facts.offers("resources", "subscribe"):
                 raise RpcError(METHOD_NOT_FOUND, f"server {server!r} does not report updates of resources")
             await endpoint.watch_resource(own)
-        except ProtocolFault as fault:
+        except BaseException as exc:
             stop()
-            raise self.convert_fault(fault, server) from fault
-        except ContentRefused as exc:
-            stop()
-            raise RpcError(_REFUSED, str(exc)) from exc
-        except BaseException:
-            stop()
+            if isinstance(exc, ProtocolFault):
+                raise self.convert_fault(exc, server) from exc
+            if isinstance(exc, ContentRefused):
+                raise RpcError(_REFUSED, str(exc)) from exc
             raise
         return stop
 
@@ -417,10 +407,10 @@ class GatewayContent:
         try:
             await endpoint.unwatch_resource(uri)
         except ProtocolFault:
-            return  # it has ended, or never knew
+            return  # the server ended, or never knew the subscription
 
     def receive(self, method: str, params: JsonObject) -> None:
-        """Pass a notification of a server to the clients it is for."""
+        """Pass a server's notification to the clients it's for."""
         server = current_server.get()
         if server is None:
             return
@@ -442,9 +432,9 @@ class GatewayContent:
                     receiver.notify(_MESSAGE, shown)
 
     def _list_listeners(self, server: str, uri: str) -> Sequence[Callable[[], None]]:
-        """List who has subscribed to a resource, or to one that it is a part of (`…/part`).
+        """Return the listeners on a resource or on one that contains it (`…/part`).
 
-        A server may report a part: https://modelcontextprotocol.io/specification/2025-11-25/schema#resourceupdatednotificationparams.
+        Servers may report parts: https://modelcontextprotocol.io/specification/2025-11-25/schema#resourceupdatednotificationparams.
         """
         found: list[Callable[[], None]] = []
         for (owner, watched), listeners in self._listeners.items():
@@ -459,7 +449,7 @@ class GatewayContent:
     def add_client(
         self, client: ContentClient, shows_server: Callable[[str], bool] = lambda _: True
     ) -> Callable[[], None]:
-        """Add a client with a handshake, which sees some servers, until the returned function is called."""
+        """Register a client that completed its handshake; the returned function removes it."""
         self._clients[client] = shows_server
         self.change_client(client, _ROOTS_CHANGED)
 
@@ -469,7 +459,7 @@ class GatewayContent:
         return remove
 
     def change_client(self, client: ContentClient, method: str) -> None:
-        """Tell the servers that the log level or the roots of a client have changed."""
+        """Tell the servers that a client's log level or roots changed."""
         if self._tasks is None or self._bridge is None:
             return
         for endpoint in self._bridge.fleet.endpoints():
@@ -480,10 +470,10 @@ class GatewayContent:
                     endpoint.notify(_ROOTS_CHANGED)
 
     async def answer_roots(self, params: JsonObject) -> JsonObject:
-        """Answer `roots/list` of a server: from the client of the call, or from the only one that has roots.
+        """Answer a server's `roots/list` from the client of the call, or from the only client with roots.
 
         Raises:
-            RpcError: It cannot be told which client is meant.
+            RpcError: More than one client could be meant, or none.
         """
         with_roots = self._with_roots(current_server.get() or "")
         if current_caller.get() is not None:
@@ -493,14 +483,14 @@ class GatewayContent:
         return await with_roots[0].ask("roots/list", params)
 
     def _with_roots(self, server: str) -> Sequence[ContentClient]:
-        """List the clients with roots that see a server."""
+        """List the clients with roots that can see a server."""
         return [client for client, shows in self._clients.items() if "roots" in client.capabilities and shows(server)]
 
 
 def choose_plain_names(tools: Iterable[tuple[str, str]], taken: Container[str]) -> dict[str, str]:
-    """Choose the tools that keep their own names, and return their qualified names by these.
+    """Choose the tools that keep their unprefixed names, and map these to the qualified ones.
 
-    The first of equal names keeps it; names of native tools are taken.
+    The first tool wins a name; names of native tools are reserved.
     """
     qualified: dict[str, str] = {}
     for own, name in tools:
@@ -510,19 +500,19 @@ def choose_plain_names(tools: Iterable[tuple[str, str]], taken: Container[str]) 
 
 
 def build_not_found(uri: str) -> RpcError:
-    """Build the error about an unknown resource, in the era of the present caller."""
+    """Build the error for an unknown resource, in the caller's protocol era."""
     caller = current_caller.get()
     is_modern = caller is not None and caller.exchange is not None
     return RpcError(INVALID_PARAMS if is_modern else _NOT_FOUND, "no server has this resource", {"uri": uri})
 
 
 def update_volatile(row: JsonObject, listed: Mapping[str, JsonValue]) -> JsonObject:
-    """Update what changes with the content of a resource: its size, and when it was changed last."""
+    """Update the fields that change with a resource's content: size and modification time."""
     size, annotations = listed.get("size"), listed.get("annotations")
     changed = annotations.get("lastModified") if is_json_object(annotations) else None
     if type(size) is int:
         row = {**row, "size": size}
-    if isinstance(changed, str) and _MOMENT.fullmatch(changed):
+    if isinstance(changed, str) and _DATE.fullmatch(changed):
         kept = row.get("annotations")
         row = {**row, "annotations": {**(kept if is_json_object(kept) else {}), "lastModified": changed}}
     return row

@@ -1,4 +1,4 @@
-"""`indus serve --dry-run`: what clients would be shown, view by view, from the ledger. No server is started."""
+"""`indus serve --dry-run`: print the items each view would show, from the ledger, without starting a server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def show_views(invocation: Invocation, options: ServeOptions) -> int:
-    """Print what every view shows, or the one that all clients get; return the exit code."""
+    """Print every view, or the one for all clients, and return the exit code."""
 
     async def show(_: CancelToken) -> int:
         listing = await list_tools(invocation, check=False)
@@ -53,7 +53,7 @@ def show_views(invocation: Invocation, options: ServeOptions) -> int:
         content = GatewayContent(plain_names=is_plain)
         async with AsyncExitStack() as stack:
             if invocation.settings.get(CODE_ENABLED) and not invocation.no_tools:
-                from induscode.code_mode.opening import open_code_card  # noqa: PLC0415 — for a run with code mode
+                from induscode.code_mode.opening import open_code_card  # noqa: PLC0415 — only with code mode
 
                 with usage_errors():
                     card = await open_code_card(stack, invocation.settings)
@@ -77,7 +77,7 @@ def _is_in_profile(tool: ListedTool, profile: str) -> bool:
 
 
 def _print_view(box: ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> Collection[str]:
-    """Print what a view shows; return the names of its tools."""
+    """Print a view and return the names of its tools."""
     whose = [f"client {name}" for name in view.clients] + [f"principal {name}" for name in view.principals]
     whose += [f"the token in {view.token_env}"] if view.token_env else []
     print_line(f"view {view.name!r}: {', '.join(whose) or '--view'}" if view.name else "every other client:")
@@ -145,7 +145,7 @@ def _cut_line(text: str) -> str:
 
 
 class ListedBox:
-    """The tools of a list, which cannot be called."""
+    """A list of tools that can't be called."""
 
     def __init__(self, tools: Sequence[ListedTool], *, is_plain: bool = False) -> None:
         native = {tool.name: tool for tool in tools if tool.source == NATIVE}
@@ -153,21 +153,21 @@ class ListedBox:
         pairs = [(tool.tool or tool.name, tool.name) for tool in remote] if is_plain else []
         own = {qualified: name for name, qualified in choose_plain_names(pairs, {*SEARCH_CARDS, *native}).items()}
         self._named = native | {own.get(tool.name, tool.name): tool for tool in remote}
-        """The tools by the names that clients call."""
+        """The tools by the names clients call."""
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List them."""
+        """List the tools."""
         return [replace(tool.descriptor, name=name) for name, tool in self._named.items()]
 
     async def run(self, call: ToolCall, *_: object, **__: object) -> ToolOutcome:
-        """Refuse a call."""
+        """Raise: these tools can't be called."""
         raise NotImplementedError(call.name)
 
     def answers_unlisted(self, name: str) -> bool:
-        """Tell whether a tool is disabled: such tools are not in the list."""
+        """Return False: disabled tools aren't in the list."""
         return False
 
     def find_server(self, name: str) -> str | None:
-        """Find the server of a tool; None for a native one."""
+        """Return the server of a tool, or `None` for a native one."""
         tool = self._named.get(name)
         return None if tool is None or tool.source == NATIVE else tool.source

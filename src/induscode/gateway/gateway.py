@@ -1,4 +1,4 @@
-"""The gateway: native cards and the servers' tools in one toolbox, which changes while it is served."""
+"""The gateway: native cards and server tools in one toolbox that changes while it's served."""
 
 from __future__ import annotations
 
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from induscode.cluster.node import ClusterNode
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge, BootOptions
+    from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.provision import DeckToolBox
@@ -64,59 +65,59 @@ if TYPE_CHECKING:
     from induscode.servers.plan import ServerPlan
 
 FIRST_S = 5.0
-"""How long the first client waits for servers whose tools are unknown."""
-_MOST_PRINTED = 1_000
-_REMARKS = 20
-"""Printed remarks on what one server lists; a hostile one has thousands."""
+"""How long the first client waits for servers whose tools aren't known yet."""
+_MAX_PRINTED = 1_000
+_MAX_REMARKS = 20
+"""Remarks printed per server; a hostile one can produce thousands."""
 _COUNT = re.compile(r"\d[\d,]*")
-_LISTED_S = 1.0
-"""How long known servers wait for the first `tools/list` before they start."""
-_APPROVALS_S = 2.0
-"""How often approvals and sign-ins by other processes are looked for, while a tool or a server waits for one."""
-_TOGETHER_S = 0.05
-"""Changes within this time are announced as one."""
+_FIRST_LIST_S = 1.0
+"""How long servers with known tools wait for the first `tools/list` before they start."""
+_APPROVAL_POLL_S = 2.0
+"""Poll interval for approvals and sign-ins from other processes, while a tool or a server waits for one."""
+_DEBOUNCE_S = 0.05
+"""Debounce window for announcing changes."""
 
 
 @record(kw_only=True)
 class GatewayContext:
-    """What stays the same about a gateway when its servers change."""
+    """The parts of a gateway that outlive a reload of its servers."""
 
     info: GatewayInfo
     options: BootOptions
     address: ListenAddress | None
     consented: ConsentedRows
     watch: FileWatch | None
-    """None without configuration files (`--no-mcp`)."""
+    """`None` without configuration files (`--no-mcp`)."""
     files: Sequence[str]
     schemas: Schemas = "raw"
     node: ClusterNode | None = None
-    """This gateway as a node of a cluster."""
+    """This gateway as a cluster node."""
     hooks: NodeHooks = field(default_factory=NodeHooks)
-    """What it shares with the other nodes."""
+    """State shared with the other nodes."""
     has_principals: bool = False
-    """Whether clients have access tokens of their own: it serves several users."""
+    """Whether each client authenticates with its own access token, i.e. several users share the gateway."""
 
 
 @record
 class GatewayBox:
-    """The toolbox of a gateway. Results of servers are passed on complete, native cards keep to their budget."""
+    """Toolbox of a gateway. Server results pass through in full; native cards respect their budget."""
 
     native: DeckToolBox
     remote: DeckToolBox
     gateway: Gateway
     servers: Mapping[str, str]
-    """The servers of the tools by qualified name."""
+    """Maps qualified tool names to servers."""
     schemas: Schemas = "raw"
     qualified: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Without prefixes: the qualified name of each tool that keeps its own, disabled ones too."""
+    """Without prefixes: maps each unprefixed tool name (disabled tools included) to the qualified one."""
 
     @property
     def runner(self) -> GatewayBox:
-        """The runner of the calls: this object."""
+        """This object: it runs its own calls."""
         return self
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the native cards, then the servers' tools."""
+        """List native cards first, then server tools."""
         self.gateway.listed.set()
         plain = {qualified: own for own, qualified in self.qualified.items()}
         remote = [
@@ -127,7 +128,7 @@ class GatewayBox:
         return (*self.native.descriptors(), *remote, *sign_ins)
 
     def _describe(self, descriptor: ToolDescriptor, name: str) -> ToolDescriptor:
-        """Return a descriptor of a server's tool as clients get it: under its name here, with our URIs."""
+        """Return a server tool's descriptor as clients see it, with the gateway's name and URIs."""
         if self.schemas == "model" or descriptor.definition is None:
             return replace(descriptor, name=name, definition=None)
         definition = dict(descriptor.definition)
@@ -137,20 +138,20 @@ class GatewayBox:
         return replace(descriptor, name=name, definition=definition)
 
     def forwards_input(self, name: str) -> bool:
-        """Return whether a tool belongs to a server, which may request input by itself."""
+        """Return whether a tool belongs to a server, which may request input itself."""
         return self.qualified.get(name, name) in self.remote.runner.cards
 
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
-        """Run one call; an unknown tool and a disabled one are error outcomes."""
+        """Run one call. Unknown and disabled tools yield an error outcome."""
         call = replace(call, name=self.qualified.get(call.name, call.name))
         if call.name in self.remote.runner.cards:
             outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
             server = self.servers[call.name]
             is_refused = outcome.result.details.get("reason") == "sign_in"
             if is_refused and await self.gateway.sign_ins.sign_in(server) is None:
-                # The server has refused the request: nothing has run yet.
+                # The server rejected the request, so nothing ran yet.
                 outcome = await self.remote.runner.run(call, cancel, on_progress=on_progress)
             result = outcome.result
             if "_meta" in result.details or not all(isinstance(block, TextContentBlock) for block in result.content):
@@ -168,28 +169,28 @@ class GatewayBox:
                 if observer is not None:
                     observer.start(call, self.gateway.find_disabled(call.name)).finish(outcome)
                 return outcome
-            # Approved or listed by now: the present box has it.
+            # Approved or listed in the meantime: the current box has it.
             return await self.gateway.box().run(call, cancel, on_progress=on_progress)
-        if call.name == RUN_CODE and current_entry.get() is None:  # no view has set its own
+        if call.name == RUN_CODE and current_entry.get() is None:  # a view would have set it
             current_entry.set(CallEntry(self, call.id, find_denied=self.find_denied))
         return await self.native.runner.run(call, cancel, on_progress=on_progress)
 
     @property
     def context(self) -> ToolContext:
-        """The context of the native cards."""
+        """Context of the native cards."""
         return self.native.context
 
     def find_ref(self, name: str) -> RemoteToolRef | None:
-        """Find the server of a tool and its own name there; None for a native card."""
+        """Return the server of a tool and the tool's name there, or `None` for a native card."""
         return find_tool_ref(self._find_card(name))
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
-        """Tell which tools a rule denies to the caller of this task, whatever the arguments."""
+        """Return the tools that a rule denies this task's caller for any arguments."""
         cards = {name: self._find_card(name) for name in names}
         return {name for name, card in cards.items() if card is not None and self.gateway.checks.is_denied(card)}
 
     def list_disabled(self) -> Sequence[DisabledTool]:
-        """List the tools that cannot be called until their definitions are approved."""
+        """List tools that can't be called until someone approves their definitions."""
         return [tool for tool in self.gateway.list_disabled() if tool.ref.kind == "tool"]
 
     def _find_card(self, name: str) -> Capability | None:
@@ -197,42 +198,41 @@ class GatewayBox:
         return self.remote.runner.cards.get(name) or self.native.runner.cards.get(name)
 
     def find_server(self, name: str) -> str | None:
-        """Find the server of a tool, a disabled one too; None for a native card, and for an unknown tool."""
+        """Return the server of a (possibly disabled) tool, or `None` for native cards and unknown tools."""
         server = self.servers.get(self.qualified.get(name, name))
         is_unlisted = server is None and self.answers_unlisted(name)
         return self.gateway.find_unlisted(self.qualified.get(name, name)) if is_unlisted else server
 
     def answers_unlisted(self, name: str) -> bool:
-        """Return whether a call is answered with a reason or waits: the tool is disabled, or its server is starting."""
+        """Return whether calls wait or fail with a reason: the tool is disabled, or its server is still starting."""
         listed = self.forwards_input(name) or name in self.native.runner.cards
         return not listed and self.gateway.find_unlisted(self.qualified.get(name, name)) is not None
 
 
 class ClientRecorder:
-    """Records the principals of clients in the ledger; a client may come before the ledger is open."""
+    """Records client principals in the ledger, buffering clients that connect before it opens."""
 
     def __init__(self) -> None:
         self._bridge: BootedBridge | None = None
         self._early: list[ClientIdentity] = []
 
     def open(self, bridge: BootedBridge) -> None:
-        """Record those that came before, and from now on each at once."""
+        """Flush buffered clients; record later ones immediately."""
         self._bridge = bridge
         early, self._early = self._early, []
         for identity in early:
             self.record(identity)
 
     def record(self, identity: ClientIdentity) -> None:
-        """Record the first request of a principal and client."""
+        """Record the first request from a principal and client."""
         if self._bridge is None:
             self._early.append(identity)
             return
-        scopes = sorted(identity.scopes or ())
-        self._bridge.journal.record_client(identity.principal, identity.client_id, scopes)
+        self._bridge.journal.record_client(identity.principal, identity.client_id, sorted(identity.scopes or ()))
 
 
 def convert_outcome(outcome: ToolOutcome, convert: Convert) -> ToolOutcome:
-    """Convert the addresses in the content and the `_meta` of a server's result."""
+    """Convert the URIs in a server result's content and `_meta`."""
     result = outcome.result
     content = [
         JsonContentBlock(convert_block(block.value, convert)) if isinstance(block, JsonContentBlock) else block
@@ -245,7 +245,7 @@ def convert_outcome(outcome: ToolOutcome, convert: Convert) -> ToolOutcome:
 
 
 class Gateway:
-    """The deck that is served, with the servers behind it."""
+    """A served deck and the servers behind it."""
 
     def __init__(
         self,
@@ -267,7 +267,7 @@ class Gateway:
         session.calls.report_to(session.addons.on_note)
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
         self._ourselves: dict[str, ServerConfig] = {}
-        """Servers that turned out to be this gateway."""
+        """Servers that turned out to be this gateway itself."""
         self._changed = anyio.Event()
         self._changing = anyio.Lock()
         self._printed: set[str] = set()
@@ -276,8 +276,8 @@ class Gateway:
 
     @cached_property
     def sign_ins(self) -> GatewaySignIns:
-        """The sign-ins to its servers; clients may start one unless it serves other machines or several users."""
-        from induscode.gateway.sign_in import GatewaySignIns  # noqa: PLC0415 — for servers with a sign-in
+        """Sign-ins to servers. Clients may start one only if the gateway serves a single user on this machine."""
+        from induscode.gateway.sign_in import GatewaySignIns  # noqa: PLC0415 — only for servers with a sign-in
 
         address = self._context.address
         is_local = address is None or address.host in {"127.0.0.1", "::1", "localhost"}
@@ -285,19 +285,19 @@ class Gateway:
         return GatewaySignIns(self._bridge, self._started_ms, is_personal=is_personal)
 
     def waits_for_sign_in(self) -> bool:
-        """Return whether a server needs a sign-in."""
+        """Return whether any server needs a sign-in."""
         return any(needs_sign_in(status.fault) for status in self._fleet.status().values())
 
-    # -- the toolbox ------------------------------------------------------------------------
+    # -- toolbox ----------------------------------------------------------------------------
 
     def box(self) -> GatewayBox:
-        """Return the present toolbox; a changed ledger makes a new one."""
+        """Return the current toolbox, rebuilding it if the ledger changed."""
         ledger = self._enrolment.ledger
         if self._box is not None and self._boxed is ledger:
             return self._box
-        # In the order of the configuration, whichever server came up first.
+        # Configuration order, regardless of which server came up first.
         rank = {row.id: index for index, row in enumerate(self.plan.rows)}
-        live = [tool for tool in ledger.live_capabilities() if tool.ref.server not in self._ourselves]
+        live = self._list_live()
         live.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
         native, addons = self.session.native_deck().map_capabilities(self.checks.native), self.session.addons
         deck = native.graft(live)
@@ -309,7 +309,7 @@ class Gateway:
         if self.session.code is not None:
             native = native.graft([self.checks.native(self.session.code)])
         self._print_notes(deck.notes)
-        # Invisible characters are removed from texts and from structured content, which has to fit its schema.
+        # Strip invisible characters from text and from structured content, which has to match its schema.
         unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)
         remote = ToolDeck(map(self.checks.remote, grafted), unlimited)
         if addons.intercepts:
@@ -318,7 +318,7 @@ class Gateway:
         qualified: dict[str, str] = {}
         if self.content.plain_names:
             taken = {*SEARCH_CARDS, *(card.name for card in native.tools())}
-            # A disabled tool keeps its name: calls of it must not reach the tool of another server.
+            # A disabled tool keeps its name so that calls to it can't reach another server's tool.
             named = [*live, *(tool for tool in self._enrolment.disabled if tool.ref.kind == "tool")]
             named.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
             qualified = choose_plain_names([(tool.ref.name, tool.name) for tool in named], taken)
@@ -329,70 +329,72 @@ class Gateway:
         return self._box
 
     def is_ourselves(self, server: str) -> bool:
-        """Return whether a server has turned out to be this gateway."""
+        """Return whether a server turned out to be this gateway."""
         return server in self._ourselves
 
     def wrap_content(self, card: Capability) -> Capability:
-        """Put the checks of a server's tool, and the interceptors of addons, in front of another request to it."""
+        """Apply the checks on a server's tools, and addon interceptors, to its other requests."""
         card = self.checks.remote(card)
         return self.session.addons.wrap(card) if self.session.addons.intercepts else card
 
     def build_unchecked_deck(self) -> ToolDeck:
-        """Build the deck of native cards, servers' tools and cards of addons, without checks and interceptors."""
-        live = [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
-        return graft_addon_cards(self.session.native_deck().graft(live), self.session.addons)
+        """Build the deck of native cards, server tools and addon cards, without checks or interceptors."""
+        return graft_addon_cards(self.session.native_deck().graft(self._list_live()), self.session.addons)
+
+    def _list_live(self) -> list[BridgeCapability]:
+        return [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
 
     def list_disabled(self) -> Sequence[DisabledTool]:
-        """List the disabled tools, and items of other kinds."""
+        """List disabled tools and items of other kinds."""
         return self._enrolment.disabled
 
     @property
     def node(self) -> ClusterNode | None:
-        """This gateway as a node of a cluster."""
+        """This gateway as a cluster node."""
         return self._context.node
 
     def approve(self, ref: RemoteToolRef, digest: str) -> bool:
-        """Approve the definition with this digest, and tell the clients; False if the item has another one by now."""
+        """Approve the definition with this digest and notify clients. Return False if it changed since."""
         if not self._enrolment.approve(ref, digest):
             return False
         self._changed.set()
         return True
 
     def change_checks(self, checks: CardChecks) -> None:
-        """Use other permission checks from now on."""
+        """Replace the permission checks."""
         self.checks, self._box = checks, None
         self._changed.set()
 
     def find_disabled(self, name: str) -> DisabledTool | None:
-        """Find a disabled tool by the name that clients call."""
+        """Find a disabled tool by the name clients call."""
         return self._enrolment.find_disabled(name)
 
     def find_unlisted(self, name: str) -> str | None:
-        """Find the server of a tool that isn't listed: it's disabled, or its server has yet to list its tools."""
+        """Return the server of an unlisted tool: one that's disabled, or whose server hasn't listed its tools yet."""
         disabled = self._enrolment.find_disabled(name)
         return self._bridge.find_starting(name) if disabled is None else disabled.ref.server
 
     async def refuse(self, name: str) -> ToolResult | None:
-        """Wait for a starting server and look for an approval; return the reason if the tool can't be called."""
+        """Wait for a starting server, reread approvals, and return an error if the tool still can't be called."""
         await self._bridge.wait_starting(name)
         disabled = self._enrolment.find_disabled(name)
         endpoint = None if disabled is None else self._fleet.endpoint(disabled.ref.server)
         if endpoint is not None and endpoint.known_tools is None:
-            # The definition remembered from an earlier run may be right again.
+            # The definition remembered from an earlier run may match again.
             await self._bridge.wake([endpoint.config.id])
         await self.read_approvals()
         disabled = self._enrolment.find_disabled(name)
         return None if disabled is None else refuse_disabled(disabled)
 
     async def read_approvals(self) -> None:
-        """Apply what was approved elsewhere."""
+        """Apply approvals made by other processes."""
         before = self._enrolment.ledger
         await self._bridge.reread_approvals()
         if self._enrolment.ledger is not before:
             self._changed.set()
 
     def summarize(self, *, has_clients: bool = True) -> str:
-        """Say in one line what is served; native tools are for clients alone."""
+        """Summarize the served tools and servers in one line. Native tools only count if there are clients."""
         box = self.box()
         native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
         ready = sum(status.phase == EndpointPhase.READY for status in self._bridge.status().values())
@@ -403,7 +405,7 @@ class Gateway:
     # -- servers ----------------------------------------------------------------------------
 
     async def wait_for_first(self) -> None:
-        """Wait a short time for servers whose tools are unknown, and for the required ones."""
+        """Wait briefly for servers whose tools aren't known yet, and until the required ones have come up or failed."""
         awaited = self._bridge.awaited_servers()
         with anyio.move_on_after(FIRST_S):
             await self._bridge.wake(awaited)
@@ -414,12 +416,12 @@ class Gateway:
         self.content.refresh()
 
     async def wait_for_required(self, limit_s: float | None = None) -> None:
-        """Wait until the required servers have come up or failed."""
+        """Wait until the required servers came up or failed."""
         with anyio.move_on_after(limit_s):
             await self._bridge.wait_for_required()
 
     async def follow(self, host: ProviderHost, signals: SignalState) -> None:
-        """Announce changes of the servers' tools to the clients, and apply changes of the files to the servers."""
+        """Announce tool changes to clients, and apply configuration changes to servers."""
         async with anyio.create_task_group() as tasks:
             unsubscribe = self._fleet.subscribe(lambda event: self._handle_event(event, tasks))
             self.content.follow(tasks)
@@ -443,15 +445,15 @@ class Gateway:
                 self.content.follow(None)
 
     async def _start_known(self) -> None:
-        """Start the known servers after the first `tools/list`, which is answered without them."""
+        """Start servers with known tools after the first `tools/list`, which doesn't need them."""
         if self.node is not None and self.node.broker.settings.idle_s:
-            return  # the cluster stops servers that are not called: they start at their first call
-        with anyio.move_on_after(_LISTED_S):
+            return  # the cluster stops idle servers, so they start on their first call
+        with anyio.move_on_after(_FIRST_LIST_S):
             await self.listed.wait()
         await self._bridge.wake(self._bridge.eager_servers())
 
     async def _list_content(self) -> None:
-        """Ask servers whose tools are known for what else they list, if no earlier run has seen that."""
+        """List the other content of servers whose tools are known, if no earlier run listed it."""
         with anyio.move_on_after(FIRST_S):
             await self._bridge.list_content()
         self.content.refresh()
@@ -459,9 +461,9 @@ class Gateway:
         self._changed.set()
 
     async def _poll_approvals(self) -> None:
-        """Look for approvals of tools, and for changed connectors, that were given in another process."""
+        """Poll for tool approvals, connector changes and sign-ins made by other processes."""
         while True:
-            await anyio.sleep(_APPROVALS_S)
+            await anyio.sleep(_APPROVAL_POLL_S)
             if self._enrolment.disabled:
                 await self.read_approvals()
             changes = await self.session.refresh_connectors()
@@ -477,7 +479,7 @@ class Gateway:
         if event.event == "phase":
             self._print_fault(event.server, event.status)
             if needs_sign_in(event.status.fault):
-                self._box = None  # it has a tool to sign in now
+                self._box = None  # adds a sign-in tool
                 self._changed.set()
             self._close_if_ourselves(event.server, tasks)
         elif event.event in {"tools", "items"}:
@@ -498,7 +500,7 @@ class Gateway:
     async def _announce_changes(self, host: ProviderHost) -> None:
         while True:
             await self._changed.wait()
-            await anyio.sleep(_TOGETHER_S)
+            await anyio.sleep(_DEBOUNCE_S)
             self._changed = anyio.Event()
             host.refresh_tools()
             host.refresh_content()
@@ -508,7 +510,7 @@ class Gateway:
     # -- reload -----------------------------------------------------------------------------
 
     async def _read_plan(self) -> ServerPlan | None:
-        """Read the files; None if one of them is broken, which changes nothing."""
+        """Read the files, or return `None` (keeping the servers) if one of them is broken."""
         if self._report_broken(await to_thread.run_sync(find_broken_files, self._context.files)):
             return None
         try:
@@ -522,7 +524,7 @@ class Gateway:
         return drop_own_address(plan, self._context.address)
 
     def _report_broken(self, notes: Sequence[Note]) -> bool:
-        """Print the notes, also those printed before; return whether there are any."""
+        """Print the notes even if printed before, and return whether there were any."""
         self._printed -= set(map(str, notes))
         self._print_notes(notes)
         return bool(notes)
@@ -563,24 +565,23 @@ class Gateway:
     # -- status lines -----------------------------------------------------------------------
 
     def print_all_notes(self) -> None:
-        """Print everything that was left out, and why servers are missing."""
-        self._print_notes((*self.checks.notes, *self.session.notes))
-        self._print_notes(self._enrolment.notes)
+        """Print everything left out, and why servers are missing."""
+        self._print_notes((*self.checks.notes, *self.session.notes, *self._enrolment.notes))
         for server, status in self._bridge.status().items():
             self._print_fault(server, status)
         self._print_remarks()
 
     def _print_remarks(self) -> None:
-        """Print remarks on what servers list, of each server the first few."""
+        """Print the first few remarks on each server's listings."""
         for server in (endpoint.config.id for endpoint in self._fleet.endpoints()):
-            # Clients get raw definitions as they are: notes about the model view do not concern them.
+            # Clients get raw definitions, so notes about the model view don't concern them.
             hidden = ViewNote if self._context.schemas == "raw" else ()
             notes = [note for note in self._bridge.list_remarks(server) if not isinstance(note, hidden)]
-            more = len(notes) - _REMARKS
+            more = len(notes) - _MAX_REMARKS
             if more > 0:
                 remedy = f"all of them: {format_server_command('doctor', server)}"
-                notes[_REMARKS:] = [Note(f"server {server!r}", f"{more:,} further remarks", remedy)]
-            # Numbers in a remark change all the time; without them it is the same remark.
+                notes[_MAX_REMARKS:] = [Note(f"server {server!r}", f"{more:,} further remarks", remedy)]
+            # Ignore numbers when deduplicating: they change all the time.
             self._print_notes(notes, lambda note: f"{note.owner}: {_COUNT.sub('#', note.message)}")
 
     def _print_fault(self, server: str, status: EndpointStatus) -> None:
@@ -589,7 +590,7 @@ class Gateway:
 
     def _print_notes(self, notes: Iterable[Note], key: Callable[[Note], str] = str) -> None:
         """Print each note once."""
-        if len(self._printed) > _MOST_PRINTED:
+        if len(self._printed) > _MAX_PRINTED:
             self._printed.clear()
         for note in notes:
             if key(note) not in self._printed:

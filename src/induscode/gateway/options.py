@@ -1,4 +1,4 @@
-"""The options of `indus serve`: their defaults, and the checks that click does not make."""
+"""Options of `indus serve`: defaults, and checks beyond click's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NAME = "indus"
 SESSIONS = 256
-"""Sessions of a gateway by default: they share its servers."""
+"""Default session limit of a gateway, whose sessions share its servers."""
 CONNECTIONS = 2_048
 REQUESTS = 2_048
 REQUESTS_PER_TOKEN = 1_024
@@ -36,13 +36,13 @@ LIMIT_FLAGS = {
     "requests": "--max-requests",
     "requests_per_token": "--max-requests-per-token",
 }
-"""The flag of each limit over HTTP, by the name of its parameter."""
+"""HTTP limit flags by parameter name."""
 MOST = 65_536
-"""The largest value of a limit: the number of TCP ports."""
+"""Upper bound of a limit: the number of TCP ports."""
 Names: TypeAlias = Literal["server", "plain"]
-"""Names of servers' items: with the server before them, or their own where no other server has the same."""
+"""Item names: prefixed with the server, or unprefixed where no other server uses the same."""
 TaskHandling: TypeAlias = Literal["wait", "refuse"]
-"""Calls that need a task, of clients that know no tasks: their result is waited for, or the server refuses them."""
+"""Calls that need a task, from clients without task support: wait for the result, or let the server refuse."""
 PageMode: TypeAlias = Literal["full", "read-only", "off"]
 NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
@@ -60,29 +60,29 @@ class ServeOptions:
     name: str
     profile: str
     settings: HttpSettings | None
-    """None: stdio."""
+    """`None` means stdio."""
     transparent: str | None
     schemas: Schemas = "raw"
     view: View | None = None
-    """The view of every client."""
+    """A view for every client."""
     names: Names = "server"
     cluster: ClusterSettings | None = None
-    """The cluster that it is a node of."""
+    """The cluster to join as a node."""
     tasks: TaskHandling = "wait"
     search: SearchOptions = field(default_factory=SearchOptions)
     page: PageMode = "off"
-    """With HTTP: the page at `/ui`, for looking only or for everything."""
+    """With HTTP: the page at `/ui`, read-only or full."""
     is_ui: bool = False
-    """Whether the page is what the command is for (`indus ui`): its address is printed with the key in any case."""
+    """Whether this is `indus ui`, which always prints the page's address with its key."""
     opens_browser: bool = False
-    """Whether the page is opened in a browser as soon as it is served."""
+    """Whether to open the page in a browser once it's up."""
 
 
 _FOR_UNINSTALL = ("name", "http", "no_token", "dry_run", "uninstall")
 
 
 def check_entry_flags(context: click.Context) -> None:
-    """Refuse two of `--print-config`, `--install` and `--uninstall`, and flags without an effect beside one of them.
+    """Reject conflicting entry flags, and flags that have no effect with them.
 
     Raises:
         click.UsageError: There are such flags.
@@ -103,61 +103,37 @@ def check_entry_flags(context: click.Context) -> None:
                 raise click.UsageError(message, context)
 
 
-_BESIDE_RELAY = (
-    "page",
-    "schemas",
-    "view",
-    "names",
-    "tasks",
-    "search",
-    "always_list",
-    "profile",
-    "tools",
-    "no_mcp",
-    "no_addons",
-    "allow",
-    "approval",
-    "sandbox",
-    "web_allow",
-    "model",
-    "base_url",
-    "code",
-)
-"""Flags without an effect on a relay."""
+_UNUSED_BY_RELAY = (
+    "page", "schemas", "view", "names", "tasks", "search", "always_list", "profile", "tools", "no_mcp", "no_addons",
+    "allow", "approval", "sandbox", "web_allow", "model", "base_url", "code",
+)  # fmt: skip
+"""Flags without effect on a relay."""
 
 
 def refuse_unused(context: click.Context, *, profile: str, has_entry: bool) -> None:
-    """Refuse flags that would have no effect beside others.
-
-    Raises:
-        click.UsageError: There is one.
-    """
+    """Raise `click.UsageError` for flags that have no effect in combination with others."""
     if context.params["transparent"] is not None:
-        unused = [key for key in _BESIDE_RELAY if is_given_at_any_level(context, key)]
+        unused = [key for key in _UNUSED_BY_RELAY if is_given_at_any_level(context, key)]
         if not has_entry and is_given(context, "name"):
-            unused.append("name")  # the server reports its own; only a client config needs one
+            unused.append("name")  # the server reports its own; only a client configuration needs one
         for key in unused:
             flag = f"--{key.replace('_', '-')}"
             raise click.UsageError(f"--transparent and {flag} exclude each other", context)
     if profile != "all" and not is_given_at_any_level(context, "tools"):
-        for key in ("model", "base_url"):
-            if is_given_at_any_level(context, key):
-                flag = f"--{key.replace('_', '-')}"
-                raise click.UsageError(f"{flag} means nothing without --profile all, which has sub-agents", context)
+        _refuse_flags(context, ("model", "base_url"), "means nothing without --profile all, which has sub-agents")
     if profile == "none":
-        for key in ("tools", "sandbox", "web_allow"):
-            if is_given_at_any_level(context, key):
-                flag = f"--{key.replace('_', '-')}"
-                message = f"{flag} means nothing without native tools: --profile none has none"
-                raise click.UsageError(message, context)
+        message = "means nothing without native tools: --profile none has none"
+        _refuse_flags(context, ("tools", "sandbox", "web_allow"), message)
+
+
+def _refuse_flags(context: click.Context, keys: Sequence[str], message: str) -> None:
+    for key in keys:
+        if is_given_at_any_level(context, key):
+            raise click.UsageError(f"--{key.replace('_', '-')} {message}", context)
 
 
 def find_named_view(context: click.Context, name: str | None, views: Mapping[str, View]) -> View | None:
-    """Find the view of `--view`; None without the flag.
-
-    Raises:
-        click.UsageError: There is no view of this name.
-    """
+    """Return the view named by `--view`, if any; `click.UsageError` if it doesn't exist."""
     if name is None or name in views:
         return None if name is None else views[name]
     known = f"there are: {', '.join(views)}" if views else "the setting serve.views has none"
@@ -165,7 +141,7 @@ def find_named_view(context: click.Context, name: str | None, views: Mapping[str
 
 
 def is_given_at_any_level(context: click.Context, key: str) -> bool:
-    """Return whether an option stands before or after the name of the command."""
+    """Return whether an option was given before or after the command name."""
     level: click.Context | None = context
     while level is not None:
         if is_given(level, key):
@@ -175,20 +151,19 @@ def is_given_at_any_level(context: click.Context, key: str) -> bool:
 
 
 def is_given(context: click.Context, key: str) -> bool:
-    """Return whether an option stands on the command line of this level."""
+    """Return whether an option was given on this level's command line."""
     return context.get_parameter_source(key) is click.core.ParameterSource.COMMANDLINE
 
 
 def parse_settings(
     context: click.Context, text: str, *, no_token: bool, hosts: Sequence[str], origins: Sequence[str]
 ) -> HttpSettings:
-    """Parse the address of `--http` and build the settings of the HTTP host.
+    """Parse the address of `--http` into HTTP host settings.
 
     Raises:
-        click.UsageError: The address is invalid, or `--no-token` stands beside one that other machines can reach.
+        click.UsageError: The address is invalid, or `--no-token` is used with one that other machines can reach.
     """
-    # Late: few serve over HTTP.
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, is_loopback  # noqa: PLC0415 — as above
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, is_loopback  # noqa: PLC0415 — over HTTP only
 
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:
@@ -202,14 +177,14 @@ def parse_settings(
 
 
 def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
-    """Return the host of an address if it is a name or a complete IP address, and refuse everything else."""
-    from ipaddress import IPv4Address, IPv6Address  # noqa: PLC0415 — few serve over HTTP
+    """Return the host if it's a hostname or a complete IP address; reject anything else."""
+    from ipaddress import IPv4Address, IPv6Address  # noqa: PLC0415 — over HTTP only
 
     six, host = match["six"], match["host"] or "127.0.0.1"
     try:
         if six is not None:
             IPv6Address(six)
-        elif _NUMBER.search(host):  # "0" is every address of a machine, and does not look like it
+        elif _NUMBER.search(host):  # "0" means every address of the machine, but doesn't look like it
             IPv4Address(host)
         elif _NAMED.fullmatch(host) is None:
             raise ValueError(host)
@@ -222,7 +197,7 @@ def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
 def limit_sessions(
     context: click.Context, settings: HttpSettings, sessions: int | None, *, is_relay: bool
 ) -> HttpSettings:
-    """Set the number of sessions and streams; each session of a relay has a server process of its own."""
+    """Set the limits for sessions and streams. Each session of a relay starts its own server process."""
     most = settings.sessions
     if is_relay and sessions is not None and sessions > most:
         message = f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
@@ -245,12 +220,12 @@ AUTH_FLAGS = {
     "requests_per_principal": "--max-requests-per-principal",
     "rate_per_principal": "--max-rate-per-principal",
 }
-"""Flags that mean something beside `--auth` only, by the name of their parameter."""
+"""Flags that only mean something with `--auth`, by parameter name."""
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def auth_flags(command: click.Command) -> click.Command:
-    """Give a command the flags of access tokens."""
+    """Add the access-token flags to a command."""
     decorators: tuple[Callable[[click.Command], click.Command], ...] = (
         click.option(
             "--auth",
@@ -306,10 +281,10 @@ def auth_flags(command: click.Command) -> click.Command:
 def parse_auth(
     context: click.Context, settings: HttpSettings, environ: Mapping[str, str] = os.environ
 ) -> ResourceSettings | None:
-    """Build the settings of access tokens; None without `--auth`.
+    """Build the access-token settings, or return `None` without `--auth`.
 
     Raises:
-        click.UsageError: A URL is invalid, or a flag means nothing beside the others.
+        click.UsageError: A URL is invalid, or a flag means nothing in this combination.
     """
     params = context.params
     issuer = params["auth"]
@@ -348,7 +323,7 @@ def parse_auth(
 
 
 def _check_url(context: click.Context, flag: str, url: str) -> None:
-    """Refuse what is no URL of a server, and one that is not encrypted (RFC 8414 §2, RFC 9728 §1.2)."""
+    """Reject URLs that aren't a server's, and unencrypted ones (RFC 8414 §2, RFC 9728 §1.2)."""
     try:
         parts = urlsplit(url)
         is_valid = parts.hostname is not None and (parts.port is None or parts.port > 0)

@@ -1,10 +1,10 @@
-"""Recursion of gateways: a gateway that serves itself, directly or through others.
+"""Guards against recursion: a gateway that serves itself, directly or through others.
 
-Four mechanisms. The environment variable `INDUS_SERVED_BY` holds the server rows below which a process was started:
-a gateway that would start one of these rows again refuses to start, and so does one with too many rows above it (the
-hop count). Where a row clears the environment (`env -i`), the processes above tell: one with the command line and
-directory of this gateway is the gateway that would start itself. Each gateway has an instance id in its server info:
-a server that reports the id of this gateway is closed. A row with the address this gateway listens on is left out.
+There are four. `INDUS_SERVED_BY` in the environment lists the server rows above a process: a gateway refuses to start
+if it would start one of these rows again, or if there are too many (the hop count). Where a row clears the environment
+(`env -i`), the parent processes tell: one with this gateway's command line and directory means that the gateway is
+starting itself. Each gateway puts an instance id in its server info, and closes a server that reports the gateway's own
+id. Finally, a row with the address this gateway listens on is skipped.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ if TYPE_CHECKING:
     from induscode.servers.plan import ServerPlan
 
 ANCESTRY = "INDUS_SERVED_BY"
-_MOST_HOPS = 8
+_MAX_HOPS = 8
 EVERYWHERE = frozenset({"0.0.0.0", "::"})
-"""Hosts that stand for all addresses of this machine."""
+"""Hosts that mean all addresses of this machine."""
 _THIS_MACHINE = EVERYWHERE | {"localhost", "127.0.0.1", "::1"}
 
 
-# -- the environment --------------------------------------------------------------------------
+# -- environment ------------------------------------------------------------------------------
 
 
 def read_ancestry(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Read the identities of the rows below which this process was started, the nearest last."""
+    """Return the identities of the server rows above this process, nearest last."""
     return tuple(identity for identity in environ.get(ANCESTRY, "").split(",") if identity)
 
 
 def add_ancestry(above: Sequence[str], config: ServerConfig) -> ServerConfig:
-    """Extend the environment of a server process by the rows `above` and its own."""
+    """Add the rows `above` and the server's own to its process environment."""
     if not isinstance(config, StdioServerConfig):
         return config
     return replace(config, env={**config.env, ANCESTRY: ",".join((*above, _short_identity(config)))})
 
 
 def refuse_recursion(plan: ServerPlan, above: Sequence[str]) -> str | None:
-    """Return why a gateway below the rows `above` must not start; None if it may."""
+    """Return why a gateway below the rows `above` must not start, or `None` if it may."""
     if not above and (parent := find_same_gateway()):
         return (
             f"the process {parent} above this gateway has the same command line and directory, and started it with its "
             f"environment cleared: take the row that starts indus serve out of the configuration"
         )
-    if len(above) >= _MOST_HOPS:
+    if len(above) >= _MAX_HOPS:
         return f"{len(above)} gateways stand above this one already: they would start without end"
     for server, config in plan.configs.items():
         if _short_identity(config) in above:
@@ -70,7 +70,7 @@ def refuse_recursion(plan: ServerPlan, above: Sequence[str]) -> str | None:
 
 
 def find_same_gateway() -> int:
-    """Return the pid of a process above this one with the same command line and directory; 0 if there's none."""
+    """Return the pid of an ancestor with the same command line and directory, or 0."""
     own = _read_command(os.getpid())
     process = read_process(os.getpid())
     while own is not None and process is not None and process.parent > 1:
@@ -81,7 +81,7 @@ def find_same_gateway() -> int:
 
 
 def _read_command(pid: int) -> tuple[bytes, str] | None:
-    """Read the command line and directory of a gateway; None for other processes, and without `/proc`."""
+    """Return a gateway's command line and directory; `None` for other processes, and without `/proc`."""
     line = read_proc_file(pid, "cmdline")
     return (line, read_descriptor(pid, "../cwd")) if line and b"serve" in line.split(b"\0") else None
 
@@ -90,19 +90,19 @@ def _short_identity(config: ServerConfig) -> str:
     return server_identity(config)[:16]
 
 
-# -- the own address --------------------------------------------------------------------------
+# -- listening address ------------------------------------------------------------------------
 
 
 @record
 class ListenAddress:
-    """The address that a gateway is about to listen on."""
+    """The address a gateway is about to listen on."""
 
     host: str
     port: int
 
     def matches(self, url: str) -> bool:
-        """Return whether `url` names this address; no name is resolved."""
-        from urllib.parse import urlsplit  # noqa: PLC0415 — for servers behind addresses
+        """Return whether `url` names this address, without resolving names."""
+        from urllib.parse import urlsplit  # noqa: PLC0415 — only for remote servers
 
         try:
             parts = urlsplit(url)
@@ -114,7 +114,7 @@ class ListenAddress:
 
 
 def drop_own_address(plan: ServerPlan, address: ListenAddress | None) -> ServerPlan:
-    """Leave out the rows with the address of this gateway; a note names each of them."""
+    """Skip rows with this gateway's address, adding a note for each."""
     own = [
         row
         for row in plan.rows
@@ -130,12 +130,12 @@ def drop_own_address(plan: ServerPlan, address: ListenAddress | None) -> ServerP
     return replace(rest, notes=(*rest.notes, *notes))
 
 
-# -- the instance id --------------------------------------------------------------------------
+# -- instance id ------------------------------------------------------------------------------
 
 
 @record
 class GatewayInfo(ProviderHostInfo):
-    """The server info of a gateway; its description holds an id that no other gateway has."""
+    """A gateway's server info, with a unique id in its description."""
 
     instance: str = field(default_factory=new_ulid, kw_only=True)
 
@@ -144,12 +144,12 @@ class GatewayInfo(ProviderHostInfo):
         return f"The tools of several MCP servers and of one machine. Instance {self.instance}."
 
     def as_json(self) -> JsonObject:
-        """Build the `Implementation` object of the protocol."""
+        """Build the protocol's `Implementation` object."""
         info = ProviderHostInfo.as_json(self)
         info["description"] = self._description
         return info
 
     def is_reported_by(self, facts: ServerFacts | None) -> bool:
-        """Return whether a connected server is this very gateway."""
+        """Return whether a connected server is this gateway itself."""
         info = None if facts is None else facts.server_info
         return info is not None and info.get("description") == self._description

@@ -1,4 +1,4 @@
-"""Reloading of a gateway: waits until one of its files changes, or for the signal that reads them all."""
+"""Waits for changes of a gateway's configuration files, or for a reload signal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 1.0
 _STABLE_S = 0.2
-"""A changed file is read when it has not changed for so long: it may be in the middle of being written."""
+"""A changed file is read once it's been stable for this long, as it may still be being written."""
 
 
 class FileWatch(ConfigFiles):
@@ -23,7 +23,7 @@ class FileWatch(ConfigFiles):
     poll_s = _POLL_S
 
     async def wait_for_change(self, signals: SignalState) -> None:
-        """Wait for a changed file or a SIGHUP, after which all files are read."""
+        """Wait for a changed file, or for SIGHUP, after which all files are reread."""
         while True:
             with anyio.move_on_after(self.poll_s):
                 await signals.reload.wait()

@@ -11,7 +11,7 @@ import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 import click
@@ -61,14 +61,13 @@ from induscode.servers.listing import name_trust_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
-    from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+    from indusagi.interop.protocol_bridge.relay import RelayHost
     from indusagi.runtime.contract import ToolBox
     from induscode.calls.metrics import CallMetrics
     from induscode.cli.process import SignalState
@@ -79,23 +78,11 @@ if TYPE_CHECKING:
     from induscode.servers.plan import ServerPlan
 
 
-class Host(Protocol):
-    """What `_serve` needs of a provider host or a relay host."""
-
-    async def serve_stdio(self, stop: CancelToken | None = None) -> None:
-        """Serve the client on standard input and output."""
-        ...
-
-    def serve_http(self, settings: HttpSettings | None = None) -> AbstractAsyncContextManager[HttpHost]:
-        """Serve at an address while the block runs."""
-        ...
-
-
 def run_serve(invocation: Invocation, options: ServeOptions) -> int:
     """Serve until a signal or the end of standard input, and return the exit code.
 
     Raises:
-        click.UsageError: The flags or the configuration cannot be used.
+        click.UsageError: The flags or the configuration are unusable.
     """
     with non_blocking_stderr():
         if options.cluster is not None and options.cluster.key is not None:
@@ -103,10 +90,10 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
 
             invocation = replace(invocation, cluster_config=find_config_path(options.cluster.node))
         files = list_config_files(invocation)
-        # Before the files are read: a change while they are read is a change.
+        # Before reading the files, so that a change while reading counts as one.
         watch = FileWatch(files) if files else None
         plan = load_plan(invocation)
-        if options.cluster is None:  # a node is offered servers that it has no row of
+        if options.cluster is None:  # a node also gets servers that its configuration doesn't have
             report_unknown_servers(invocation.settings.get(SERVE_VIEWS).values(), [row.id for row in plan.rows])
         settings = options.settings
         address = None if settings is None else ListenAddress(settings.host, settings.port)
@@ -144,7 +131,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             raise
 
 
-# -- the gateway ------------------------------------------------------------------------------
+# -- gateway ----------------------------------------------------------------------------------
 
 
 async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: ServerPlan, context: GatewayContext) -> int:
@@ -202,7 +189,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
     views, tokens = invocation.settings.get(SERVE_VIEWS), dict[bytes, str]()
     opened = anyio.Event()
     content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
-    # Without servers (`--no-mcp`) there are tools only.
+    # Without servers (`--no-mcp`) it serves only tools.
     offered = content if plan.rows or context.watch is not None else None
     handles = _open_handles(options, context)
     task_map = _open_task_map() if handles is None else None
@@ -259,10 +246,10 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
                 with following:
                     codes.extend(await _follow_servers(gateway, options, host, signals, up, ready))
                 if following.cancelled_caught and not ready.is_set() and not signals.end.cancelled:
-                    # The client left at once; missing servers are reported all the same.
+                    # The client left immediately; still report missing servers.
                     await gateway.wait_for_required(FIRST_S)
                     codes.extend(_report_missing(gateway))
-        except Exception as exc:  # noqa: BLE001 — raised again outside of the group
+        except Exception as exc:  # noqa: BLE001 — raised again outside the group
             failures.append(exc)
         if not signals.end.cancelled and not following.cancel_called:
             group.cancel_scope.cancel()
@@ -272,7 +259,7 @@ async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerP
 
 
 def _open_handles(options: ServeOptions, context: GatewayContext) -> TaskHandles | None:
-    """Return what seals the handles of tasks for all nodes; None outside of a cluster."""
+    """Return the sealer of task handles, or `None` outside a cluster."""
     key = None if options.cluster is None else options.cluster.key
     if context.node is None or key is None:
         return None
@@ -285,7 +272,7 @@ def _open_task_map() -> TaskMap | None:
     try:
         return TaskMap(os.path.join(state_dir(), TASKS_FILE))
     except OSError:
-        return None  # the note about the ledger says so
+        return None  # the note about the ledger already reports it
 
 
 def _print_note(note: Note) -> None:
@@ -295,7 +282,7 @@ def _print_note(note: Note) -> None:
 def _report_auth(
     settings: HttpSettings | None, on_identity: Callable[[ClientIdentity], None] | None = None
 ) -> HttpSettings | None:
-    """Have the host report clients, and print why the issuer of their tokens cannot be used."""
+    """Make the host report clients, and print why the token issuer is unusable."""
     if settings is None or settings.auth is None:
         return settings
     return replace(settings, auth=replace(settings.auth, on_identity=on_identity, on_note=_print_note))
@@ -311,7 +298,7 @@ async def _open_gateway(
     metrics: CallMetrics | None,
     content: GatewayContent,
 ) -> Gateway | None:
-    """Open the session and its permission checks, which `stack` closes; None after a signal to end."""
+    """Open the session and its permission checks on `stack`. Returns `None` after a signal to end."""
     from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
 
     value = PROFILES[options.profile]
@@ -350,7 +337,7 @@ async def _open_gateway(
             metrics.find_dropped = lambda: recorder.dropped
         if telemetry is not None:
             telemetry.transport = "pipe" if options.settings is None else "tcp"
-        # In a thread, after the servers were started: it takes as long as they do.
+        # In a thread, after starting the servers: it takes as long as they do.
         checks = await to_thread.run_sync(
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards
         )
@@ -376,7 +363,7 @@ async def _follow_servers(
     up: anyio.Event,
     ready: anyio.Event,
 ) -> Sequence[int]:
-    """Wait for the first servers, then follow all of them; returns only the exit code of a missing required one."""
+    """Wait for the first servers, then follow all of them; return only if a required one is missing."""
     await gateway.wait_for_first()
     await up.wait()
     gateway.print_all_notes()
@@ -395,7 +382,7 @@ async def _follow_servers(
 
 
 def _report_missing(gateway: Gateway) -> Sequence[int]:
-    """Print which required servers are not ready; return the exit code for it, if there are any."""
+    """Print required servers that aren't ready, and return the exit code if there are any."""
     missing = gateway.session.mcp.missing()
     if not missing:
         return ()
@@ -404,7 +391,7 @@ def _report_missing(gateway: Gateway) -> Sequence[int]:
 
 
 def _has_clients(options: ServeOptions) -> bool:
-    """Return whether clients are served: a node that only offers its servers may have none."""
+    """Return whether this gateway serves clients: a node may only offer its servers."""
     return options.settings is not None or options.cluster is None
 
 
@@ -418,7 +405,7 @@ def _announce_stdio(options: ServeOptions, what: str) -> None:
 
 
 async def _serve(
-    host: Host,
+    host: ProviderHost | RelayHost,
     settings: HttpSettings | None,
     signals: SignalState,
     what: str,
@@ -426,7 +413,7 @@ async def _serve(
     options: ServeOptions,
     site: PageSite | None = None,
 ) -> int:
-    """Serve over stdio or HTTP until it ends; `up` is set as soon as it serves."""
+    """Serve over stdio or HTTP until it ends, setting `up` once it's serving."""
     asyncio.get_running_loop().set_exception_handler(handle_loop_error)
     try:
         if not _has_clients(options):
@@ -456,14 +443,14 @@ async def _serve(
 
 
 def _find_port_remedy(cause: BaseException | None, options: ServeOptions) -> str:
-    """Name the flag that chooses another port, if another process has this one."""
+    """Name the flag for choosing another port if another process uses this one."""
     if not isinstance(cause, OSError) or cause.errno != errno.EADDRINUSE:
         return ""
     return f" (choose another port: {'--port N' if options.is_ui else '--http PORT'}, 0 for a free one)"
 
 
 def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
-    """Print what a client needs to be let in."""
+    """Print how clients get access."""
     if settings.auth is not None:
         print_status(f"clients need an access token of {settings.auth.issuer}")
     elif serving.token_path is None:
@@ -474,11 +461,11 @@ def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
         print_status(f"token: in {serving.token_path}")
 
 
-# -- the relay of one server ------------------------------------------------------------------
+# -- relay ------------------------------------------------------------------------------------
 
 
 def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequence[str]) -> int:
-    """Serve the one server `name` unchanged (`--transparent`)."""
+    """Serve the server `name` unchanged (`--transparent`)."""
     from induscode.servers.listing import STATE_REMEDIES, find_row  # noqa: PLC0415 — for a relay
 
     left_out = [note for note in plan.notes if note.owner.startswith(f"server {name!r} of ")]

@@ -1,7 +1,7 @@
-"""The toolbox of a gateway whose tools are searched: three tools are listed, and all others are found.
+"""A gateway's toolbox with search: it lists three search tools, which find all others.
 
-Every tool stays callable by its own name. Which tools there are, and what a call may do, is decided by the box behind
-it: the gateway's own, or that of a view.
+Every tool stays callable by name. The box behind it (the gateway's or a view's) decides which tools exist and which
+calls may run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @record
 class _SearchedTools:
-    """The tools of a box, without those whose names the search cards have."""
+    """The tools of a box, minus any that share a name with a search card."""
 
     box: SearchableBox
 
@@ -48,13 +48,13 @@ class _SearchedTools:
 
 
 def select_listed(tools: Iterable[ToolDescriptor], options: SearchOptions) -> Sequence[ToolDescriptor]:
-    """Select the tools that clients are listed beside the search cards."""
-    # A person who asks for scripts wants models to see that they can write one.
+    """Select the tools listed next to the search cards."""
+    # A user who enables scripts wants models to see that they can write one.
     return [tool for tool in tools if tool.name == RUN_CODE or options.lists(tool.name)]
 
 
 class SearchBox:
-    """A toolbox with the three search cards in front of another one."""
+    """Three search cards in front of another toolbox."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class SearchBox:
 
     @property
     def runner(self) -> SearchBox:
-        """The runner of the calls: this object."""
+        """This object: it runs its own calls."""
         return self
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
@@ -82,14 +82,14 @@ class SearchBox:
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
-        """Run a search, or the call of a tool by its own name."""
+        """Run a search, or call a tool by name."""
         call = self.resolve_call(call)
         if call.name in SEARCH_CARDS:
             return await self._cards.run(call, cancel)
         return await self.box.run(call, cancel, on_progress=on_progress)
 
     def resolve_call(self, call: ToolCall) -> ToolCall:
-        """Return the call that `call_tool` stands for."""
+        """Return the call wrapped in `call_tool`."""
         return resolve_call(
             call,
             lambda name: name in SEARCH_CARDS or self.answers_unlisted(name),
@@ -98,21 +98,21 @@ class SearchBox:
         )
 
     def is_listing(self, name: str) -> bool:
-        """Tell whether a tool only lists other tools."""
+        """Return whether a tool only lists other tools."""
         return name in {FIND_TOOLS, DESCRIBE_TOOLS}
 
     def suggest_names(self, name: str) -> Sequence[str]:
-        """List the names that are nearest to an unknown one."""
+        """List the names closest to an unknown one."""
         return self.finder.suggest(name)
 
     def answers_unlisted(self, name: str) -> bool:
-        """Tell whether there is a tool of this name, or a disabled one."""
+        """Return whether a tool of this name exists, even if disabled."""
         return name in self.finder.tools or self.box.answers_unlisted(name)
 
     def forwards_input(self, name: str) -> bool:
-        """Tell whether a tool belongs to a server."""
+        """Return whether a tool belongs to a server."""
         return self.box.forwards_input(name)
 
     def find_server(self, name: str) -> str | None:
-        """Find the server of a tool."""
+        """Return the server of a tool."""
         return self.box.find_server(name)

@@ -1,4 +1,4 @@
-"""The search boxes of a gateway: which of its boxes are searched, and their indexes."""
+"""A gateway's search boxes: which toolboxes get a search, and their indexes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def report_idle_patterns(options: SearchOptions, settings: Settings, names: Collection[str]) -> None:
-    """Print which patterns of `--always-list` match none of these tools; those of the settings are for any servers."""
+    """Print `--always-list` patterns that match no tool, unless they come from the settings, which suit any servers."""
     for pattern in options.find_idle_patterns(names):
         if options.mode == "off" or pattern in settings.get(TOOL_SEARCH_ALWAYS_LIST):
             continue
@@ -29,21 +29,21 @@ def report_idle_patterns(options: SearchOptions, settings: Settings, names: Coll
 
 
 class SearchedBoxes:
-    """The search boxes of a gateway: one for the clients without a view, and one for each view.
+    """The search boxes of a gateway: one for clients without a view, and one per view.
 
-    With `auto`, a box whose tools were searched once stays so: its list must not change back while servers come and go.
-    The modules of the search are loaded by the first box that is searched: a gateway of few tools does without them.
+    With `auto`, a box that was searched once stays so: its list must not flip back while servers come and go. The
+    search modules load with the first searched box, so a gateway with few tools never loads them.
     """
 
     def __init__(self, options: SearchOptions, report: Callable[[Note], None] = lambda _note: None) -> None:
         self._report = report
         self.journal: Journal | None = None
-        """Records the searches; None before the ledger is open."""
+        """Records searches; `None` until the ledger is open."""
         self._options = options
         self._indexes: list[BackgroundIndex] = []
 
     def wrap(self, source: Callable[[], ToolBox]) -> Callable[[], ToolBox]:
-        """Return a function that gives the present box of `source`, with a search in front where it applies."""
+        """Return a function that returns the current box of `source`, behind a search where that applies."""
         if self._options.mode == "off":
             return source
         is_searched = False
@@ -56,7 +56,7 @@ class SearchedBoxes:
             if known is not None and known[0] is box:
                 return known[1]
             if not hasattr(box, "find_ref"):
-                return box  # the empty box before the servers are known
+                return box  # empty until the servers are known
             is_searched = is_searched or self._options.applies_to(box.descriptors())
             searched = box
             if is_searched:
@@ -82,6 +82,6 @@ class SearchedBoxes:
             self.journal.record_search(report.queries, report.server, report.found, report.left_out)
 
     async def aclose(self) -> None:
-        """Free the indexes, and end their threads."""
+        """Close the indexes and end their threads."""
         for index in self._indexes:
             await index.aclose()

@@ -1,8 +1,8 @@
-"""A gateway as a node of a cluster: what it shares with the other nodes, and what it takes from them.
+"""State a cluster node shares with other nodes, applied to its gateway.
 
-Approved definitions and consents go both ways by themselves. Servers and rules are put into the cluster with
-`indus cluster config`: a node writes the servers to a private file, which it reads like its own files, and its calls
-have to pass the rules besides its own.
+Approved definitions and consents sync both ways automatically. Servers and rules enter the cluster through `indus
+cluster config`: a node writes the servers to a private file that it reads like its other configuration files, and its
+calls have to pass the cluster's rules in addition to its own.
 """
 
 from __future__ import annotations
@@ -36,21 +36,17 @@ if TYPE_CHECKING:
     from induscode.permissions.gate import CardChecks, Wrap
 
 WATCH_S = 0.25
-"""How often a node looks at its files: a change at another node applies here within a second."""
+"""Poll interval for a node's files, so that changes on other nodes apply within a second."""
 RULES = "the rules of the cluster"
 
 
 def find_config_path(node: str) -> str:
-    """Return the path of the file with the servers of the cluster.
-
-    Raises:
-        OSError: There is no home directory.
-    """
+    """Return the path of the file with the cluster's servers; `OSError` without a home directory."""
     return os.path.join(state_dir(), "cluster", f"{node}.json")
 
 
 class GatewaySharing:
-    """The shared state of a node, applied to its gateway."""
+    """A node's shared state, applied to its gateway."""
 
     def __init__(self, state: SharedState, invocation: Invocation) -> None:
         settings = state.node.broker.settings
@@ -64,17 +60,15 @@ class GatewaySharing:
         self._consented = asyncio.Event()
 
     def build_hooks(self) -> NodeHooks:
-        """Return what the gateway calls."""
+        """Return the hooks for the gateway."""
         return NodeHooks(
             share_store=self.state.open_store, trust=self.trust, limit_checks=self.limit_checks, on_follow=self.follow
         )
 
-    # -- before the gateway is there --------------------------------------------------------
-
     def write_servers(self) -> None:
-        """Write the servers of the cluster to the file of this node; it blocks.
+        """Write the cluster's servers to this node's file. Blocks.
 
-        A change of consents changes the file too: the plan of servers depends on both.
+        The file includes the consents, as the server plan depends on both.
         """
         servers: JsonObject = {}
         for value in self.state.table.list("server").values():
@@ -93,12 +87,12 @@ class GatewaySharing:
             replace_private_file(self._path, text.encode())
 
     def limit_checks(self, checks: CardChecks) -> CardChecks:
-        """Put the rules of the cluster before the permission checks of this gateway."""
+        """Put the cluster's rules in front of this gateway's permission checks."""
         from induscode.permissions.check import Permissions, is_denied, limit_card  # noqa: PLC0415 — with rules only
         from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_settings  # noqa: PLC0415 — with rules only
 
         self._base = checks
-        checks = replace(checks, checks_remote=True)  # rules may come later
+        checks = replace(checks, checks_remote=True)  # rules may arrive later
         documents = [value.get("rules") for value in self.state.table.list("rules").values()]
         if not documents:
             return checks
@@ -121,10 +115,8 @@ class GatewaySharing:
             is_denied=partial(is_denied, workspace=self._workspace),
         )
 
-    # -- while it runs ----------------------------------------------------------------------
-
     def follow(self, gateway: Gateway, tasks: TaskGroup) -> None:
-        """Share what is approved and consented to here, and apply what other nodes share as soon as it is there."""
+        """Share this node's approvals and consents, and apply other nodes' changes as they arrive."""
         state, loop = self.state, asyncio.get_running_loop()
         if state.store is not None:
             state.store.identities = lambda: build_identities(gateway.plan.configs.values()).values()
@@ -154,5 +146,5 @@ class GatewaySharing:
             try:
                 await self.trust.share()
             except ClusterFault:
-                self._consented.set()  # again after a while
+                self._consented.set()  # retry later
                 raise

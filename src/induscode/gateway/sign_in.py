@@ -1,14 +1,15 @@
-"""Sign-ins that a client of the gateway starts, for a gateway on the machine of its person.
+"""Sign-ins started by gateway clients, for a gateway on its user's machine.
 
-A call that fails for want of a sign-in asks the client to open the sign-in page (elicitation in URL mode:
-https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation) and goes on after it. A server whose tools
-are unknown until someone signs in is listed with one tool that does the same. The redirect arrives at a loopback
-address, so a gateway that is reached from other machines offers neither.
+A call that fails for lack of a sign-in asks the client to open the sign-in page (elicitation in URL mode:
+https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation), then goes on. A server whose tools are
+unknown until a sign-in gets a single tool that does the same. The redirect arrives on a loopback address, so a gateway
+for other machines offers neither.
 """
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -30,7 +31,7 @@ from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from indusagi.interop.auth.callback import RedirectListener
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
@@ -41,12 +42,12 @@ _TOOL = "sign_in"
 
 
 class GatewaySignIns:
-    """The sign-ins of a gateway's servers.
+    """The sign-ins to a gateway's servers.
 
     Args:
         bridge: The servers.
-        started_ms: When the gateway started: sign-ins that were stored before have been tried.
-        is_personal: Whether its clients belong to the user of this machine, who may sign in through them.
+        started_ms: Start of the gateway. It already tried sign-ins stored before that.
+        is_personal: Whether its clients belong to this machine's user, who may sign in through them.
     """
 
     def __init__(self, bridge: BootedBridge, started_ms: int, *, is_personal: bool) -> None:
@@ -55,10 +56,10 @@ class GatewaySignIns:
         self.is_personal = is_personal
         self._locks: dict[str, anyio.Lock] = {}
         self._saved: dict[str, int] = {}
-        """When the last sign-in that was tried was stored, by server."""
+        """Storage time of the last sign-in tried, by server."""
 
     def list_tools(self) -> Sequence[ToolDescriptor]:
-        """List a tool for each server that needs a sign-in and whose own tools are unknown."""
+        """List a sign-in tool for each server that needs a sign-in before its tools are known."""
         return [
             ToolDescriptor(
                 name,
@@ -69,7 +70,7 @@ class GatewaySignIns:
         ]
 
     def find_server(self, name: str) -> str | None:
-        """Return the server that a tool of `list_tools` signs in to."""
+        """Return the server that a tool from `list_tools` signs in to."""
         return self._servers().get(name)
 
     def _servers(self) -> dict[str, str]:
@@ -81,14 +82,14 @@ class GatewaySignIns:
         }
 
     async def run_tool(self, server: str) -> ToolResult:
-        """Sign in by the client of this call, and say how it ended."""
+        """Sign in through the calling client and report the outcome."""
         problem = await self.sign_in(server)
         if problem is not None:
             return ToolResult.error(problem, code="not_connected", server=server, reason="sign_in")
         return ToolResult.text(f"Signed in to {server!r}; its tools are listed now.")
 
     async def sign_in(self, server: str) -> str | None:
-        """Sign in to a server by the client of this call; return the problem, None if the call may go on."""
+        """Sign in to a server through the calling client. Return the problem, or `None` if the call may go on."""
         config, caller = self._bridge.plan.configs.get(server), current_caller.get()
         command = f"server {server!r} needs a sign-in: {format_server_command('login', server)}"
         elicitation = None if caller is None else caller.capabilities.get("elicitation")
@@ -98,7 +99,7 @@ class GatewaySignIns:
         lock = self._locks.setdefault(server, anyio.Lock())
         if lock.locked():
             async with lock:
-                return None  # another call has signed in meanwhile, or the next try tells why not
+                return None  # another call signed in, or the retry will tell why not
         async with lock:
             from induscode.servers.sign_in.servers import sign_in_to_server  # noqa: PLC0415 — for a sign-in
 
@@ -112,7 +113,7 @@ class GatewaySignIns:
         return None
 
     async def wake_signed_in(self) -> None:
-        """Start the waiting servers whose sign-in another process has stored meanwhile (`indus mcp login`)."""
+        """Start waiting servers whose sign-in another process stored in the meantime (`indus mcp login`)."""
         from indusagi.interop.auth.metadata import canonical_resource  # noqa: PLC0415 — for a server that waits
         from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a server that waits
 
@@ -129,7 +130,7 @@ class GatewaySignIns:
 
 
 class _CallerPrompt:
-    """The person behind a client, who is sent to the sign-in page by the client."""
+    """Prompts the user of a client by having the client open the sign-in page."""
 
     def __init__(self, caller: Caller, server: str) -> None:
         self._caller = caller
@@ -140,42 +141,34 @@ class _CallerPrompt:
         self, settings: AuthSettings, registered: Sequence[str]
     ) -> AsyncGenerator[RedirectReceiver]:
         """Listen for the redirect on this machine."""
+        message = f"Sign in to the server {self._server!r}."
         async with listen_for_redirect(settings, registered) as listener:
-            yield _CallerRedirect(self, listener)
+            yield ListenedRedirect(listener, partial(self.open_page, message=message))
 
     async def show_device_code(self, code: DeviceCode) -> None:
-        """Send the person to the page of a device code."""
+        """Send the user to the page for a device code."""
         url = code.verification_uri_complete or code.verification_uri
         await self.open_page(url, f"Enter the code {code.user_code} to sign in to the server {self._server!r}.")
 
     async def open_page(self, url: str, message: str) -> None:
-        """Ask the client to open a page.
-
-        Raises:
-            AuthFault: The person declined.
-        """
+        """Ask the client to open a page; `AuthFault` if the user declines."""
         check_authorization_url(url)
         params = {"mode": "url", "elicitationId": new_ulid(), "url": url, "message": message}
         result = await self._caller.ask("elicitation/create", {**params})
         if result.get("action") != "accept":
             raise AuthFault("the sign-in was declined")
 
-    @property
-    def server(self) -> str:
-        return self._server
 
+class ListenedRedirect:
+    """Has the user open the sign-in page, and waits for the redirect on this machine."""
 
-class _CallerRedirect:
-    def __init__(self, prompt: _CallerPrompt, listener: RedirectListener) -> None:
-        self._prompt = prompt
-        self._listener = listener
-
-    @property
-    def redirect_uri(self) -> str:
-        return self._listener.redirect_uri
+    def __init__(self, listener: RedirectListener, open_page: Callable[[str], Awaitable[None]]) -> None:
+        self.redirect_uri = listener.redirect_uri
+        self._listener, self._open_page = listener, open_page
 
     async def authorize(self, url: str) -> Mapping[str, str]:
+        """Open the page and return the parameters of the redirect."""
         state = read_state(url)
         self._listener.expect(state)
-        await self._prompt.open_page(url, f"Sign in to the server {self._prompt.server!r}.")
+        await self._open_page(url)
         return await self._listener.wait(state)

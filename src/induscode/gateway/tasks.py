@@ -1,13 +1,12 @@
-"""Tasks of servers through a gateway: a client that knows tasks holds an id of the gateway's own.
+"""Server tasks through a gateway: a client that supports tasks holds an id issued by the gateway.
 
-The id is random. It stands for a server and the server's own id, is usable by the client that created the task (its
-token or its principal) alone, and outlives the gateway (`TaskMap`). Requests about a task go to its server, and a
-notification goes to the clients that follow the task. Clients that know no tasks never see one: the endpoint waits for
-the result. The record of the call is written when the task is seen to have ended, with its own duration.
+The id is random. It maps to a server and the server's own id, works only for the client that created the task (by token
+or principal), and outlives the gateway (`TaskMap`). Requests about a task go to its server; notifications go to the
+clients following it. Clients without task support never see one: the endpoint waits for the result. The call is
+recorded, with the task's duration, once the gateway sees the task end.
 
-In a cluster the id is sealed instead of stored, so that every node can open it (`TaskHandles`). A server that counts
-from one again may have given its own id to another task: the time of creation tells them apart, and is compared before
-anything is done to a task.
+In a cluster the id is sealed instead of stored, so every node can open it (`TaskHandles`). A restarted server that
+counts from one may reuse an id for another task, so the gateway compares creation times before acting on a task.
 """
 
 from __future__ import annotations
@@ -59,32 +58,32 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 UNLIMITED_MS, LONGEST_MS = 7 * 86_400_000, 30 * 86_400_000
-"""How long a task without an end is remembered, and any task at most."""
+"""Retention of a task without a TTL, and the upper bound for any task."""
 _GRACE_MS = 60_000
-"""Beyond the life of a task: the server may keep it longer, and says best itself that it is gone."""
+"""Retention past a task's TTL: the server may keep it longer and should be the one to report it gone."""
 _ID_BYTES = 24
-_SAME_S = 0.01
-"""Times of creation that differ by less are equal: a server may round them."""
-_OWN_CHARS = 1_024
+_CREATED_TOLERANCE_S = 0.01
+"""Creation times closer than this are equal: servers may round them."""
+_MAX_ID_CHARS = 1_024
 
 
 @dataclass(slots=True, eq=False)
 class HeldTask:
-    """A task that a client holds, with what this process knows about it."""
+    """A task held by a client, with the state this process has for it."""
 
     row: TaskRow
     completion: CallCompletion | None = None
     listeners: list[TaskListener] = field(default_factory=list["TaskListener"])
     spellings: dict[str, ArgumentSpelling] = field(default_factory=dict[str, ArgumentSpelling])
-    """The server's own spelling of the answers to its questions, by key."""
+    """How the server spells the argument names in its input requests, by request key."""
     created: float = 0.0
-    """When the server created it, by its own clock; 0: unknown."""
+    """Creation time by the server's clock; 0 if unknown."""
     sealed: SealedTask | None = None
-    """What its handle says, in a cluster."""
+    """Contents of its handle, in a cluster."""
     is_reported: bool = False
-    """Whether the node that made it was told of its end."""
-    told: JsonObject | None = None
-    """What the clients that follow it were told last."""
+    """Whether the node that created the task knows about its end."""
+    notified: JsonObject | None = None
+    """Last state sent to the clients following it."""
 
 
 class GatewayTasks:
@@ -92,9 +91,9 @@ class GatewayTasks:
 
     Args:
         content: Knows the servers and converts their URIs.
-        task_map: Remembers tasks; None: for the life of this process.
-        on_note: Receives that tasks cannot be remembered.
-        handles: Seals the ids in a cluster, which needs no map then.
+        task_map: Persists tasks. Without it they live as long as this process.
+        on_note: Receives a note if tasks can't be persisted.
+        handles: Seals ids in a cluster, which makes the map unnecessary.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class GatewayTasks:
         handles: TaskHandles | None = None,
     ) -> None:
         self.holds_back: Callable[[], bool] = lambda: False
-        """Tells whether every result has to pass through here: interceptors of addons see no task."""
+        """Returns whether every result has to pass through here: addon interceptors don't see tasks."""
         self._content = content
         self._map = task_map
         self._on_note = on_note
@@ -115,14 +114,14 @@ class GatewayTasks:
         content.on_task_status = self.receive
 
     async def open(self) -> None:
-        """Read the tasks that clients hold from earlier runs; in a cluster, look at those whose end others report."""
+        """Load tasks that clients hold from earlier runs. In a cluster, follow the task ends other nodes report."""
         if self._handles is not None:
             self._handles.follow(self._look_later)
         for row in await self._use_map(lambda known: known.read_all(now_ms())) or ():
             self._hold(HeldTask(row))
 
     async def aclose(self) -> None:
-        """Record the calls whose tasks have not ended as unfinished, and close the map."""
+        """Record calls with a running task as unfinished, and close the map."""
         for held in self._held.values():
             self._finish(held, ToolResult.error("The gateway ended before the task.", code="unfinished"))
         if self._map is not None:
@@ -130,7 +129,7 @@ class GatewayTasks:
                 await to_thread.run_sync(self._map.close)
 
     async def _use_map(self, use: Callable[[TaskMap], T]) -> T | None:
-        """Use the map in a thread; where it cannot be used, tasks live as long as this process."""
+        """Use the map in a thread. If that fails, drop it: tasks then live as long as this process."""
         if self._map is None:
             return None
         try:
@@ -144,18 +143,18 @@ class GatewayTasks:
     # -- handles ----------------------------------------------------------------------------
 
     def offers_core(self) -> bool:
-        """Return whether a listed tool can be called as a task of revision 2025-11-25."""
+        """Return whether any listed tool can be called as a task of revision 2025-11-25."""
         return any(read_task_support(tool.raw) != "forbidden" for tool in self._content.list_tools())
 
     def gives_handles(self) -> bool:
-        """Return whether clients get handles; otherwise the gateway waits for results."""
+        """Return whether clients get handles. If not, the gateway waits for results."""
         return not self.holds_back()
 
     async def add(self, exchange: TaskExchange, owner: bytes, listener: TaskListener | None) -> JsonObject:
-        """Remember a new task before its client learns of it, and return it under the id of the gateway."""
+        """Persist a new task before its client learns about it, and return it under the gateway's id."""
         task = exchange.created or {}
         own = str(task.get("taskId"))
-        if len(own) > _OWN_CHARS:
+        if len(own) > _MAX_ID_CHARS:
             raise RpcError(INVALID_PARAMS, f"server {exchange.server!r} has a task id of {len(own):,} characters")
         row = TaskRow(secrets.token_urlsafe(_ID_BYTES), exchange.server, own, _digest(owner), _find_end(task))
         held = HeldTask(row, created=_read_time(task.get("createdAt")) or 0.0)
@@ -164,7 +163,7 @@ class GatewayTasks:
         earlier = self._by_own.get((row.server, own))
         if earlier is not None and earlier.row.owner == row.owner and earlier.sealed is None:
             held.row = replace(row, id=earlier.row.id)
-        if earlier is not None:  # the server has started again, and counts from one: the old task is gone
+        if earlier is not None:  # the server restarted and counts from one: the old task is gone
             self._forget(earlier)
         held.completion, held.listeners = exchange.completion, [] if listener is None else [listener]
         row = held.row
@@ -173,8 +172,8 @@ class GatewayTasks:
         return self._show(held, task)
 
     async def _seal(self, held: HeldTask, handles: TaskHandles) -> None:
-        """Give a new task a handle that every node can open."""
-        # Its life may change, of which other nodes do not learn: the server says when it is gone.
+        """Replace a new task's id by a handle that every node can open."""
+        # Other nodes don't learn about TTL changes, so leave it to the server to report the task gone.
         row, expires_ms = held.row, now_ms() + LONGEST_MS
 
         async def seal(endpoint: ServerEndpointImpl) -> JsonObject:
@@ -195,13 +194,13 @@ class GatewayTasks:
         self._held[held.row.id] = held
         key = (held.row.server, held.row.own)
         known = self._by_own.get(key)
-        if known is None or known.created <= held.created:  # a sealed handle may be older than the present task
+        if known is None or known.created <= held.created:  # a sealed handle may be older than the current task
             self._by_own[key] = held
         if len(self._held) <= MOST_TASKS:
             return
         now = now_ms()
         by_end = sorted(self._held.values(), key=lambda one: one.row.expires_ms)
-        # A tenth at a time: sorting for every task would cost more than the tasks.
+        # Evict a tenth at a time: sorting for every task would cost more than the tasks.
         for index, one in enumerate(by_end):
             if index >= MOST_TASKS // 10 and one.row.expires_ms > now:
                 break
@@ -214,11 +213,7 @@ class GatewayTasks:
             del self._by_own[held.row.server, held.row.own]
 
     async def _find(self, task_id: str, owner: bytes) -> HeldTask:
-        """Find a task of its owner; to anyone else it does not exist.
-
-        Raises:
-            RpcError: There is none.
-        """
+        """Find a task by its owner; for anyone else it doesn't exist (`RpcError`)."""
         held = self._held.get(task_id) or self._unseal(task_id)
         if held is None and (row := await self._use_map(lambda known: known.find(task_id))) is not None:
             held = HeldTask(row)
@@ -230,7 +225,7 @@ class GatewayTasks:
         return held
 
     def find_server(self, task_id: JsonValue) -> str | None:
-        """Find the server of a task that this process knows, or whose handle it can open."""
+        """Return the server of a task that this process knows or whose handle it can open."""
         held = self._held.get(task_id) or self._unseal(task_id) if isinstance(task_id, str) else None
         return None if held is None else held.row.server
 
@@ -239,10 +234,10 @@ class GatewayTasks:
     async def request(
         self, method: str, params: JsonObject, owner: bytes, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Answer a request about a task of the present caller.
+        """Answer a request about a task of the current caller.
 
         Raises:
-            RpcError: This owner has no such task, or the server refused.
+            RpcError: The owner has no such task, or the server rejected the request.
         """
         held = await self._find(str(params.get("taskId")), owner)
         if method != "tasks/get":
@@ -261,28 +256,24 @@ class GatewayTasks:
         if method == "tasks/update":
             return {}
         if method == "tasks/cancel" and not is_task(result):
-            # The client need not look again: we look once, so that the record of the call has its end.
+            # The client needn't poll again, so poll once to record the end of the call.
             shown = await self._look(held)
             self._finish(held, ToolResult.error("The client cancelled the task.", code="cancelled"))
             return shown
         return await self._observe(held, read_task(result))
 
     async def _look(self, held: HeldTask) -> JsonObject:
-        """Ask the server about a task, and return it as its client sees it."""
+        """Poll the server for a task and return it as its client sees it."""
         seen = await self._reach(held, lambda endpoint: endpoint.request("tasks/get", {"taskId": held.row.own}))
         return await self._observe(held, read_task(seen))
 
     async def _verify(self, held: HeldTask) -> None:
-        """Check that the server's own id still means the task of a sealed handle: no map says so.
-
-        Raises:
-            RpcError: It is another task, or the server has none.
-        """
+        """Check that the server's id still means the task of a sealed handle (`RpcError` if not): no map says so."""
         if held.sealed is not None:
             await self._look(held)
 
     def _look_later(self, task_id: str) -> None:
-        """Look at a task of this node after another one has seen its end: the record of its call is here."""
+        """Poll a task after another node saw its end: the call is recorded on this node."""
         held = self._held.get(task_id)
         if held is not None and held.completion is not None:
             self._content.start_soon(self._look_once, held)
@@ -300,7 +291,7 @@ class GatewayTasks:
             endpoint = await self._content.wake(server)
             if self._handles is not None and held.sealed is not None:
                 if self._handles.identify_server(endpoint.config) != held.sealed.server_key:
-                    raise _build_unknown()  # a server of this name that is another one
+                    raise _build_unknown()  # another server under the same name
             return await use(endpoint)
 
         try:
@@ -312,16 +303,12 @@ class GatewayTasks:
             raise error from fault
 
     async def _observe(self, held: HeldTask, task: JsonObject) -> JsonObject:
-        """Take note of the state of a task, and return it as its client sees it.
-
-        Raises:
-            RpcError: The server has given the id to another task.
-        """
+        """Note a task's state and return it as its client sees it; `RpcError` if the server reused the id."""
         if not _is_same(held, task):
             self._forget(held)
             raise _build_unknown()
         end = _find_end(task)
-        if held.sealed is None and abs(end - held.row.expires_ms) > _GRACE_MS:  # the life of a task may change
+        if held.sealed is None and abs(end - held.row.expires_ms) > _GRACE_MS:  # a task's TTL may change
             row = held.row = replace(held.row, expires_ms=end)
             await self._use_map(lambda known: known.write(row))
         self._note_end(held, task)
@@ -351,7 +338,7 @@ class GatewayTasks:
             completion.finish(ToolOutcome(held.row.id, result), seconds)
 
     def _show(self, held: HeldTask, task: JsonObject) -> JsonObject:
-        """Return a task under the id of the gateway, with the addresses and without the invisible characters."""
+        """Return a task under the gateway's id, with URIs converted and invisible characters removed."""
         result, asked = task.get("result"), task.get("inputRequests")
         rest = {key: value for key, value in task.items() if key not in {"result", "inputRequests", "_meta"}}
         shown = cast("JsonObject", clean_json(rest)[0])
@@ -371,10 +358,10 @@ class GatewayTasks:
     # -- changes ----------------------------------------------------------------------------
 
     async def watch(self, task_id: str, owner: bytes, listener: TaskListener) -> Callable[[], None]:
-        """Call `listener` with every change of a task, until the returned function is called.
+        """Call `listener` on every change of a task until the returned function is called.
 
         Raises:
-            RpcError: This owner has no such task, or its server cannot be reached.
+            RpcError: The owner has no such task, or its server can't be reached.
         """
         held = await self._find(task_id, owner)
         await self._verify(held)
@@ -401,7 +388,7 @@ class GatewayTasks:
         return stop
 
     def receive(self, params: JsonObject) -> None:
-        """Pass a notification of a server about a task to the clients that follow it."""
+        """Pass a server's task notification to the clients following the task."""
         held = self._by_own.get((current_server.get() or "", str(params.get("taskId"))))
         if held is None or not is_task(params):
             return
@@ -410,8 +397,8 @@ class GatewayTasks:
             return
         shown = self._show(held, task) if held.listeners else None
         # A server reports a change once for each node that follows the task, and every node learns of each.
-        if shown is not None and shown != held.told:
-            held.told = shown
+        if shown is not None and shown != held.notified:
+            held.notified = shown
             for listener in [*held.listeners]:
                 listener(shown)
         self._note_end(held, task)
@@ -422,13 +409,13 @@ def _build_unknown() -> RpcError:
 
 
 def _is_same(held: HeldTask, task: JsonObject) -> bool:
-    """Return whether a task of the server is the one that is held, by the time of its creation."""
+    """Return whether a server's task is the held one, by creation time."""
     created = _read_time(task.get("createdAt"))
     if not held.created or created is None:
         return True
     # Servers may write fractions of a second in one place and leave them out in another.
     is_exact = held.created % 1 and created % 1
-    return abs(created - held.created) < (_SAME_S if is_exact else 1)
+    return abs(created - held.created) < (_CREATED_TOLERANCE_S if is_exact else 1)
 
 
 def _digest(owner: bytes) -> str:
@@ -436,7 +423,7 @@ def _digest(owner: bytes) -> str:
 
 
 def _find_end(task: JsonObject) -> int:
-    """Return until when a task is remembered."""
+    """Return when a task may be forgotten."""
     ttl = task.get("ttlMs")
     life = int(min(ttl, LONGEST_MS)) if isinstance(ttl, (int, float)) and ttl >= 0 else UNLIMITED_MS
     created = _read_time(task.get("createdAt"))
@@ -446,7 +433,7 @@ def _find_end(task: JsonObject) -> int:
 
 
 def _measure(task: JsonObject) -> float | None:
-    """Return how many seconds a task took, by the clock of its server."""
+    """Return a task's duration in seconds, by its server's clock."""
     began, ended = _read_time(task.get("createdAt")), _read_time(task.get("lastUpdatedAt"))
     return None if began is None or ended is None or ended < began else ended - began
 
@@ -464,7 +451,7 @@ def _read_spelling(request: JsonValue) -> ArgumentSpelling:
 
 
 def _restore_answers(held: HeldTask, answers: JsonValue) -> JsonObject:
-    """Spell the names in a client's answers as the server does."""
+    """Spell the names in a client's answers the way the server does."""
     restored: JsonObject = {}
     for key, answer in answers.items() if is_json_object(answers) else ():
         restored[key] = answer
@@ -482,9 +469,9 @@ def _restore_answers(held: HeldTask, answers: JsonValue) -> JsonObject:
 
 
 TASKS_FILE = "tasks.db"
-"""The name of the file in the state directory."""
+"""File name in the state directory."""
 MOST_TASKS = 10_000
-"""Beyond it the tasks that end first are forgotten."""
+"""Above this, the tasks that expire first are dropped."""
 _APPLICATION_ID = 0x7461736B
 """Marks the file: https://www.sqlite.org/pragma.html#pragma_application_id."""
 _BUSY_S = 5.0
@@ -497,20 +484,20 @@ _COLUMNS = "id, server, own, owner, expires_ms"
 
 @record
 class TaskRow:
-    """One task that a client holds."""
+    """A task held by a client."""
 
     id: str
-    """What the client knows."""
+    """The id the client knows."""
     server: str
     own: str
-    """The server's own id."""
+    """The server's id."""
     owner: str
     """Digest of the client's token or principal."""
     expires_ms: int
 
 
 class TaskMap:
-    """The file; opened by its first use."""
+    """The task file, opened on first use."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -518,11 +505,11 @@ class TaskMap:
         self._connection: sqlite3.Connection | None = None
 
     def read_all(self, now_ms: int) -> Iterable[TaskRow]:
-        """Read what hasn't expired, and remove rows past the most: a clock that jumps ahead removes nothing.
+        """Return unexpired rows. Deletes only rows over the limit, so a clock jumping ahead loses nothing.
 
         Raises:
-            OSError: The file cannot be created, or belongs to another user.
-            sqlite3.Error: It cannot be used.
+            OSError: The file can't be created, or belongs to another user.
+            sqlite3.Error: The file is unusable.
         """
         with self._lock:
             connection = self._open()
@@ -532,13 +519,13 @@ class TaskMap:
             return [TaskRow(*row) for row in connection.execute(query, (now_ms,))]
 
     def find(self, task_id: str) -> TaskRow | None:
-        """Find a row, also one that another gateway has written; raises as `read_all`."""
+        """Find a row, including ones other gateways wrote. Raises like `read_all`."""
         with self._lock:
             row = self._open().execute(f"SELECT {_COLUMNS} FROM tasks WHERE id = ?", (task_id,)).fetchone()
         return None if row is None else TaskRow(*row)
 
     def write(self, row: TaskRow) -> None:
-        """Write a row, in place of earlier ones of this task; raises as `read_all`."""
+        """Write a row, replacing earlier ones for the same task. Raises like `read_all`."""
         with self._lock:
             connection = self._open()
             connection.execute("DELETE FROM tasks WHERE server = ? AND own = ?", (row.server, row.own))

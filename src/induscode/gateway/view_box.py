@@ -1,6 +1,6 @@
-"""The toolbox of a gateway as one view shows it: fewer tools, other names, other descriptions.
+"""A gateway's toolbox behind a view: fewer tools, other names, other descriptions.
 
-A hidden tool cannot be called either. The original name of a renamed tool is unknown to the client of the view.
+Hidden tools can't be called, and a renamed tool only exists under its new name.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from induscode.launch.views import View
 
 _CALLERS = frozenset({RUN_CODE, "task"})
-"""Cards that call others."""
+"""Cards that call other tools."""
 
 
 class ServedBox(Protocol):
-    """What a view needs of the toolbox of a gateway."""
+    """The interface a view needs from a gateway's toolbox."""
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List all tools."""
@@ -61,7 +61,7 @@ class ServedBox(Protocol):
         ...
 
     def answers_unlisted(self, name: str) -> bool:
-        """Tell whether a tool is disabled."""
+        """Return whether a tool is disabled."""
         ...
 
     def find_server(self, name: str) -> str | None:
@@ -70,7 +70,7 @@ class ServedBox(Protocol):
 
 
 class SearchableBox(ServedBox, Protocol):
-    """What a search needs of the toolbox of a gateway, or of a view."""
+    """The interface a search needs from the toolbox of a gateway or a view."""
 
     @property
     def context(self) -> ToolContext:
@@ -78,15 +78,15 @@ class SearchableBox(ServedBox, Protocol):
         ...
 
     def forwards_input(self, name: str) -> bool:
-        """Tell whether a tool belongs to a server."""
+        """Return whether a tool belongs to a server."""
         ...
 
     def find_ref(self, name: str) -> RemoteToolRef | None:
-        """Find the server of a tool and its own name there."""
+        """Return the server of a tool and the tool's name there."""
         ...
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
-        """Tell which tools a rule denies."""
+        """Return the tools that a rule denies."""
         ...
 
     def list_disabled(self) -> Sequence[DisabledTool]:
@@ -112,34 +112,34 @@ class ViewBox:
 
     @property
     def runner(self) -> ViewBox:
-        """The runner of the calls: this object."""
+        """This object: it runs its own calls."""
         return self
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the tools that the view shows."""
+        """List the tools the view shows."""
         return self._descriptors
 
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
-        """Run one call under the original name of the tool; one that the view does not show is unknown."""
+        """Run one call under the tool's original name. A tool the view hides is unknown."""
         name = self._originals.get(call.name) or self._find_disabled(call.name)
         if name is None:
             return ToolOutcome(call.id, ToolResult.error(f"There is no tool named {call.name!r}.", code="unknown_tool"))
-        if name in _CALLERS:  # a script and an agent call what this view shows
+        if name in _CALLERS:  # scripts and agents call through this view
             current_entry.set(CallEntry(self, call.id, find_denied=self.find_denied))
         return await self.box.run(replace(call, name=name), cancel, on_progress=on_progress)
 
     def list_originals(self) -> Collection[str]:
-        """List the shown tools by their names in the toolbox behind the view."""
+        """List the shown tools by their original names."""
         return self._originals.values()
 
     def answers_unlisted(self, name: str) -> bool:
-        """Tell whether there is a disabled tool of this name that the view would show."""
+        """Return whether the view would show a disabled tool under this name."""
         return self._find_disabled(name) is not None
 
     def _find_disabled(self, name: str) -> str | None:
-        """Find the original name of a disabled tool by the one under which the view would show it."""
+        """Return the original name of a disabled tool the view would show under `name`."""
         for original in self._view.list_originals(name):
             server = self.box.find_server(original) or ""
             if self.box.answers_unlisted(original) and self._would_show(original, server):
@@ -147,10 +147,10 @@ class ViewBox:
         return None
 
     def find_server(self, name: str) -> str | None:
-        """Find the server of a tool, by the name that the view gives it."""
+        """Return the server of a tool by its name in the view."""
         return self.box.find_server(self._originals.get(name) or self._find_disabled(name) or name)
 
-    # -- for a search in the view ---------------------------------------------------------------
+    # -- searching the view -------------------------------------------------------------------
 
     @property
     def context(self) -> ToolContext:
@@ -158,23 +158,23 @@ class ViewBox:
         return self._searchable.context
 
     def forwards_input(self, name: str) -> bool:
-        """Tell whether a tool belongs to a server."""
+        """Return whether a tool belongs to a server."""
         return name in self._originals and self._searchable.forwards_input(self._originals[name])
 
     def find_ref(self, name: str) -> RemoteToolRef | None:
-        """Find the server of a tool and its own name there; a renamed tool has that of the view."""
+        """Return the server of a tool and its name there, or the view's name for a renamed tool."""
         original = self._originals.get(name, name)
         ref = self._searchable.find_ref(original)
         return ref if ref is None or name == original else replace(ref, name=name)
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
-        """Tell which tools a rule denies."""
+        """Return the tools that a rule denies."""
         originals = {name: self._originals.get(name, name) for name in names}
         denied = self._searchable.find_denied([*originals.values()])
         return {name for name, original in originals.items() if original in denied}
 
     def list_disabled(self) -> Sequence[DisabledTool]:
-        """List the disabled tools that the view would show."""
+        """List the disabled tools the view would show."""
         return [
             replace(tool, name=choose_tool_name(tool.name, self._view, self._taken))
             for tool in self._searchable.list_disabled()
@@ -182,7 +182,7 @@ class ViewBox:
         ]
 
     def _would_show(self, name: str, server: str) -> bool:
-        """Tell whether the view would show a disabled tool. Nobody knows yet whether such a tool only reads."""
+        """Return whether the view would show a disabled tool, assuming it isn't read-only: that's unknown so far."""
         return self._view.shows(name, server, reads_only=False)
 
     @property
@@ -191,10 +191,10 @@ class ViewBox:
 
 
 def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
-    """Read the tokens of views from their variables; an unset one is reported, and its view has no token.
+    """Read view tokens from their environment variables. An unset one is reported and gets no token.
 
     Raises:
-        click.UsageError: Two views have one token.
+        click.UsageError: Two views share a token.
     """
     tokens: dict[bytes, str] = {}
     for view in views.values():
@@ -212,10 +212,10 @@ def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> d
 
 
 def check_view_tokens(tokens: Mapping[bytes, str], views: Mapping[str, View]) -> None:
-    """Refuse tokens that a host over HTTP would refuse.
+    """Reject tokens that the HTTP host would reject.
 
     Raises:
-        click.UsageError: A token is too short, or cannot stand in a header.
+        click.UsageError: A token is too short, or isn't ASCII.
     """
     from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN  # noqa: PLC0415 — over HTTP only
 
@@ -228,7 +228,7 @@ def check_view_tokens(tokens: Mapping[bytes, str], views: Mapping[str, View]) ->
 
 
 def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> None:
-    """Print which names of servers in views match none of these; nothing where there are no servers."""
+    """Print server names in views that match no server, unless there are no servers at all."""
     for view in views:
         for pattern in view.servers:
             if servers and not any(matches(server, [pattern]) for server in (*servers, NATIVE)):
@@ -237,15 +237,10 @@ def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> N
 
 
 class GatewayViews:
-    """The views of a gateway, each with a toolbox that is built again when the gateway's own has changed.
+    """The views of a gateway, each with a toolbox rebuilt whenever the gateway's changes.
 
-    Args:
-        source: Returns the present toolbox of the gateway.
-        views: By name.
-        tokens: Names of views by the token that selects them.
-        forced: The view of every client, if there is one.
-        content: What the gateway serves beside tools, if it does.
-        wrap: Puts a search in front of the toolbox of a view.
+    `source` returns the gateway's current toolbox, `tokens` maps tokens to view names, `forced` is a view for every
+    client, and `wrap` puts a search in front of a view's toolbox.
     """
 
     def __init__(
@@ -268,7 +263,7 @@ class GatewayViews:
         }
 
     def choose(self, identity: ClientIdentity, client: CallingClient) -> ServedView | None:
-        """Choose what a client is served; None if it has no view."""
+        """Return the client's view, or `None` if it has none."""
         view = self._forced or find_view(
             self._views, token=self._tokens.get(identity.owner, ""), principal=identity.principal, client=client.name
         )
@@ -279,7 +274,7 @@ class GatewayViews:
         if known is not None and known[0] is box:
             return known[1]
         if not hasattr(box, "find_server"):
-            return box  # the empty box before the servers are known
+            return box  # empty until the servers are known
         built = ViewBox(cast("ServedBox", box), view)
         self._built[view.name] = (box, built)
         return built
@@ -290,7 +285,7 @@ class GatewayViews:
 
 
 def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]:
-    """Select the tools that a view shows, each with its original name."""
+    """Select the tools a view shows, each with its original name."""
     every = box.descriptors()
     shown = [
         descriptor
@@ -311,67 +306,60 @@ def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]
 
 
 def list_taken_names(tools: Iterable[ToolDescriptor]) -> Collection[str]:
-    """List the names that a view can give to no other tool: those of all tools, and of the search."""
+    """List names a view can't assign: the names of all tools and of the search cards."""
     return {*SEARCH_CARDS, *(tool.name for tool in tools)}
 
 
 def choose_tool_name(name: str, view: View, taken: Collection[str]) -> str:
-    """Choose the name under which a view shows a tool.
+    """Return a tool's name in a view.
 
-    A new name that another tool or the search has, or that providers refuse, is not given: the tool keeps its own.
+    A tool keeps its name if the new one belongs to another tool or a search card, or if providers don't accept it.
     """
     wanted = view.choose_name(name, taken)
     return wanted if is_accepted_name(wanted) else name
 
 
-# -- view content -----------------------------------------------------------------------------
+# -- content ----------------------------------------------------------------------------------
 #
-# A hidden resource cannot be read either, and the original name of a renamed prompt is unknown to the client of the
-# view. A resource keeps its URI, which results and links refer to; a view may change the name and the description
-# beside it.
+# Hidden resources can't be read, and a renamed prompt only exists under its new name. A resource keeps its URI, which
+# results and links refer to; a view may change its name and description.
 
 
 _DELIMITER = re.compile(r"[/\\?&=#;:,]")
-_MOST_ESCAPED = 8
+_MAX_UNESCAPES = 8
 
 
 class ViewContent:
-    """The content source of a gateway behind a view.
-
-    Args:
-        content: Everything that the gateway has.
-        view: What is shown of it.
-        find_tool_servers: Returns the servers of the tools that the view shows.
-    """
+    """A gateway's content source behind a view; `find_tool_servers` returns the servers of the tools it shows."""
 
     def __init__(self, content: GatewayContent, view: View, find_tool_servers: Callable[[], Collection[str]]) -> None:
         self._content, self._view, self._find_tool_servers = content, view, find_tool_servers
         self._selected: dict[ItemKind, tuple[KnownItems, Sequence[tuple[str, JsonObject]]]] = {}
 
     def _select(self, kind: ItemKind) -> Sequence[tuple[str, JsonObject]]:
-        """Return the shown rows of a kind, each with its original name; they are built again after a change."""
+        """Return the shown rows of a kind with their original names, rebuilding them after a change."""
         items, known = self._content.known_items(kind), self._selected.get(kind)
         if known is None or known[0] is not items:
             known = self._selected[kind] = items, select_rows(kind, items, self._view)
         return known[1]
 
     def refresh(self) -> Sequence[ItemKind]:
-        """Return the kinds whose shown rows have changed since a client has listed them."""
+        """Return the kinds whose shown rows changed since a client listed them."""
         return [kind for kind, (_, rows) in [*self._selected.items()] if self._select(kind) != rows]
 
     def shows_server(self, server: str) -> bool:
-        """Tell whether the view shows anything of a server."""
+        """Return whether the view shows anything from a server."""
         if server in self._find_tool_servers():
             return True
         known = {kind: self._content.known_items(kind).refs for kind in LISTED_KINDS}
         return any(known[kind][name].server == server for kind in LISTED_KINDS for name, _ in self._select(kind))
 
     def instructions(self) -> str | None:
-        """Compose the instructions of the servers of which the view shows something."""
+        """Combine the instructions of all servers the view shows something from."""
         return self._content.instructions(self.shows_server)
 
     def extensions(self) -> JsonObject:
-        """Return the extensions that the view needs."""
+        """Return the protocol extensions the view needs."""
         return self._content.extensions() if self._select("skill") else {}
 
     async def list_content(self, kind: ItemKind) -> ContentListing:
@@ -380,18 +368,14 @@ class ViewContent:
         return ContentListing([row for _, row in self._select(kind)], listing.ttl_ms)
 
     def find_server(self, method: str, params: JsonObject) -> str | None:
-        """Find the server that a request is for; None if it is for none that the view shows."""
+        """Return the server a request is for, if the view shows it."""
         try:
             return self._content.find_server(method, self._restore_names(method, params))
         except RpcError:
             return None
 
     async def request(self, method: str, params: JsonObject, on_progress: ProgressSink | None = None) -> JsonObject:
-        """Answer a request of the present caller; what the view hides is unknown.
-
-        Raises:
-            RpcError: It was refused.
-        """
+        """Answer a request of the current caller; hidden items are unknown (`RpcError`)."""
         await self._content.listed.wait()
         if method == READ_DIRECTORY:
             listed = list_directory([row for _, row in self._select("skill")], str(params.get("uri")))
@@ -400,7 +384,7 @@ class ViewContent:
         return await self._content.request(method, self._restore_names(method, params), on_progress)
 
     async def subscribe(self, uri: str, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` after every update of a resource, until the returned function is called.
+        """Call `listener` on every update of a resource until the returned function is called.
 
         Raises:
             RpcError: The view shows no such resource, or its server refuses.
@@ -410,23 +394,19 @@ class ViewContent:
         return await self._content.subscribe(uri, listener)
 
     def add_client(self, client: ContentClient) -> Callable[[], None]:
-        """Add a client, which hears of the shown servers alone, until the returned function is called."""
+        """Register a client that only hears from the shown servers; the returned function removes it."""
         return self._content.add_client(client, self.shows_server)
 
     def change_client(self, client: ContentClient, method: str) -> None:
-        """Take note that a client has changed its log level or its roots."""
+        """Handle a change of a client's log level or roots."""
         self._content.change_client(client, method)
 
     def _restore_names(self, method: str, params: JsonObject) -> JsonObject:
-        """Return the parameters of a request with the gateway's own names in them.
-
-        Raises:
-            RpcError: The view does not show what the request is for.
-        """
+        """Replace view names in request parameters by the gateway's; `RpcError` if the view hides the item."""
         if method == "completion/complete":
             ref = params.get("ref")
             if not isinstance(ref, dict) or ref.get("type") not in {"ref/prompt", "ref/resource"}:
-                return params  # refused by the gateway
+                return params  # the gateway rejects it
             inner = "prompts/get" if ref["type"] == "ref/prompt" else "resources/read"
             return {**params, "ref": self._restore_names(inner, ref)}
         if method == "prompts/get":
@@ -443,16 +423,12 @@ class ViewContent:
             server = None if original in known else self._content.find_server("prompts/get", {"name": original})
             if server is not None and self._view.shows(original, server, kind="prompt"):
                 if self._view.choose_name(original, known) == name:
-                    return original  # disabled: refused with the reason
+                    return original  # disabled: rejected later, with the reason
                 break
         raise RpcError(INVALID_PARAMS, f"there is no prompt named {name!r}")
 
     def _check_resource(self, uri: str) -> None:
-        """Refuse a URI that the view does not show, as if no server had it.
-
-        Raises:
-            RpcError: The view does not show it.
-        """
+        """Reject a URI the view doesn't show, with the `RpcError` for an unknown resource."""
         listed = (self._content.known_items(kind).refs.get(uri) for kind in ("resource", "template", "skill"))
         ref = next((ref for ref in listed if ref is not None), None)
         server, shown = (ref.server, uri) if ref is not None else self._content.find_resource(uri)
@@ -469,7 +445,7 @@ def select_rows(kind: ItemKind, items: KnownItems, view: View) -> list[tuple[str
         if not view.shows(original, items.refs[original].server, kind=kind):
             continue
         changed: JsonObject = {}
-        if kind == "skill":  # an entry repeats the front matter of its file, word by word
+        if kind == "skill":  # an entry repeats its file's front matter verbatim
             selected.append((original, row))
             continue
         if kind == "prompt":
@@ -485,12 +461,12 @@ def select_rows(kind: ItemKind, items: KnownItems, view: View) -> list[tuple[str
 
 
 def has_dot_segment(uri: str) -> bool:
-    """Tell whether a server could resolve a URI to one outside of the pattern that it matches.
+    """Return whether a server could resolve a URI to one outside the pattern it matches.
 
-    https://www.rfc-editor.org/rfc/rfc3986#section-5.2.4. Escapes count as what they stand for, also nested ones, and a
-    URI that is escaped more often than any server would decode it counts as such.
+    https://www.rfc-editor.org/rfc/rfc3986#section-5.2.4. Escapes are decoded, including nested ones. A URI escaped more
+    often than any server would decode it counts too.
     """
-    for _ in range(_MOST_ESCAPED):
+    for _ in range(_MAX_UNESCAPES):
         plain = unquote(uri)
         if plain == uri:
             return ".." in _DELIMITER.split(plain)

@@ -95,7 +95,7 @@ def test_conversations_are_listed_by_directory_with_their_first_prompt(
         (names[2], str(here), None), (names[0], str(here), "first words"),
     ]  # fmt: skip
     assert len(list_conversations(None)) == 3
-    monkeypatch.setattr(history, "_MOST", 2)
+    monkeypatch.setattr(history, "_MAX_LISTED", 2)
     assert len(list_conversations(None)) == 2
     # The list of the terminal leaves out those without a message.
     found = list_summaries(str(here), limit=9)

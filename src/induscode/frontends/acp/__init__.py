@@ -1,1 +1,1 @@
-"""`indus acp`: a session in an editor, by the Agent Client Protocol (https://agentclientprotocol.com) over stdio."""
+"""`indus acp`: a session in an editor via the Agent Client Protocol (https://agentclientprotocol.com) over stdio."""

@@ -1,7 +1,7 @@
-"""The agent side of the Agent Client Protocol: one connection to an editor, any number of sessions side by side.
+"""Agent side of the Agent Client Protocol: one connection to an editor, any number of concurrent sessions.
 
-https://agentclientprotocol.com/protocol/overview. Each session has a task of its own. The end of the editor's input
-closes every session, and with it every process that a session has started.
+https://agentclientprotocol.com/protocol/overview. Each session runs in its own task. When the editor's input ends,
+every session closes, and with it every process it started.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ PROTOCOL_VERSION = 1
 INVALID_REQUEST = -32600
 ACP_CANCELLATION = Cancellation(method="$/cancel_request", facts={}, code=-32800)
 """https://agentclientprotocol.com/protocol/cancellation"""
-_MOST_REQUESTS = 256
-"""Requests of the editor at once: a prompt of every session, and more."""
+_MAX_REQUESTS = 256
+"""Limit for concurrent requests: one prompt per session, and more."""
 _KEYS = (
     "indus needs no sign-in: the keys of models come from the environment of the editor, such as ANTHROPIC_API_KEY "
     "or OPENAI_API_KEY"
@@ -55,10 +55,10 @@ async def serve_editor(
     cancel: CancelToken,
     on_closing: Callable[[], None],
 ) -> None:
-    """Serve an editor until its input ends or `cancel` is cancelled, and close every session.
+    """Serve an editor until its input ends or `cancel` is cancelled, then close every session.
 
-    `build_invocation` gives the invocation for a working directory. It may block, and raises `ValueError`. `on_closing`
-    is called before sessions are closed.
+    `build_invocation` returns the invocation for a working directory; it may block, and raises `ValueError`.
+    `on_closing` runs before the sessions close.
     """
     async with anyio.create_task_group() as tasks:
         agent = AcpAgent(transport, build_invocation, tasks)
@@ -66,7 +66,7 @@ async def serve_editor(
             await transport.read_file()
             await transport.input_ended.wait()
         on_closing()
-        # Not by cancelling the group: what a session has opened must be closed, each part within its deadline.
+        # Don't cancel the group: every part a session opened has to close within its deadline.
         await agent.aclose()
 
 
@@ -96,21 +96,19 @@ class AcpAgent:
             transport,
             on_request=self._handle_request,
             on_notify=self._handle_notification,
-            inbound=_MOST_REQUESTS,
+            inbound=_MAX_REQUESTS,
             on_invalid_frame=self._refuse_frame,
             cancellation=ACP_CANCELLATION,
         )
 
     async def aclose(self) -> None:
-        """Close all sessions, and wait for their ends; pending requests have no response."""
+        """Close all sessions and wait for them; pending requests get no response."""
         sessions = {*self._sessions.values(), *self._opening}
         for session in sessions:
             session.close()
         for session in sessions:
             await session.ended.wait()
         await self._connection.close()
-
-    # -- messages -----------------------------------------------------------------------------
 
     async def _handle_request(self, method: str, params: JsonObject) -> JsonObject:
         if method == "initialize":
@@ -131,10 +129,8 @@ class AcpAgent:
         error: JsonObject = {"code": PARSE_ERROR, "message": "the line is not a JSON-RPC message"}
         self._transport.send({"jsonrpc": "2.0", "id": None, "error": error})
 
-    # -- the connection -----------------------------------------------------------------------
-
     def _initialize(self, params: JsonObject) -> JsonObject:
-        """Answer with the version and the capabilities: https://agentclientprotocol.com/protocol/initialization."""
+        """Answer with version and capabilities: https://agentclientprotocol.com/protocol/initialization."""
         if not isinstance(params.get("protocolVersion"), int):
             raise invalid("protocolVersion must be a number")
         capabilities = params.get("clientCapabilities")
@@ -153,8 +149,6 @@ class AcpAgent:
 
     async def _authenticate(self, params: JsonObject) -> JsonObject:
         raise invalid(f"there is no way to sign in {params.get('methodId')!r}: {_KEYS}")
-
-    # -- sessions -----------------------------------------------------------------------------
 
     async def _open_new(self, params: JsonObject) -> JsonObject:
         session = await self._open(params, None)
@@ -177,7 +171,7 @@ class AcpAgent:
         except ValueError as exc:
             raise invalid(str(exc)) from exc
         invocation = replace(invocation, cwd=cwd, prompt=None, resume=resume, given_servers=servers)
-        if resume in self._sessions:  # an editor that opens it again has lost what it showed
+        if resume in self._sessions:  # an editor that reopens a session lost its display
             await self._end(self._sessions[str(resume)])
         elicitation = (self._capabilities or {}).get("elicitation")
         takes_text = is_json_object(elicitation) and elicitation.get("form") is not None
@@ -187,8 +181,8 @@ class AcpAgent:
             self._tasks.start_soon(session.run)
             await session.opened
             self._sessions[session.id] = session
-            # After the response, which is sent in this iteration of the loop: editors drop updates of a session whose
-            # id they have not received.
+            # Announce after the response, which is sent in this loop iteration: editors drop updates of sessions whose
+            # id they haven't received.
             asyncio.get_running_loop().call_soon(session.announce)
         except BaseException:
             session.close()

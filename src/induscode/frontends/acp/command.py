@@ -1,7 +1,7 @@
-"""`indus acp`: serves one editor on the standard streams.
+"""`indus acp`: serves one editor on standard input and output.
 
-Standard output carries the protocol alone; everything else goes to standard error. The end of standard input ends the
-program. SIGINT, SIGTERM and SIGHUP do so as well, within a time limit.
+Standard output carries only the protocol; everything else goes to standard error. The program ends with its standard
+input, or on SIGINT, SIGTERM or SIGHUP within a time limit.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 _FRAME_BYTES = 64 * 1024 * 1024
-"""Longest line of an editor: images are in it."""
+"""Longest line from an editor, including images."""
 _CLOSING_S = 20.0
-"""Time to close all sessions; after it the process ends at once."""
+"""Time limit for closing all sessions, after which the process exits."""
 
 
 @flags(
@@ -51,7 +51,7 @@ def command(context: click.Context, **_: object) -> int:
     The editor starts this command; docs/editors.md has the entry for Zed, JetBrains, Neovim and Emacs.
     """
     require_agent()
-    read_invocation(context)  # invalid flags end the program before the protocol begins
+    read_invocation(context)  # invalid flags end the program before the protocol starts
 
     def build_invocation(cwd: str) -> Invocation:
         try:
@@ -78,7 +78,7 @@ async def _serve(build_invocation: Callable[[str], Invocation]) -> int:
         def limit_closing() -> None:
             get_running_loop().call_later(_CLOSING_S, exit_now)
 
-        # An editor may never read the lines for people.
+        # An editor may never read standard error.
         with non_blocking_stderr():
             await serve_editor(transport, build_invocation, cancel=token, on_closing=limit_closing)
     # SIGTERM is the usual way to stop a server, like the end of its input.

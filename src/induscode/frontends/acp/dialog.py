@@ -1,8 +1,8 @@
-"""Questions to the person at an editor: `session/request_permission`, and `elicitation/create` for free text.
+"""Questions to the user of an editor: `session/request_permission`, and `elicitation/create` for free text.
 
-https://agentclientprotocol.com/protocol/tool-calls#requesting-permission. The choices of a question are the options,
-and the call that it is about carries the facts and the change it would make. An editor has no field for the reason of a
-no. A question without an answer is a no: the editor closes it, cancels the turn, or cannot ask.
+https://agentclientprotocol.com/protocol/tool-calls#requesting-permission. A question's choices become options, and its
+call carries the facts and the proposed change. Editors have no field for the reason of a no. A question without an
+answer counts as no: the editor closed it, cancelled the turn, or can't ask.
 """
 
 from __future__ import annotations
@@ -31,29 +31,28 @@ if TYPE_CHECKING:
     from induscode.frontends.acp.updates import SessionUpdates
 
 _ATTEMPTS = 5
-"""How often a text that is not valid is asked for."""
+"""How often to ask for a text until it's valid."""
 _UNANSWERED = Reply(cancelled=True)
 
 
 class EditorDialog:
-    """A dialog with the person at an editor. Questions are put one at a time."""
+    """Asks the user of an editor, one question at a time. `takes_text` is the capability `elicitation.form`."""
 
     def __init__(self, *, takes_text: bool) -> None:
-        """Take whether the editor can ask for text: its capability `elicitation.form`."""
         self.updates: SessionUpdates | None = None
-        """Where questions are sent; before the session is open, nothing can be asked."""
+        """Where to send questions; `None` until the session is open, when nothing can be asked."""
         self._takes_text = takes_text
         self._asking = anyio.Lock()
 
     def show(self, text: str, /) -> None:
-        """Show one line, as a message of its own."""
+        """Show one line as a separate message."""
         if self.updates is None:
             print_status(text)
         else:
             self.updates.channel.say(f"{escape_unprintable(text)}\n\n")
 
     async def ask(self, question: Question, /) -> Reply:
-        """Put a question, and wait for the answer."""
+        """Ask a question and wait for the answer."""
         updates = self.updates
         if updates is None or question.secret or not (question.choices or self._takes_text):
             return _UNANSWERED
@@ -65,7 +64,7 @@ class EditorDialog:
                 return _UNANSWERED
 
     async def _choose(self, updates: SessionUpdates, question: Question) -> Reply:
-        """Ask for permission; a question beside a call is shown as a call of its own."""
+        """Ask for permission. A question outside a call is shown as a call by itself."""
         call = updates.calls.get(current_call.get())
         identity = f"question-{new_ulid()}" if call is None else call.id
         if call is None:
@@ -119,7 +118,7 @@ class EditorDialog:
         return _UNANSWERED
 
     async def _request(self, updates: SessionUpdates, method: str, params: JsonObject) -> JsonObject:
-        """Send a request and wait as long as the person takes; the end of the turn ends the wait."""
+        """Send a request and wait as long as the user takes, or until the turn ends."""
         channel = updates.channel
         options = RequestOptions(math.inf)
         return await channel.connection.request(method, {"sessionId": channel.session, **params}, options)

@@ -1,7 +1,7 @@
-"""Stored conversations for an editor: the list of them, and the messages of one as updates.
+"""Stored conversations for an editor: the list, and one conversation's messages as updates.
 
-https://agentclientprotocol.com/protocol/session-setup#loading-sessions. Everything that a person has seen is shown,
-also what a compaction has replaced for the model; what a rewind has hidden stays hidden.
+https://agentclientprotocol.com/protocol/session-setup#loading-sessions. Shows everything the user saw, including
+messages a compaction replaced for the model; messages hidden by a rewind stay hidden.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _TITLE = 80
 _TITLE_ROWS = 20
-"""Rows in which the first prompt of a conversation is looked for."""
-_LONGEST_ROW = 64 * 1024
-_MOST = 100
+"""Rows to search for a conversation's first prompt."""
+_MAX_ROW_BYTES = 64 * 1024
+_MAX_LISTED = 100
 
 
 def list_conversations(cwd: str | None) -> list[JsonValue]:
-    """List the conversations of a directory, or all, the newest first. It blocks."""
+    """List the conversations of a directory, or all, newest first. Blocks."""
     root = conversations_dir()
     rows: list[JsonValue] = []
     for modified, name in list_by_age(root):
@@ -43,17 +43,17 @@ def list_conversations(cwd: str | None) -> list[JsonValue]:
         title = _find_title(os.path.join(root, name, LOG_NAME))
         updated = iso_utc(modified // 1_000_000)
         rows.append({"sessionId": name, "cwd": folder, "updatedAt": updated, "title": title or None})
-        if len(rows) == _MOST:
+        if len(rows) == _MAX_LISTED:
             break
     return rows
 
 
 def _find_title(path: str) -> str:
-    """Find the first prompt of a conversation."""
+    """Return a conversation's first prompt."""
     try:
         with open(path, "rb") as file:
             for _ in range(_TITLE_ROWS):
-                row = decode_line(file.readline(_LONGEST_ROW).rstrip(b"\n"))
+                row = decode_line(file.readline(_MAX_ROW_BYTES).rstrip(b"\n"))
                 message = None if row is None else row.get("message")
                 for part in list_parts(message) if is_json_object(message) else ():
                     if part.get("part_kind") == "user-prompt":
@@ -64,11 +64,8 @@ def _find_title(path: str) -> str:
     return ""
 
 
-# -- replay -------------------------------------------------------------------------------------
-
-
 def replay_messages(transcript: Transcript, cwd: str, remote: Collection[str], ids: CallIds) -> Iterator[JsonObject]:
-    """Give the messages of a conversation as updates, the oldest first; `remote` names the tools of servers."""
+    """Yield a conversation's messages as updates, oldest first; `remote` holds the names of server tools."""
     running: dict[str, tuple[str, str]] = {}
     for index, row in transcript.visible_rows():
         message = row.get("message")
@@ -93,7 +90,7 @@ def replay_messages(transcript: Transcript, cwd: str, remote: Collection[str], i
 
 
 def _split_prompt(content: JsonValue) -> Iterator[tuple[str, JsonObject | None]]:
-    """Give the texts and images of a prompt."""
+    """Yield the texts and images of a prompt."""
     for item in content if isinstance(content, list) else [content]:
         if isinstance(item, str):
             text = remove_session_note(item)
@@ -107,7 +104,7 @@ def _build_chunk(kind: str, index: int, text: str, image: JsonObject | None = No
     content: JsonObject = {"type": "text", "text": text}
     if image is not None:
         content = {"type": "image", "data": str(image.get("data")), "mimeType": str(image.get("media_type"))}
-    # Rows are only ever appended: a position names a message for good.
+    # Rows are append-only, so a position identifies a message for good.
     return {"sessionUpdate": kind, "content": content, "messageId": f"row-{index}"}
 
 
@@ -125,7 +122,7 @@ def _build_answer(identity: str, kind: str, part: JsonObject) -> JsonObject:
     texts = content if isinstance(content, list) else [content]
     text = "\n".join(item for item in texts if isinstance(item, str))
     failed = part.get("part_kind") != "tool-return" or part.get("outcome", "success") != "success"
-    failed = failed or text.startswith("Error: ")  # an API without an error mark
+    failed = failed or text.startswith("Error: ")  # for APIs without an error flag
     return {
         "sessionUpdate": "tool_call_update",
         "toolCallId": identity,

@@ -1,4 +1,4 @@
-"""Parameters of requests: directories, servers and prompts of an editor, checked before anything is opened.
+"""Parses an editor's request parameters (directories, servers, prompts) before anything is opened.
 
 Content blocks: https://agentclientprotocol.com/protocol/content. Servers:
 https://agentclientprotocol.com/protocol/session-setup#mcp-servers.
@@ -27,23 +27,19 @@ _TRANSPORTS = ("http", "sse")
 
 @record
 class EditorPrompt:
-    """A prompt of the editor as the model receives it."""
+    """An editor's prompt as the model receives it."""
 
     text: str
     attachments: Sequence[Attachment] = ()
 
 
 def invalid(message: str) -> RpcError:
-    """Build the error for a parameter that cannot be used."""
+    """Build the error for an unusable parameter."""
     return RpcError(INVALID_PARAMS, message)
 
 
 def get_text(params: JsonObject, name: str) -> str:
-    """Get a text.
-
-    Raises:
-        RpcError: There is none.
-    """
+    """Return a non-empty string parameter; `RpcError` if it's missing."""
     value = params.get(name)
     if not isinstance(value, str) or not value:
         raise invalid(f"{name} must be a text, and not empty")
@@ -51,11 +47,7 @@ def get_text(params: JsonObject, name: str) -> str:
 
 
 def parse_cwd(params: JsonObject) -> str:
-    """Get the real path of the working directory. It blocks.
-
-    Raises:
-        RpcError: It is no absolute path of a directory that can be entered.
-    """
+    """Return the real path of the working directory; `RpcError` unless it's absolute and can be entered. Blocks."""
     path = get_text(params, "cwd")
     if not os.path.isabs(path):
         raise invalid(f"cwd must be an absolute path, not {path!r}")
@@ -67,16 +59,13 @@ def parse_cwd(params: JsonObject) -> str:
         raise invalid(f"the working directory {path!r} cannot be used: {reason}") from exc
 
 
-# -- servers ------------------------------------------------------------------------------------
-
-
 def parse_servers(value: JsonValue) -> dict[str, JsonObject]:
-    """Parse `mcpServers` to rows of a configuration file, by name.
+    """Parse `mcpServers` into configuration rows by name.
 
     Raises:
         RpcError: A server is invalid, or a name occurs twice.
     """
-    if not value:  # an editor in Lua writes an empty array as an empty object
+    if not value:  # editors written in Lua send an empty array as an empty object
         return {}
     if not isinstance(value, list):
         raise invalid("mcpServers must be an array")
@@ -103,7 +92,7 @@ def parse_servers(value: JsonValue) -> dict[str, JsonObject]:
 
 
 def _parse_pairs(value: JsonValue, owner: str) -> JsonObject:
-    """Parse an array of `{name, value}`."""
+    """Parse an array of `{name, value}` objects."""
     pairs: JsonObject = {}
     for pair in value if isinstance(value, list) else ():
         if not is_json_object(pair) or not isinstance(pair.get("value"), str):
@@ -112,14 +101,11 @@ def _parse_pairs(value: JsonValue, owner: str) -> JsonObject:
     return pairs
 
 
-# -- prompts ------------------------------------------------------------------------------------
-
-
 def parse_prompt(value: JsonValue) -> EditorPrompt:
-    """Parse the content blocks of a prompt: text, links to resources, embedded resources and images.
+    """Parse a prompt's content blocks: text, resource links, embedded resources and images.
 
     Raises:
-        RpcError: A block is invalid, or of a kind that `initialize` does not offer.
+        RpcError: A block is invalid, or of a kind that `initialize` doesn't offer.
     """
     if not isinstance(value, list) or not value:
         raise invalid("prompt must be an array of content blocks, and not empty")
@@ -153,7 +139,7 @@ def _parse_block(block: JsonObject) -> str | Attachment:
         uri = get_text(resource, "uri")
         text = resource.get("text")
         if isinstance(text, str):
-            # As `@path` attaches a file: the text stands between marks, after the name.
+            # Like `@path` attaches files: the text between tags that carry the name.
             return f"\n\n<resource uri={name_resource(uri)!r}>\n{text}\n</resource>\n\n"
         return _decode_image(resource.get("mimeType"), resource.get("blob"))
     raise invalid(f"content of type {kind!r} is not supported: text, image, resource and resource_link are")
@@ -169,9 +155,9 @@ def _decode_image(media_type: JsonValue, data: JsonValue) -> Attachment:
 
 
 def name_resource(uri: str) -> str:
-    """Name a resource for the model: a file by its path, everything else by its URI."""
+    """Name a resource for the model: files by path, anything else by URI."""
     parts = urlsplit(uri)
     if parts.scheme != "file" or parts.netloc not in {"", "localhost"}:
         return uri
-    # Editors name lines of a selection in the fragment, such as `#L10:20`.
+    # Editors put the lines of a selection in the fragment, e.g. `#L10:20`.
     return unquote(parts.path) + (f"#{parts.fragment}" if parts.fragment else "")

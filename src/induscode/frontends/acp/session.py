@@ -1,7 +1,7 @@
-"""One session of an editor: a conversation in a task of its own, which answers prompts one after the other.
+"""One editor session: a conversation in its own task, answering prompts in order.
 
-The task opens the conversation, runs its turns and closes it. Requests of the editor wait for it, and a cancelled turn
-is a response like any other: https://agentclientprotocol.com/protocol/prompt-turn.
+The task opens the conversation, runs its turns and closes it. Editor requests wait for it; cancelling a turn yields a
+normal response: https://agentclientprotocol.com/protocol/prompt-turn.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 AUTH_REQUIRED = -32000
 """https://agentclientprotocol.com/protocol/schema#errorcode"""
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
-"""https://agentclientprotocol.com/protocol/prompt-turn#stop-reasons, by why the last answer ended."""
+"""https://agentclientprotocol.com/protocol/prompt-turn#stop-reasons, by finish reason of the last answer."""
 
 
 @dataclass(slots=True)
@@ -59,20 +59,16 @@ class _QueuedPrompt:
 
 
 class EditorSession:
-    """A session; `run` is its task."""
+    """An editor session; `run` is its task. `takes_text` says whether the editor can ask the user for text."""
 
     def __init__(
         self, invocation: Invocation, connection: JsonRpcConnection, writable: asyncio.Event, *, takes_text: bool
     ) -> None:
-        """Take the invocation of the conversation, and the connection to the editor.
-
-        `takes_text` says whether the editor can ask a person for text.
-        """
         self.id = ""
-        """Id of the conversation, once it is open."""
+        """Id of the conversation, once open."""
         self.ended = asyncio.Event()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the conversation is open; it has the error if it could not be opened."""
+        """Done when the conversation is open, or holds the error if opening failed."""
         self._invocation = invocation
         self._connection, self._writable = connection, writable
         self._dialog = EditorDialog(takes_text=takes_text)
@@ -95,12 +91,12 @@ class EditorSession:
         assert self._updates is not None
         return self._updates
 
-    # -- requests of the editor ---------------------------------------------------------------
+    # -- editor requests ----------------------------------------------------------------------
 
     async def prompt(self, prompt: EditorPrompt) -> JsonObject:
-        """Have a prompt answered after those before it, and give the response.
+        """Answer a prompt after earlier ones and return the response.
 
-        If the request itself is cancelled, the turn is cancelled and its end awaited.
+        Cancelling the request cancels the turn and waits for its end.
 
         Raises:
             RpcError: The model or the session failed.
@@ -119,12 +115,12 @@ class EditorSession:
             raise
 
     def cancel(self) -> None:
-        """Cancel the running turn and the prompts that wait."""
+        """Cancel the running turn and all queued prompts."""
         for queued in self._prompts:
             queued.cancel.cancel("the editor")
 
     def close(self) -> None:
-        """End the session; a running turn is cancelled. `ended` is set when everything is closed."""
+        """End the session, cancelling a running turn. Sets `ended` when everything is closed."""
         self._leaving.cancel("the end of the session")
         self._arrived.set()
 
@@ -135,7 +131,7 @@ class EditorSession:
         return self._commands
 
     def replay(self) -> None:
-        """Send the messages so far."""
+        """Send the conversation's messages so far."""
         conversation, updates = self.commands.conversation, self.updates
         cwd, remote = conversation.invocation.cwd, conversation.map_servers()
         for update in replay_messages(conversation.transcript, cwd, remote, updates.ids):
@@ -146,10 +142,10 @@ class EditorSession:
         self.updates.send_plan()
         self.commands.announce()
 
-    # -- the task -----------------------------------------------------------------------------
+    # -- task ---------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Open the conversation, answer prompts until the session is closed, and close it."""
+        """Open the conversation, answer prompts until the session closes, and close it."""
         try:
             async with AsyncExitStack() as stack:
                 conversation: Conversation | None = None
@@ -162,7 +158,7 @@ class EditorSession:
                 await self._prepare(conversation)
                 self.opened.set_result(None)
                 await self._answer_prompts(conversation)
-        except Exception as exc:  # noqa: BLE001 — boundary: a session that fails leaves the others running
+        except Exception as exc:  # noqa: BLE001 — boundary: a failing session leaves the others running
             if self.opened.done():
                 print_status(f"session {self.id}: {describe_error(exc)}")
             else:
@@ -186,7 +182,7 @@ class EditorSession:
         conversation.on_note = self._show_note
 
     async def _answer_prompts(self, conversation: Conversation) -> None:
-        # Not all of it is known at once: servers report their faults while they start.
+        # Some notes come late: servers report faults while they start.
         pending_notes = [*conversation.notes]
         shown: set[str] = set()
         while not self._leaving.cancelled:
@@ -203,14 +199,14 @@ class EditorSession:
                 shown.update(pending_notes)
                 pending_notes.clear()
                 _respond(queued, await self._answer(conversation, queued))
-            except Exception as exc:  # noqa: BLE001 — boundary: a turn that fails does not end the session
+            except Exception as exc:  # noqa: BLE001 — boundary: a failing turn doesn't end the session
                 _respond(queued, to_rpc_error(exc))
             finally:
                 self.updates.finish_turn()
                 self._prompts.remove(queued)
 
     async def _answer(self, conversation: Conversation, queued: _QueuedPrompt) -> JsonObject:
-        """Run a command or a turn of the model, and give the response."""
+        """Run a command or a model turn and return the response."""
         text = queued.prompt.text
         try:
             for change in await conversation.reload_config():
@@ -263,7 +259,7 @@ def _respond(queued: _QueuedPrompt, response: JsonObject | RpcError) -> None:
 
 
 def to_rpc_error(exc: Exception) -> RpcError:
-    """Convert a failure to the error that an editor shows."""
+    """Convert a failure to the error an editor shows."""
     if isinstance(exc, RpcError):
         return exc
     if isinstance(exc, NoModelError):
@@ -276,9 +272,8 @@ def to_rpc_error(exc: Exception) -> RpcError:
 
 # -- modes ------------------------------------------------------------------------------------
 #
-# https://agentclientprotocol.com/protocol/session-modes. `default` asks, `auto-edit` writes files of the workspace
-# without asking, `plan` only reads until a plan is approved. `all` exists where the user has started with
-# `--approval all`.
+# https://agentclientprotocol.com/protocol/session-modes. `default` asks, `auto-edit` writes workspace files without
+# asking, `plan` only reads until the user approves a plan. `all` requires a start with `--approval all`.
 
 
 DEFAULT, AUTO_EDIT, PLAN, ALL = "default", "auto-edit", "plan", "all"
@@ -299,7 +294,7 @@ class SessionModes:
             self._names.append(ALL)
 
     def find_current(self) -> str:
-        """Give the present mode: the model and an approved plan change it too."""
+        """Return the current mode, which the model or an approved plan may have changed."""
         if self._conversation.plan_mode.active:
             return PLAN
         checks = self._conversation.permissions.permissions
@@ -307,11 +302,7 @@ class SessionModes:
         return next(name for name, (mode, _, _) in _MODES.items() if mode is approval)
 
     def change(self, name: str) -> None:
-        """Change the mode.
-
-        Raises:
-            RpcError: There is no such mode.
-        """
+        """Change the mode; `RpcError` if it doesn't exist."""
         plan_mode = self._conversation.plan_mode
         if name == PLAN:
             plan_mode.active = True
@@ -334,8 +325,8 @@ class SessionModes:
 
 # -- commands ---------------------------------------------------------------------------------
 #
-# https://agentclientprotocol.com/protocol/slash-commands. They are the commands of the terminal, without those that
-# leave the session or open another one: the editor does that. What a command prints is a message of the session.
+# https://agentclientprotocol.com/protocol/slash-commands. The terminal's commands, except those that leave the session
+# or open another one, which the editor does. Command output becomes a session message.
 
 
 _TERMINAL_ONLY = frozenset({"exit", "fork", "help", "quit", "resume"})
@@ -351,7 +342,7 @@ class EditorScreen:
         self._dialog = dialog
 
     def print(self, text: str) -> None:
-        """Show finished text as it is."""
+        """Show finished text verbatim."""
         if text.strip():
             self._channel.say(f"```\n{escape_controls(text).rstrip()}\n```\n\n")
 
@@ -360,12 +351,12 @@ class EditorScreen:
         self._dialog.show(text)
 
     async def ask(self, question: Question) -> Reply:
-        """Put a question to the person at the editor."""
+        """Ask the user at the editor."""
         return await self._dialog.ask(question)
 
 
 class EditorCommands:
-    """The slash commands of one session; a `SlashHost` for them."""
+    """The slash commands of one session, and the `SlashHost` they run on."""
 
     def __init__(self, conversation: Conversation, channel: UpdateChannel, dialog: EditorDialog) -> None:
         self.conversation = conversation
@@ -375,7 +366,7 @@ class EditorCommands:
         self._prompt = ""
 
     async def load(self) -> None:
-        """Load the commands of the session, of the user and of the project."""
+        """Load built-in, user and project commands."""
         commands = await load_commands(self.conversation.invocation.cwd, self.conversation.notes.append)
         prompts = list_prompt_commands(self.conversation)
         self._commands = {**{name: one for name, one in commands.items() if name not in _TERMINAL_ONLY}, **prompts}
@@ -391,11 +382,11 @@ class EditorCommands:
         self._channel.send({"sessionUpdate": "available_commands_update", "availableCommands": listed})
 
     def knows(self, text: str) -> bool:
-        """Tell whether a prompt is a command; what no command has is for the model."""
+        """Return whether a prompt is a command; anything else goes to the model."""
         return text.startswith("/") and parse_line(text)[0] in self._commands
 
     async def run(self, line: str) -> str:
-        """Run a command, and give the prompt that it has for the model; empty if it has none."""
+        """Run a command and return its prompt for the model, if it has one."""
         name, rest = parse_line(line)
         self._prompt = ""
         try:
@@ -409,13 +400,13 @@ class EditorCommands:
     # -- for commands -------------------------------------------------------------------------
 
     def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        """Show a table in Markdown; cells are escaped."""
+        """Show a Markdown table, escaping its cells."""
         lines = [heads, tuple("---" for _ in heads), *rows]
         cells = ([" ".join(escape_unprintable(cell).replace("|", "\\|").split()) for cell in line] for line in lines)
         self._channel.say("\n".join(f"| {' | '.join(line)} |" for line in cells) + "\n\n")
 
     def reopen(self, invocation: Invocation) -> None:
-        """Refuse: the editor opens sessions."""
+        """Raise: only the editor opens sessions."""
         raise SlashError("the editor opens conversations: start a new one there")
 
     def prompt(self, text: str) -> None:
@@ -423,5 +414,5 @@ class EditorCommands:
         self._prompt = text
 
     def leave(self) -> None:
-        """Refuse: the editor closes sessions."""
+        """Raise: only the editor closes sessions."""
         raise SlashError("the editor ends the session")

@@ -1,8 +1,8 @@
-"""Updates for an editor: the events of a turn as `session/update` notifications.
+"""Updates for an editor: turn events as `session/update` notifications.
 
 https://agentclientprotocol.com/protocol/prompt-turn#3-agent-reports-output. A call is reported when the model makes it
-and when it ends; a change of a file carries both texts, a change of a checklist the whole plan, and a change of the
-mode its name. A call that a cancelled turn leaves open is reported as failed.
+and when it ends. File changes carry both texts, checklist changes the whole plan, and mode changes the mode's name. A
+call still open when its turn is cancelled is reported as failed.
 """
 
 from __future__ import annotations
@@ -46,27 +46,27 @@ class UpdateChannel:
         self._writable = writable
 
     def send(self, update: JsonObject) -> None:
-        """Send an update."""
+        """Send one update."""
         self.connection.notify("session/update", {"sessionId": self.session, "update": update})
 
     async def wait_writable(self) -> None:
-        """Wait while the editor does not read; the turn can be cancelled meanwhile."""
+        """Wait while the editor isn't reading. The turn stays cancellable."""
         await self._writable.wait()
 
     def say(self, text: str, kind: str = "agent_message_chunk", message: str | None = None) -> None:
-        """Send a piece of a message; without an id of the message it is one of its own."""
+        """Send a message chunk; without a message id it's a message by itself."""
         content: JsonObject = {"type": "text", "text": text}
         self.send({"sessionUpdate": kind, "content": content, "messageId": message or new_ulid()})
 
 
 class CallIds:
-    """Ids of calls for an editor: each names one call of the session. Some model servers use an id again."""
+    """Session-unique call ids for an editor: some model servers reuse ids."""
 
     def __init__(self) -> None:
         self._uses: Counter[str] = Counter()
 
     def add(self, call_id: str) -> str:
-        """Give the id for a new call that has this id for the model."""
+        """Return the editor's id for a new call with this model id."""
         self._uses[call_id] += 1
         uses = self._uses[call_id]
         return call_id if uses == 1 else f"{call_id}#{uses}"
@@ -74,28 +74,27 @@ class CallIds:
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call without a result so far."""
+    """A call without a result yet."""
 
     id: str
-    """Its id for the editor."""
+    """The editor's id."""
     name: str
     kind: str
     path: str | None = None
-    """The file that `write` or `edit` changes."""
+    """The file `write` or `edit` changes."""
     old: str | None = None
-    """Its text before the call; None if it cannot be shown."""
+    """The file's text before the call; `None` if it can't be shown."""
     diffs: list[JsonValue] = field(default_factory=list["JsonValue"])
-    """What the call would change, as far as its arguments tell."""
+    """The changes its arguments propose."""
 
 
 class SessionUpdates:
-    """Turns the events of a session's turns into updates."""
+    """Turns the events of a session's turns into updates; `find_mode` returns the current mode."""
 
     def __init__(self, channel: UpdateChannel, conversation: Conversation, find_mode: Callable[[], str]) -> None:
-        """Take the channel, the conversation, and a function that gives the present mode."""
         self.channel = channel
         self.calls: dict[str, OpenCall] = {}
-        """Calls that are running, by their ids for the model."""
+        """Running calls by model id."""
         self.ids = CallIds()
         self._conversation = conversation
         self._find_mode = find_mode
@@ -103,15 +102,13 @@ class SessionUpdates:
         self._message = ""
         self._plan: JsonObject = build_plan(())
 
-    # -- events -------------------------------------------------------------------------------
-
     async def handle(self, event: RunEvent) -> None:
         """Send the updates of one event."""
         await self.channel.wait_writable()
         if isinstance(event, TextDelta):
             text = event.text
             if event.starts:
-                # Editors join the pieces between two calls: a new passage is a new paragraph.
+                # Editors join the chunks between two calls, so start a new passage as a paragraph.
                 text = f"\n\n{text}" if self._message else text
                 self._message = new_ulid()
             if text:
@@ -145,7 +142,7 @@ class SessionUpdates:
     async def _handle_answer(self, event: ToolAnswered) -> None:
         call = self.calls.pop(event.id, None)
         if call is None:
-            return  # of a sub-agent, or of a tool that does not exist
+            return  # a sub-agent's call, or an unknown tool
         fields: dict[str, JsonValue] = {"status": "failed" if event.is_error else "completed"}
         diff = await self._build_result_diff(event, call)
         if diff is None:
@@ -160,7 +157,7 @@ class SessionUpdates:
         self.send_mode()
 
     async def _build_result_diff(self, event: ToolAnswered, call: OpenCall) -> JsonObject | None:
-        """Build the diff of a change that was made; None if there was none, or if it cannot be shown."""
+        """Build the diff of an applied change; `None` if nothing changed or it can't be shown."""
         path = event.details.get("path")
         is_changed = event.details.get("changed") is True and event.details.get("dryRun") is not True
         if call.kind != "edit" or event.is_error or not is_changed or not isinstance(path, str) or call.old is None:
@@ -172,24 +169,22 @@ class SessionUpdates:
         self.channel.send({"sessionUpdate": "tool_call_update", "toolCallId": call_id, **fields})
 
     def finish_turn(self) -> None:
-        """Report calls that have no result as failed; the next turn begins a new message."""
+        """Report calls without a result as failed; the next turn starts a new message."""
         for call in self.calls.values():
             self._update(call.id, status="failed")
         self.calls.clear()
         self._message = ""
         self.send_mode()
 
-    # -- state --------------------------------------------------------------------------------
-
     def send_mode(self) -> None:
-        """Send the mode if it has changed."""
+        """Send the mode if it changed."""
         mode = self._find_mode()
         if mode != self._mode:
             self._mode = mode
             self.channel.send({"sessionUpdate": "current_mode_update", "currentModeId": mode})
 
     def send_plan(self) -> None:
-        """Send the checklist as a plan if they have changed."""
+        """Send the checklist as a plan if it changed."""
         from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         context = self._conversation.session.native.context
@@ -201,7 +196,7 @@ class SessionUpdates:
 
 
 def build_call(call_id: str, name: str, arguments: JsonValue, kind: str, cwd: str) -> JsonObject:
-    """Build the update that begins a call."""
+    """Build the update that starts a call."""
     return {
         "sessionUpdate": "tool_call",
         "toolCallId": call_id,
@@ -215,8 +210,8 @@ def build_call(call_id: str, name: str, arguments: JsonValue, kind: str, cwd: st
 
 # -- tool view --------------------------------------------------------------------------------
 #
-# https://agentclientprotocol.com/protocol/tool-calls. Arguments and results are foreign: titles are escaped, and a file
-# is read for its diff only inside the workspace.
+# https://agentclientprotocol.com/protocol/tool-calls. Arguments and results are untrusted: titles are escaped, and only
+# files inside the workspace are read for diffs.
 
 
 KINDS = {
@@ -237,18 +232,18 @@ KINDS = {
     ENTER: "switch_mode",
     EXIT: "switch_mode",
 }
-"""Kinds of the native tools; every other tool is `other`."""
+"""Kinds of native tools; any other tool is `other`."""
 _FENCED = frozenset({"read", "search", "execute"})
 _SUBJECTS = ("path", *PATH_ALIASES, "command", "pattern", "query", "url", "objective", "action")
-"""Arguments that tell a call from others of the same tool."""
+"""Arguments that distinguish a call from others of the same tool."""
 _TITLE = 120
 _LARGEST_TEXT = 512 * 1024
-"""Bytes of a file that are sent as a side of a diff."""
+"""Size limit for a file sent as one side of a diff."""
 _HUNK = re.compile(r"^@@ -\d+(?:,\d+)? \+(\d+)", re.MULTILINE)
 
 
 def format_title(name: str, arguments: JsonValue) -> str:
-    """Format the title of a call: the tool, and what it is about."""
+    """Format a call's title: the tool and its subject."""
     subject: JsonValue = None
     if is_json_object(arguments):
         subject = next((arguments[key] for key in _SUBJECTS if isinstance(arguments.get(key), str)), None)
@@ -257,7 +252,7 @@ def format_title(name: str, arguments: JsonValue) -> str:
 
 
 def find_path(arguments: JsonValue, cwd: str) -> str | None:
-    """Find the absolute path that a call of a file tool is about."""
+    """Return the absolute path a file tool's call is about."""
     if not is_json_object(arguments):
         return None
     for key in ("path", *PATH_ALIASES):
@@ -268,7 +263,7 @@ def find_path(arguments: JsonValue, cwd: str) -> str | None:
 
 
 def list_locations(name: str, arguments: JsonValue, cwd: str) -> list[JsonValue]:
-    """List the places that a call looks at, so that an editor can follow it."""
+    """List the locations a call looks at, so that an editor can follow along."""
     path = find_path(arguments, cwd) if KINDS.get(name) in {"read", "edit", "search"} else None
     if path is None:
         return []
@@ -277,7 +272,7 @@ def list_locations(name: str, arguments: JsonValue, cwd: str) -> list[JsonValue]
 
 
 def build_text(text: str, kind: str) -> JsonObject:
-    """Build a text for a call; output of a program is fenced, since editors show Markdown."""
+    """Build text for a call, fencing program output since editors render Markdown."""
     if kind in _FENCED and text:
         longest = max((len(run) for run in re.findall("`{3,}", text)), default=2)
         fence = "`" * (longest + 1)
@@ -285,15 +280,15 @@ def build_text(text: str, kind: str) -> JsonObject:
     return {"type": "content", "content": {"type": "text", "text": text}}
 
 
-# -- diffs --------------------------------------------------------------------------------------
+# -- diffs ------------------------------------------------------------------------------------
 
 
 def read_side(path: str, cwd: str) -> str | None:
-    """Read a file of the workspace as one side of a diff; "" if it is absent, None if it cannot be shown. It blocks."""
+    """Read a workspace file as one side of a diff: "" if it's missing, `None` if it can't be shown. Blocks."""
     if not is_within(os.path.realpath(path), os.path.realpath(cwd)):
         return None
     try:
-        # Without blocking: the path may lead to a pipe.
+        # Non-blocking: the path may lead to a pipe.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         return ""
@@ -312,12 +307,12 @@ def read_side(path: str, cwd: str) -> str | None:
 
 
 def build_diff(path: str, old: str | None, new: str) -> JsonObject:
-    """Build a diff; a file that is created has no old text."""
+    """Build a diff; a new file has no old text."""
     return {"type": "diff", "path": path, "oldText": old or None, "newText": new}
 
 
 def propose_diffs(name: str, arguments: JsonValue, path: str | None, old: str | None) -> list[JsonValue]:
-    """Build the diffs that a call of `write` or `edit` would make, for the question about it."""
+    """Build the diffs a `write` or `edit` call would make, for the approval question."""
     if path is None or not is_json_object(arguments):
         return []
     if name == "write":
@@ -333,13 +328,13 @@ def propose_diffs(name: str, arguments: JsonValue, path: str | None, old: str | 
 
 
 def find_first_line(event: ToolAnswered) -> int | None:
-    """Find the first changed line in the result of `write` or `edit`."""
+    """Return the first changed line in a `write` or `edit` result."""
     match = _HUNK.search(str(event.details.get("diff", "")))
     return int(match[1]) if match else None
 
 
 def describe_arguments(arguments: JsonValue) -> JsonValue:
-    """Give arguments for `rawInput`; what JSON cannot carry is left out."""
+    """Return arguments for `rawInput`, or `None` if they aren't valid JSON."""
     try:
         compact_json(arguments)
     except NotJson:
@@ -347,7 +342,7 @@ def describe_arguments(arguments: JsonValue) -> JsonValue:
     return arguments
 
 
-# -- plans --------------------------------------------------------------------------------------
+# -- plans ------------------------------------------------------------------------------------
 
 _STATUS = {
     "pending": "pending",
@@ -360,7 +355,7 @@ _PRIORITY = {"low": "low", "normal": "medium", "high": "high"}
 
 
 def build_plan(items: Sequence[tuple[str, str, str]]) -> JsonObject:
-    """Build the plan of an editor from items of checklists: text, state and weight. Dropped items are left out."""
+    """Build an editor's plan from checklist items (text, state, weight), omitting dropped ones."""
     entries: list[JsonValue] = [
         {"content": text, "priority": _PRIORITY[weight], "status": _STATUS[state]}
         for text, state, weight in items

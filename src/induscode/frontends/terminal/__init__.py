@@ -1,1 +1,1 @@
-"""The interactive session in a terminal: input line, live region, finished output."""
+"""The interactive terminal session: input line, live region, finished output."""

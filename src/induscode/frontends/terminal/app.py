@@ -1,8 +1,8 @@
 """The interactive session: `indus` on a terminal.
 
-The prompt is shown first; the deck, the servers and the model are opened while the person types. Messages are answered
-one after the other, and one that is entered during a turn waits in a queue. Ctrl-C cancels the turn, a second one
-leaves; Esc cancels the turn in favour of the queue. Everything is closed in the task that opened it.
+The prompt comes first; the deck, the servers and the model open while the user types. Messages are answered in order,
+and a message entered during a turn waits in a queue. Ctrl-C cancels the turn, a second Ctrl-C leaves, and Esc cancels
+the turn in favour of the queue. Everything closes in the task that opened it.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
     from induscode.frontends.terminal.slash import SlashCommand
     from induscode.launch.invocation import Invocation
 
-_AGAIN_S = 2.0
+_LEAVE_WINDOW_S = 2.0
 """A second Ctrl-C within this time leaves."""
 _EXCERPT_LINES, _EXCERPT_CHARS = 8, 400
-"""How much of the last prompt and of the end of the last answer a continued conversation shows."""
+"""How much a continued conversation shows of the last prompt and of the end of the last answer."""
 _SPIN_S = 0.1
 _WATCH_S = 0.25
 _CONVERSATION, _MARKDOWN = "induscode.conversations.run", "induscode.frontends.terminal.markdown"
 _COMMANDS = "induscode.frontends.terminal.slash.table"
-"""Modules that are imported in threads, after the first prompt."""
+"""Modules imported in threads after the first prompt."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -63,7 +63,7 @@ async def _import_later(module: str) -> None:
 
 
 class _LogHandler(logging.Handler):
-    """Gives the first line of each message of the log to a function: Python would write it to standard error."""
+    """Passes the first line of each log message to a function; Python would write it to standard error."""
 
     def __init__(self, output: Callable[[str], object]) -> None:
         super().__init__(logging.WARNING)
@@ -75,7 +75,7 @@ class _LogHandler(logging.Handler):
 
 @contextmanager
 def _redirected_messages(output: Callable[[str], object]) -> Generator[None]:
-    """Give status lines and messages of the log to a function inside the block."""
+    """Redirect status lines and log messages to a function inside the block."""
     handler, root = _LogHandler(output), logging.getLogger()
     root.addHandler(handler)
     try:
@@ -86,7 +86,7 @@ def _redirected_messages(output: Callable[[str], object]) -> Generator[None]:
 
 
 def run_interactive(invocation: Invocation) -> int:
-    """Run the session on the terminal of this process, and give the exit code of the program.
+    """Run the session on this process's terminal and return the exit code.
 
     Call it in the main thread, without a running event loop.
     """
@@ -98,7 +98,7 @@ def run_interactive(invocation: Invocation) -> int:
 
 
 class InteractiveApp:
-    """One session on a terminal: its screen, its queue of messages, and the conversation that is open."""
+    """One session on a terminal: its screen, its message queue and the open conversation."""
 
     def __init__(self, invocation: Invocation) -> None:
         self.color = not os.environ.get("NO_COLOR")
@@ -109,8 +109,8 @@ class InteractiveApp:
         self._arrived = asyncio.Event()
         self._leaving = CancelToken()
         self._turn: CancelToken | None = None
-        self._beside: TaskGroup | None = None
-        """Runs commands beside the turn."""
+        self._turn_tasks: TaskGroup | None = None
+        """Runs commands during the turn."""
         self._renderer: EventRenderer | None = None
         self._prompt: str | None = None
         self._next: Invocation | None = None
@@ -132,7 +132,7 @@ class InteractiveApp:
         return self._conversation
 
     async def run(self) -> int:
-        """Run until the person leaves; give the exit code."""
+        """Run until the user leaves and return the exit code."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._end_by_signal, number)
@@ -140,7 +140,7 @@ class InteractiveApp:
         self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help lists the commands")
         self.screen.flush()
         try:
-            # Nothing else may write to the terminal while the screen is shown.
+            # Nothing else may write to the terminal while the screen is up.
             with _redirected_messages(lambda line: loop.call_soon_threadsafe(self._show_note, line)):
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self.screen.run)
@@ -154,13 +154,13 @@ class InteractiveApp:
                 loop.remove_signal_handler(number)
         return self._exit_code
 
-    # -- what the person does -----------------------------------------------------------------
+    # -- user actions -------------------------------------------------------------------------
 
     def submit(self, text: str) -> None:
-        """Queue a message; `/tasks` is answered during a turn too, so that its agents can be watched and stopped."""
+        """Queue a message. `/tasks` runs during a turn too, to watch and stop its agents."""
         words = text.split()
-        if self._beside is not None and words[:1] == ["/tasks"] and words[1:2] != ["resume"]:
-            self._beside.start_soon(self._run_beside, text)
+        if self._turn_tasks is not None and words[:1] == ["/tasks"] and words[1:2] != ["resume"]:
+            self._turn_tasks.start_soon(self._run_during_turn, text)
             return
         self._messages.append(text)
         self._interrupted_at = float("-inf")
@@ -169,9 +169,9 @@ class InteractiveApp:
         self.screen.refresh()
 
     def interrupt(self) -> None:
-        """Cancel the turn; leave at the second time within two seconds."""
+        """Cancel the turn; leave if repeated within two seconds."""
         now = asyncio.get_running_loop().time()
-        again = now - self._interrupted_at < _AGAIN_S
+        again = now - self._interrupted_at < _LEAVE_WINDOW_S
         self._interrupted_at = now
         if again:
             self.leave()
@@ -181,12 +181,12 @@ class InteractiveApp:
             self.screen.show("press Ctrl-C again to leave")
 
     def steer(self) -> None:
-        """Cancel the turn, so that the queued or the next message is answered instead."""
+        """Cancel the turn in favour of the queued or next message."""
         if self._turn is not None:
             self._turn.cancel("Esc")
 
     def leave(self) -> None:
-        """End the session; a running turn is cancelled."""
+        """End the session, cancelling a running turn."""
         self._leaving.cancel("the end of the session")
         self._arrived.set()
 
@@ -200,10 +200,10 @@ class InteractiveApp:
         self._exit_code = 128 + number
         self.leave()
 
-    # -- what slash commands do ---------------------------------------------------------------
+    # -- for slash commands -------------------------------------------------------------------
 
     def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        """Print a table that fits the terminal; cells are escaped."""
+        """Print a table that fits the terminal, escaping its cells."""
         from rich.console import Console  # noqa: PLC0415 — after the first prompt
 
         from induscode.cli.console import print_rich_table  # noqa: PLC0415 — after the first prompt
@@ -223,7 +223,7 @@ class InteractiveApp:
         self.screen.print(text.getvalue())
 
     def reopen(self, invocation: Invocation) -> None:
-        """Open another conversation after the command."""
+        """Switch to another conversation after the command."""
         self._next = invocation
 
     def prompt(self, text: str) -> None:
@@ -233,7 +233,7 @@ class InteractiveApp:
     # -- conversations ------------------------------------------------------------------------
 
     async def _load_and_converse(self) -> None:
-        """Import what the first prompt does without, in threads so that keys are answered meanwhile, and converse."""
+        """Import the modules the first prompt doesn't need, in threads to keep keys responsive, and converse."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch_status)
             with self._leaving.guard():
@@ -247,7 +247,7 @@ class InteractiveApp:
             tasks.cancel_scope.cancel()
 
     async def _watch_status(self) -> None:
-        """Redraw when the status row or the row of a start has changed: the conversation is open, a server is up."""
+        """Redraw when the status row or a server start changes: the conversation opened, a server came up."""
         shown: tuple[str, list[str]] = "", []
         while True:
             present = self.screen.state.status(self.screen.width), self._describe_starts()
@@ -257,7 +257,7 @@ class InteractiveApp:
             await anyio.sleep(_WATCH_S)
 
     async def _hold_conversations(self) -> None:
-        """Hold one conversation after the other, until the person leaves."""
+        """Hold one conversation after the other until the user leaves."""
         from induscode.conversations.run import USAGE_ERRORS, to_exit_code  # noqa: PLC0415 — after the first prompt
 
         invocation: Invocation | None = self._invocation
@@ -275,7 +275,7 @@ class InteractiveApp:
                 previous = self._invocation
 
     async def _hold_conversation(self, invocation: Invocation) -> Invocation | None:
-        """Open a conversation, answer messages, close it; return the invocation of the next one, if any."""
+        """Open a conversation, answer messages and close it. Return the next invocation, if any."""
         from induscode.boot.runners import StartAnnouncer  # noqa: PLC0415 — after the first prompt
         from induscode.conversations.conversation import open_conversation  # noqa: PLC0415 — after the first prompt
 
@@ -324,14 +324,14 @@ class InteractiveApp:
         self._commands = {**await load_commands(cwd, self._show_note), **list_prompt_commands(self._conversation)}
 
     def _describe_commands(self) -> Mapping[str, str]:
-        """Describe the commands and their first words, for completion."""
+        """Describe commands and their actions for completion."""
         rows = {name: command.describe for name, command in self._commands.items()}
         for name, command in self._commands.items():
             rows |= {f"{name} {word}": about for word, about in command.actions.items()}
         return rows
 
     async def _next_message(self) -> str | None:
-        """Wait for a message; None when the person leaves."""
+        """Wait for a message, or return `None` when the user leaves."""
         while not self._leaving.cancelled:
             if self._messages:
                 message = self._messages.popleft()
@@ -358,7 +358,7 @@ class InteractiveApp:
             self._show_note(note)
 
     def _show_note(self, note: str) -> None:
-        """Show a note, once in a session."""
+        """Show a note once per session."""
         if note not in self._noted and note not in self._faults.values():
             self._noted.add(note)
             self.screen.show(f"note: {name_slash_commands(note)}")
@@ -366,7 +366,7 @@ class InteractiveApp:
     # -- servers ------------------------------------------------------------------------------
 
     def _handle_server_event(self, event: FleetEvent) -> None:
-        """Show slow starts and faults; a fault once, until the server is up again."""
+        """Show slow starts and faults, each fault once until the server is up again."""
         if self._announce_start is not None:
             self._announce_start(event)
         server, status = event.server, event.status
@@ -375,7 +375,7 @@ class InteractiveApp:
         elif event.event == "phase" and status.phase in {"faulted", "idle"} and status.fault is not None:
             fault = str(status.fault)
             fault = fault if repr(server) in fault else f"server {server!r}: {fault}"
-            # A server that needs a sign-in is idle, and its message names the command.
+            # A server that needs a sign-in is idle, and its message already names the command.
             more = " (/mcp says what to do)" if status.phase == "faulted" else ""
             if self._faults.get(server) != fault:
                 self._faults[server] = fault
@@ -387,7 +387,7 @@ class InteractiveApp:
         return [] if servers is None else servers.phases.describe_starts()
 
     def _list_live_rows(self, limit: int) -> list[str]:
-        """List the rows of slow starts, at most half of them all, and those of the turn."""
+        """List the slow starts (at most half the rows) and the rows of the turn."""
         starts = self._describe_starts()[: max(1, limit // 2)]
         rows = [cut_to_cells(f"  {escape_unprintable(start)}", self.screen.width - 1) for start in starts]
         return rows if self._renderer is None else [*rows, *self._renderer.live_rows(limit - len(rows))]
@@ -412,20 +412,19 @@ class InteractiveApp:
         finally:
             self._turn = None
 
-    async def _run_beside(self, line: str) -> None:
-        """Run a command while a turn goes on."""
+    async def _run_during_turn(self, line: str) -> None:
         name, rest = parse_line(line)
         try:
             self.screen.show(f"> {line}")
             await find_command(name, self._commands).run(self, rest)
         except (CoreError, OSError) as exc:
             self.screen.show(str(exc))
-        except asyncio.CancelledError:  # the turn has ended first
+        except asyncio.CancelledError:  # the turn ended first
             self.submit(line)
             raise
 
     async def _run_turn(self, conversation: Conversation, message: str) -> None:
-        """Answer one message: text and calls are printed as they are finished."""
+        """Answer one message, printing text and calls as they finish."""
         from induscode.conversations.contract import RunResult  # noqa: PLC0415 — after the first prompt
         from induscode.conversations.mentions import attach_resources  # noqa: PLC0415 — after the first prompt
         from induscode.frontends.terminal.complete import expand_mentions  # noqa: PLC0415 — after the first prompt
@@ -446,17 +445,17 @@ class InteractiveApp:
         result = RunResult(reason="cancelled")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._animate)
-            self._beside = tasks
+            self._turn_tasks = tasks
             try:
                 with self._turn.guard():
                     await conversation.wait_for_servers()
                 result = await conversation.run_turn(prompt, sink=self._show_event, cancel=self._turn)
-            except Exception as exc:  # noqa: BLE001 — boundary: a turn that fails does not end the session
+            except Exception as exc:  # noqa: BLE001 — boundary: a failing turn doesn't end the session
                 result = RunResult(reason="error", message=describe_error(exc))
             finally:
                 tasks.cancel_scope.cancel()
                 self.screen.print(self._renderer.finish())
-                self._turn = self._renderer = self._beside = None
+                self._turn = self._renderer = self._turn_tasks = None
         self._show_end(result)
         for note in conversation.notes[known:]:
             self.screen.show(f"note: {note}")

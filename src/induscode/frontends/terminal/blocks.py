@@ -1,9 +1,8 @@
-"""Blocks of a Markdown text (https://spec.commonmark.org) that arrives in pieces.
+"""Splits a Markdown stream (https://spec.commonmark.org) into blocks.
 
-A block is finished when the next one begins: a paragraph at an empty line, a code fence at its end, a list at the first
-line that belongs to something else. Lines are classified when they are complete, so the blocks depend on the text alone
-and never on how it was cut into pieces. A block that grows too long is given out in parts; every character of the text
-is in exactly one part.
+A block is finished when the next one starts: a paragraph at an empty line, a code fence at its end, a list at the first
+line that isn't part of it. Lines are classified when complete, so blocks depend only on the text, never on how it was
+chunked. A block that grows too long is emitted in parts; every character ends up in exactly one part.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ BlockKind: TypeAlias = Literal["text", "fence", "indented", "list", "quote", "ta
 
 MAX_TEXT_CHARS = 4_000
 MAX_CODE_CHARS = 16_000
-"""Limits of an unfinished block: of code and tables, and of everything else."""
+"""Limits of an unfinished block: code and tables get the larger one."""
 MAX_LINES = 200
 LIST_LINES = 12
-"""A list of so many lines is given out up to the item that begins next."""
+"""A list of this many lines is emitted up to its next item."""
 _RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
 _HEADING = re.compile(r" {0,3}#{1,6}(?:[ \t]|$)")
 _UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*$")
@@ -34,43 +33,43 @@ _QUOTE = re.compile(r" {0,3}>")
 _TABLE_LINE = re.compile(r" {0,3}\|?[ \t]*:?-+:?[ \t]*(?:\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$")
 _NEXT_WORD = re.compile(r"[ \t](?=[^\W\d_])")
 _TEXT_INDENT = 2
-"""A line below a list that is indented by so much belongs to its last item."""
+"""A line indented by this much below a list belongs to its last item."""
 _CODE_INDENT = 4
 
 
 @record(kw_only=True)
 class MarkdownBlock:
-    """A finished block, or a part of one."""
+    """A finished block, or part of one."""
 
     kind: BlockKind
     text: str
-    """Its lines; of a code fence the lines between its marks."""
+    """Its lines; for a code fence, the lines between the marks."""
     info: str = ""
-    """What stands beside the opening mark of a code fence: the language."""
+    """The info string of a code fence: its language."""
     is_first: bool = True
-    """Whether it begins a block."""
+    """Whether it starts a block."""
     is_last: bool = True
-    """Whether the block ends with it."""
+    """Whether it ends the block."""
 
 
 @dataclass(slots=True)
 class _OpenBlock:
-    """The block that the next line may still belong to."""
+    """The block the next line may still belong to."""
 
     kind: BlockKind = "text"
     lines: list[str] = field(default_factory=list[str])
     chars: int = 0
     is_first: bool = True
     mark: str = ""
-    """The opening mark of a code fence, or the marker of a list."""
+    """Opening mark of a code fence, or list marker."""
     info: str = ""
     indent: int = 0
     number: int = 0
-    """The number of the next item of an ordered list."""
+    """Number of the next item of an ordered list."""
     head: Sequence[str] = ()
-    """The first two lines of a table, repeated above each part."""
+    """First two lines of a table, repeated above each part."""
     inner_fence: str = ""
-    """The opening mark of a code fence inside a list."""
+    """Opening mark of a code fence inside a list."""
 
     @property
     def max_chars(self) -> int:
@@ -78,16 +77,16 @@ class _OpenBlock:
 
 
 class BlockSplitter:
-    """Collects the pieces of a text, and gives out its blocks as they are finished."""
+    """Collects chunks of text and emits blocks as they're finished."""
 
     def __init__(self) -> None:
         self._open = _OpenBlock()
         self._line = ""
-        """The line that is not complete yet."""
+        """The incomplete last line."""
         self._finished: list[MarkdownBlock] = []
 
     def feed(self, text: str) -> Sequence[MarkdownBlock]:
-        """Add a piece of the text; return the blocks that it finishes."""
+        """Add a chunk and return the blocks it finishes."""
         first, *rest = text.split("\n")
         self._add_to_line(first)
         for segment in rest:
@@ -99,7 +98,7 @@ class BlockSplitter:
         return finished
 
     def finish(self) -> Sequence[MarkdownBlock]:
-        """End the text; return what is left of it."""
+        """End the text and return the rest of its blocks."""
         if self._line:
             line, self._line = self._line.removesuffix("\r"), ""
             self._take_line(line)
@@ -108,7 +107,7 @@ class BlockSplitter:
         return finished
 
     def pending_lines(self) -> Sequence[str]:
-        """Give the lines of the unfinished block as they were written."""
+        """Return the lines of the unfinished block as written."""
         lines = self._open.lines
         if self._open.kind == "fence" and self._open.is_first:
             lines = [f"{self._open.mark}{self._open.info}", *lines]
@@ -122,7 +121,7 @@ class BlockSplitter:
         while len(self._line) >= self._open.max_chars:
             end = self._open.max_chars
             if self._open.kind != "fence":
-                # The rest begins with a letter, so that it is not taken for a heading or a list.
+                # Make the rest start with a letter, so that it doesn't look like a heading or a list.
                 breaks = [match.end() for match in _NEXT_WORD.finditer(self._line, 0, end)]
                 end = breaks[-1] if breaks else end
             piece, self._line = self._line[:end], self._line[end:]
@@ -136,7 +135,7 @@ class BlockSplitter:
             self._close(is_last=False)
 
     def _close(self, *, is_last: bool = True) -> None:
-        """Give out the lines of the open block; without `is_last` the block goes on."""
+        """Emit the lines of the open block. Without `is_last` the block goes on."""
         block = self._open
         lines = block.lines
         if block.kind != "fence":
@@ -154,7 +153,7 @@ class BlockSplitter:
         if is_last:
             self._open = _OpenBlock()
         elif block.kind in {"list", "quote"} and not block.inner_fence:
-            # What follows is rarely a list or a quote of its own; its next marker makes it one again.
+            # The rest is rarely a list or quote by itself; its next marker makes it one again.
             self._open = _OpenBlock(is_first=False)
 
     # -- lines ------------------------------------------------------------------------------
@@ -164,14 +163,14 @@ class BlockSplitter:
         self._open.chars += len(line) + 1
 
     def _begin(self, kind: BlockKind, line: str) -> _OpenBlock:
-        """Begin a block with a line."""
+        """Start a block with a line."""
         self._close()
         self._open.kind = kind
         self._append(line)
         return self._open
 
     def _take_line(self, line: str) -> None:
-        """Add a complete line to the open block, or begin the next one with it."""
+        """Add a complete line to the open block, or start the next one with it."""
         spaced = line.expandtabs(_CODE_INDENT)
         if self._open.kind == "fence":
             self._continue_fence(line, spaced)
@@ -239,7 +238,7 @@ class BlockSplitter:
         match = _ITEM.match(spaced)
         if match is None or len(match[1]) >= _CODE_INDENT:
             return False
-        # https://spec.commonmark.org/0.31.2/#list-items: a number other than 1 does not interrupt a paragraph.
+        # https://spec.commonmark.org/0.31.2/#list-items: a number other than 1 doesn't interrupt a paragraph.
         if interrupts and (match[3] not in {None, "1"} or not spaced[match.end() :].strip()):
             return False
         block = self._begin("list", line)
@@ -248,7 +247,7 @@ class BlockSplitter:
         return True
 
     def _continue_list(self, line: str, spaced: str) -> bool:
-        """Add a line to the open list; False if it belongs to something else."""
+        """Add a line to the open list; return False if it isn't part of it."""
         block = self._open
         indent = len(spaced) - len(spaced.lstrip(" "))
         fence = _FENCE.match(spaced)
@@ -265,7 +264,7 @@ class BlockSplitter:
             number = block.number
             if len(block.lines) >= LIST_LINES:
                 self._close(is_last=False)
-                # The number that this item has in the whole list.
+                # Keep the item's number in the whole list.
                 line = re.sub(r"\d+", str(number), spaced, count=1) if item[3] else line
                 block = self._begin("list", line)
                 block.is_first = False
@@ -287,7 +286,7 @@ class BlockSplitter:
 
 
 def _closes_fence(spaced: str, mark: str) -> bool:
-    """Tell whether a line is the closing mark of a code fence."""
+    """Return whether a line closes a code fence."""
     text = spaced.strip()
     indent = len(spaced) - len(spaced.lstrip(" "))
     return bool(mark) and indent < _CODE_INDENT and len(text) >= len(mark) and set(text) == {mark[0]}
@@ -295,23 +294,23 @@ def _closes_fence(spaced: str, mark: str) -> bool:
 
 # -- cells ------------------------------------------------------------------------------------
 #
-# ASCII text is measured by its length. The table of widths is part of rich and is loaded for the first other character.
+# ASCII text is as wide as it is long. Only other characters need rich's width table, which loads on first use.
 
 
 _WORDS = re.compile(r" *[^ ]+| +")
 
 
 def measure_cells(text: str) -> int:
-    """Measure how many cells a text without control characters takes."""
+    """Return the cell width of text without control characters."""
     if text.isascii():
         return len(text)
-    from rich.cells import cell_len  # noqa: PLC0415 — loads the table of widths, which most output does without
+    from rich.cells import cell_len  # noqa: PLC0415 — loads the width table, which most output doesn't need
 
     return cell_len(text)
 
 
 def cut_to_cells(text: str, width: int, mark: str = "…") -> str:
-    """Shorten a text to `width` cells; a shortened text ends in `mark`."""
+    """Truncate text to `width` cells, ending in `mark`."""
     if width <= 0:
         return ""
     if measure_cells(text) <= width:
@@ -321,9 +320,9 @@ def cut_to_cells(text: str, width: int, mark: str = "…") -> str:
 
 
 def wrap_to_cells(text: str, width: int) -> Iterator[str]:
-    """Yield the rows of one line, each of `width` cells at most: broken at spaces, in words that are too long.
+    """Yield the rows of one line, at most `width` cells each, breaking at spaces and inside overlong words.
 
-    Spaces at the start of the line and between words are kept; the spaces at which a row ends are left out.
+    Keeps spaces at the start of the line and between words, but drops them at row ends.
     """
     row, used = "", 0
     for match in _WORDS.finditer(text):
@@ -335,7 +334,7 @@ def wrap_to_cells(text: str, width: int) -> Iterator[str]:
             size = measure_cells(word)
         while size > width:
             head, rest = _split_at(word, width)
-            if not head:  # a character of two cells in a row of one
+            if not head:  # a two-cell character in a one-cell row
                 head, rest = word[:1], word[1:]
             yield head
             word = rest
@@ -345,7 +344,7 @@ def wrap_to_cells(text: str, width: int) -> Iterator[str]:
 
 
 def _split_at(text: str, width: int) -> tuple[str, str]:
-    """Split a text after the last character that ends within `width` cells."""
+    """Split text after the last character that ends within `width` cells."""
     if text.isascii():
         return text[:width], text[width:]
     low, high = 0, len(text)

@@ -1,6 +1,6 @@
-"""Tool calls as lines for a person: arguments, outcome, duration, and the diff of a changed file.
+"""Formats tool calls as terminal rows: arguments, outcome, duration, and the diff of a changed file.
 
-All text of a call is foreign: it is escaped, and cut to the width of the terminal.
+All text of a call is untrusted: it's escaped, and truncated to the terminal's width.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CallState: TypeAlias = Literal["ok", "error", "denied", "interrupted"]
 DIFF_LINES = 30
 _LONGEST_VALUE = 60
 _LONGEST_SOURCE = 400
-"""Characters of an argument or a result that are looked at; a line shows fewer."""
+"""Characters of an argument or a result to look at; a row shows fewer."""
 _REASON_ROWS = 3
 _TAB = 4
 _LEAST_ARGUMENTS = 5
@@ -41,51 +41,48 @@ _ASCII_SYMBOLS = str.maketrans("─│▌•…✓✗⊘−·", "-||*~+x!--")  #
 
 @record
 class Palette:
-    """What a terminal can show: colours, and characters beyond ASCII."""
+    """A terminal's capabilities: colours, and characters beyond ASCII."""
 
     color: bool
     encoding: str = "utf-8"
 
     @property
     def is_unicode(self) -> bool:
-        """Whether the encoding has every character."""
+        """Whether the encoding covers every character."""
         return self.encoding.lower().replace("_", "-").startswith("utf")
 
     @property
     def ellipsis(self) -> str:
-        """The mark of a shortened text, of one cell."""
+        """The one-cell truncation mark."""
         return "…" if self.is_unicode else "~"
 
     def paint(self, text: str, code: str) -> str:
-        """Put a text between SGR sequences (ECMA-48, 8.3.117), if there are colours."""
+        """Wrap text in SGR sequences (ECMA-48, 8.3.117) if colour is on."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.color and text else text
 
     def encode_text(self, text: str) -> str:
-        """Replace characters that the encoding does not have: symbols by similar ones, others by escapes."""
+        """Replace characters the encoding lacks: symbols by similar ones, others by escapes."""
         if self.is_unicode or text.isascii():
             return text
         return text.translate(_ASCII_SYMBOLS).encode(self.encoding, "backslashreplace").decode(self.encoding)
 
     def choose_mark(self, state: CallState) -> str:
-        """Choose the mark of a call that has ended."""
+        """Return the mark of a finished call."""
         return self.paint((_MARKS if self.is_unicode else _ASCII_MARKS)[state], _STATE_COLORS[state])
 
     def choose_spinner(self, now: float) -> str:
-        """Choose the present frame of the spinner."""
+        """Return the current spinner frame."""
         frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏" if self.is_unicode else "|/-\\"
         return self.paint(frames[int(now * _SPINNER_HZ) % len(frames)], _CYAN)
 
 
-# -- facts of a call ----------------------------------------------------------------------------
-
-
 def to_one_line(text: str) -> str:
-    """Escape a foreign text and put it on one line."""
+    """Escape untrusted text and put it on one line."""
     return escape_unprintable(" ".join(text[:_LONGEST_SOURCE].split()))
 
 
 def format_arguments(arguments: JsonValue) -> str:
-    """Format arguments in a short form: `path=src/a.py limit=20`."""
+    """Format arguments briefly: `path=src/a.py limit=20`."""
     if not is_json_object(arguments):
         return "" if arguments is None else _format_value(arguments)
     return " ".join(f"{to_one_line(name)}={_format_value(value)}" for name, value in arguments.items())
@@ -94,7 +91,7 @@ def format_arguments(arguments: JsonValue) -> str:
 def _format_value(value: JsonValue) -> str:
     try:
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    except (TypeError, ValueError, RecursionError):  # arguments of a model may be anything
+    except (TypeError, ValueError, RecursionError):  # a model's arguments may be anything
         text = repr(value)
     return cut_to_cells(to_one_line(text), _LONGEST_VALUE)
 
@@ -108,7 +105,7 @@ def format_duration(seconds: float) -> str:
 
 
 def format_progress(event: ToolAdvanced) -> str:
-    """Format a report of progress: a share if the total is known, and the message."""
+    """Format progress: a percentage if the total is known, and the message."""
     amount = f"{event.done:g}" if math.isfinite(event.done) else ""
     if event.total is not None and amount and math.isfinite(event.total) and event.total > 0:
         amount = f"{max(0, min(100, 100 * event.done / event.total)):.0f}%"
@@ -116,14 +113,14 @@ def format_progress(event: ToolAdvanced) -> str:
 
 
 def classify_answer(event: ToolAnswered) -> CallState:
-    """Tell how a call has ended."""
+    """Return how a call ended."""
     if event.code == "denied":
         return "denied"
     return "error" if event.is_error else "ok"
 
 
 def format_outcome(event: ToolAnswered) -> str:
-    """Format the outcome of a call in a few words."""
+    """Format a call's outcome in a few words."""
     details = event.details
     lines = [line for line in event.text.splitlines() if line.strip()]
     first = to_one_line(lines[0]) if lines else ""
@@ -156,21 +153,13 @@ def _format_attachments(event: ToolAnswered) -> str:
     return ", ".join(kinds)
 
 
-# -- rows ---------------------------------------------------------------------------------------
-
-
 def format_call_row(
     palette: Palette, width: int, *, mark: str, name: str, arguments: str, facts: tuple[str, ...]
 ) -> str:
-    """Format one row about a call, of `width` cells at most.
+    """Format one row about a call, at most `width` cells wide.
 
-    Args:
-        palette: What the terminal can show.
-        width: Cells of the row.
-        mark: A symbol of one cell.
-        name: The name of the tool.
-        arguments: Its arguments, which are shortened first.
-        facts: Duration and outcome, or progress; the last one is shortened next, then the others are left out.
+    Truncates `arguments` first, then the last of `facts` (duration and outcome, or progress), then drops the others.
+    `mark` is a one-cell symbol.
     """
     cut = palette.ellipsis
     name = cut_to_cells(palette.encode_text(to_one_line(name)), width - 2, cut)
@@ -192,7 +181,7 @@ def format_call_row(
 
 
 def format_reason_rows(palette: Palette, reason: str, width: int) -> Iterator[str]:
-    """Yield up to three rows with the reason of a failed or denied call, below its own row."""
+    """Yield up to three rows with the reason for a failed or denied call."""
     rows = [*wrap_to_cells(palette.encode_text(reason), width - 2)]
     if len(rows) > _REASON_ROWS:
         rows = [
@@ -204,7 +193,7 @@ def format_reason_rows(palette: Palette, reason: str, width: int) -> Iterator[st
 
 
 def format_diff_rows(palette: Palette, diff: str, width: int) -> Iterator[str]:
-    """Yield the rows of a unified diff without its two lines of file names: 30 at most, and how many are left."""
+    """Yield at most 30 rows of a unified diff without its file names, and the number of remaining lines."""
     lines = diff.removesuffix("\n").split("\n")
     start = next((index for index, line in enumerate(lines) if line.startswith("@@")), 0)
     lines = lines[start:]

@@ -1,8 +1,8 @@
-"""Completion of the input line: `@` and a path of the workspace, `/` and a command; and the files that a message names.
+"""Input line completion (`@` for workspace paths, `/` for commands), file mentions, and input history.
 
-`complete` is a pure function, `WorkspaceFiles` lists the paths, `InputCompleter` connects both with prompt_toolkit.
-Files that git ignores are left out, hidden ones and credentials are listed only for a path that names them.
-`expand_mentions` attaches the files that a message mentions. A mention is `@path`, or `@"a path with spaces"`.
+`complete` is a pure function, `WorkspaceFiles` lists paths, and `InputCompleter` connects both to prompt_toolkit.
+Git-ignored files never show up; hidden files and credentials only when the typed path asks for them. `expand_mentions`
+attaches files a message mentions as `@path` or `@"a path with spaces"`.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ MAX_TOTAL_BYTES = 200 * 1024
 _MAX_SHOWN = 50
 _MAX_MENTIONS = 100
 _BEFORE = r"(?<![^\s(\[{<,;\"'])"
-"""A mention begins a word: the `@` of an e-mail address does not."""
+"""A mention starts a word, unlike the `@` of an e-mail address."""
 _OPEN_MENTION = re.compile(_BEFORE + r'@(?:"(?P<quoted>[^"\n]*)|(?P<bare>[^\s"]*))$')
 _MENTION = re.compile(_BEFORE + r'@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
 _RESOURCE = re.compile(r"[\w.-]+:")
-"""A resource of a server, `@server:uri`."""
+"""A server resource, `@server:uri`."""
 _PUNCTUATION = ".,;:!?)]}>'"
 
 
-# -- completion ---------------------------------------------------------------------------------
+# -- completion -------------------------------------------------------------------------------
 
 
 @record(kw_only=True)
 class CompletionItem:
-    """One way to complete the input line."""
+    """A possible completion of the input line."""
 
     text: str
-    """What replaces the last `replaced` characters before the cursor."""
+    """Replaces the last `replaced` characters before the cursor."""
     replaced: int
     label: str
     description: str = ""
@@ -69,12 +69,12 @@ class CompletionItem:
 def complete(
     text_before_cursor: str, files: Callable[[str], Sequence[str]], commands: Mapping[str, str]
 ) -> list[CompletionItem]:
-    """Complete the word before the cursor, the best way first.
+    """Complete the word before the cursor, best match first.
 
     Args:
         text_before_cursor: The input up to the cursor.
-        files: Gives paths of the workspace that may match what was typed; directories end in a slash.
-        commands: Slash commands with their descriptions: `mcp`, and with a first argument `mcp restart`.
+        files: Returns workspace paths that may match the typed text; directories end in a slash.
+        commands: Descriptions of slash commands: `mcp`, and with a first argument `mcp restart`.
     """
     if text_before_cursor.startswith("/"):
         return _complete_command(text_before_cursor[1:], commands)
@@ -108,17 +108,17 @@ def _complete_command(typed: str, commands: Mapping[str, str]) -> list[Completio
 
 
 def _quote_path(path: str, *, is_quoted: bool) -> str:
-    """Write a path as a mention; a directory stays open for the next part."""
+    """Write a path as a mention, leaving directories open for the next part."""
     if not is_quoted and re.fullmatch(r"\S+", path):
         return f"@{path}"
     return f'@"{path}' if path.endswith("/") else f'@"{path}"'
 
 
 def score_path(query: str, path: str) -> int | None:
-    """Score how well a path matches what was typed, 0 being best; None if it does not match.
+    """Score how well a path matches the typed text (0 is best), or return `None` if it doesn't.
 
-    Each part of the query has to occur in a part of the path, in the same order: at its start, inside it, or letter by
-    letter. The last part of the query may match any part of the path, the last one is best.
+    Each part of the query has to match a part of the path, in order: as a prefix, a substring or a subsequence. The
+    last part of the query may match any part of the path, ideally the last one.
     """
     if query.endswith("/") and path.casefold().startswith(query.casefold()):
         return 0
@@ -147,9 +147,9 @@ def _score_part(wanted: str, part: str) -> int | None:
 
 
 class WorkspaceFiles:
-    """Lists paths of a workspace that match what was typed: 2,000 at most, for 50 ms at most.
+    """Lists workspace paths that match the typed text, limited to 2,000 entries and 50 ms.
 
-    It reads directories, nearest first, and is called in a thread. Symbolic links to directories are not followed.
+    Reads directories breadth-first; call it in a thread. Doesn't follow symlinks to directories.
     """
 
     def __init__(self, cwd: str, *, clock: Callable[[], float] = monotonic) -> None:
@@ -157,7 +157,7 @@ class WorkspaceFiles:
         self._clock = clock
 
     def __call__(self, query: str) -> Sequence[str]:
-        """List paths for a query; a directory that it names is listed alone."""
+        """List paths for a query; if it names a directory, only paths below that."""
         folder, _, name = query.rpartition("/")
         root = real_path(self._cwd)
         start = os.path.join(root, folder)
@@ -176,7 +176,7 @@ class WorkspaceFiles:
 
 
 def _walk(root: str, folder: str, *, hidden: bool) -> Iterator[str]:
-    """Yield the paths below a directory, the nearest first."""
+    """Yield the paths below a directory, nearest first."""
     start = os.path.join(root, folder) if folder else root
     secrets = workspace_policy(root).protected.hidden_below(root)
     queue = deque([(f"{folder}/" if folder else "", start, IgnoreRules.load(start))])
@@ -185,7 +185,7 @@ def _walk(root: str, folder: str, *, hidden: bool) -> Iterator[str]:
         try:
             with os.scandir(place) as listing:
                 entries = sorted(listing, key=lambda entry: entry.name)
-        except OSError:  # removed meanwhile, or not readable
+        except OSError:  # removed in the meantime, or unreadable
             continue
         if place != start:
             rules = rules.below(os.path.basename(place), place, {entry.name for entry in entries})
@@ -202,12 +202,7 @@ def _walk(root: str, folder: str, *, hidden: bool) -> Iterator[str]:
 
 
 class InputCompleter(Completer):
-    """The completer of the input line for prompt_toolkit; it reads directories in a thread.
-
-    Args:
-        cwd: The workspace.
-        commands: Gives the present slash commands with their descriptions, as for `complete`.
-    """
+    """prompt_toolkit completer of the input line; `commands` returns the current commands as in `complete`."""
 
     def __init__(self, cwd: str, commands: Callable[[], Mapping[str, str]]) -> None:
         self._files = WorkspaceFiles(cwd)
@@ -231,14 +226,14 @@ def _to_completion(item: CompletionItem) -> Completion:
     return Completion(item.text, -item.replaced, item.label, item.description)
 
 
-# -- mentions -----------------------------------------------------------------------------------
+# -- mentions ---------------------------------------------------------------------------------
 
 
 async def expand_mentions(text: str, cwd: str) -> tuple[str, Sequence[str]]:
-    """Attach the text files that a message mentions; return the message for the model, and notes for the person.
+    """Attach the text files a message mentions; return the message for the model and notes for the user.
 
-    The message is kept as typed, and each file follows as a block `<file path="…">`: 50 KiB of one file at most, 200
-    KiB together. A path that names no file stays as typed; a file that is not attached leaves a note.
+    The message stays as typed, and each file follows as a `<file path="…">` block, limited to 50 KiB per file and 200
+    KiB in total. A path that names no file stays as typed; a file that isn't attached leaves a note.
     """
     return await to_thread.run_sync(_attach_files, text, cwd, abandon_on_cancel=True)
 
@@ -278,7 +273,7 @@ def _attach_files(text: str, cwd: str) -> tuple[str, Sequence[str]]:
 
 
 def _find_mentioned(written: str, root: str, *, is_quoted: bool) -> str | None:
-    """Find the existing file that a mention names, without punctuation that ends a sentence; None if there is none."""
+    """Find the existing file a mention names, ignoring trailing punctuation."""
     while written and "\0" not in written:
         path = os.path.expanduser(written) if written.startswith("~/") else written
         try:
@@ -294,11 +289,11 @@ def _find_mentioned(written: str, root: str, *, is_quoted: bool) -> str | None:
 
 
 def _read_start(path: str, root: str, limit: int) -> tuple[bytes, int]:
-    """Read the start of a file up to the end of a line; return it with the size of the file.
+    """Read the start of a file up to a line end, and return it with the file's size.
 
     Raises:
-        PathRefused: The policy of the workspace does not let tools read it.
-        OSError: It cannot be read, or it is not a regular file.
+        PathRefused: The workspace policy denies tools to read it.
+        OSError: It's unreadable, or not a regular file.
     """
     resolved = real_path(os.path.join(root, path))
     base = workspace_policy(root).find_base(path, resolved, writing=False)
@@ -316,10 +311,10 @@ def _read_start(path: str, root: str, limit: int) -> tuple[bytes, int]:
 
 
 def _format_block(name: str, data: bytes, size: int) -> str:
-    # The end of the data may cut a character.
+    # The data may end in the middle of a character.
     text = data.decode("utf-8", "ignore") if len(data) < size and _is_utf8_start(data) else decode_lossless(data)[0]
     visible = make_visible(text.replace("\r\n", "\n"))[0]
-    # A file must not end its own block, and what follows it be taken for the message of the person.
+    # A file must not close its own block, or the text after it would pass for the user's message.
     body = re.sub(r"</(?=file\b)", r"<\\/", visible, flags=re.IGNORECASE)
     cut = f"\n[cut: {len(data):,} of {size:,} bytes; read shows the rest]" if len(data) < size else ""
     return f'<file path="{html.escape(name)}">\n{body.removesuffix(chr(10))}{cut}\n</file>'
@@ -336,12 +331,12 @@ def _is_utf8_start(data: bytes) -> bool:
 # -- history ----------------------------------------------------------------------------------
 
 
-_LARGEST = 1024 * 1024
-_KEPT = 256 * 1024
+_MAX_HISTORY_BYTES = 1024 * 1024
+_KEPT_HISTORY_BYTES = 256 * 1024
 
 
 def open_history() -> History:
-    """Open the history; one in memory if the state directory cannot be used."""
+    """Open the history, in memory if the state directory is unusable."""
     try:
         path = os.path.join(make_private_dir(state_dir()), "history")
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -349,8 +344,8 @@ def open_history() -> History:
         return InMemoryHistory()
     try:
         size = os.fstat(handle).st_size
-        if size > _LARGEST:  # keep the newest entries, from the beginning of one of them
-            tail = os.pread(handle, _KEPT, size - _KEPT)
+        if size > _MAX_HISTORY_BYTES:  # keep the newest entries, starting at an entry boundary
+            tail = os.pread(handle, _KEPT_HISTORY_BYTES, size - _KEPT_HISTORY_BYTES)
             os.ftruncate(handle, 0)
             os.pwrite(handle, tail[tail.find(b"\n# ") + 1 :], 0)
     finally:

@@ -1,8 +1,8 @@
-"""Finished blocks of Markdown as text for a terminal, rendered with rich.
+"""Renders finished Markdown blocks for a terminal, using rich.
 
-Links show their address, raw HTML is text, a line break stays one, and a table that does not fit is printed as records.
-A block of which a word would be lost (an entity, the title of a link, deep nesting) is printed as it is written. Lines
-of code are left whole, so that they can be copied; the terminal wraps them.
+Links show their address, raw HTML stays text, line breaks stay, and a table that doesn't fit is printed as records. If
+rendering would lose a word (an entity, a link title, deep nesting), the block is printed as written. Code lines stay
+whole for copying; the terminal wraps them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _RULE_WIDTH = 40
 _MAX_NESTING = 100
 _QUOTE_CELLS = 4
 _ITEM_CELLS = 4
-"""Cells that a quote or an item takes from the lines inside it; a number takes its digits as well."""
+"""Cells a quote or an item takes from the lines inside it; a numbered item also takes its digits."""
 _NARROWEST_TEXT = 8
 _COLUMN_GAP = 2
 _THEME = Theme(
@@ -54,7 +54,7 @@ _THEME = Theme(
         "markdown.table.border": "dim",
     }
 )
-"""Colours that are legible on a dark and on a light background."""
+"""Colours that are legible on dark and light backgrounds."""
 _NUMBER = re.compile(r"^[\s>]*(?:[-*+][ \t]+)*\d{1,9}[.)]", re.MULTILINE)
 _SGR = re.compile(r"\x1b\[[0-9;]*m")
 _EMPTY_STYLE = re.compile(r"\x1b\[[0-9;]+m\x1b\[0m")
@@ -67,11 +67,11 @@ class BlockRenderer:
     def __init__(self, *, color: bool) -> None:
         self._color = color
         self._parser = MarkdownIt("commonmark", {"html": False, "maxNesting": _MAX_NESTING})
-        # A definition of a link would vanish, and the block that refers to it may have been printed before.
+        # A link definition would vanish, and the block referring to it may already be printed.
         self._parser.enable(["strikethrough", "table"]).disable(["entity", "reference"])
 
     def render(self, block: MarkdownBlock, width: int) -> str:
-        """Render a block as complete lines of at most `width` cells; the lines of a code fence may be longer."""
+        """Render a block as complete lines of at most `width` cells; lines of a code fence may be longer."""
         text = escape_controls(block.text)
         console, output = self._open_console(width)
         if block.kind == "fence":
@@ -92,7 +92,7 @@ class BlockRenderer:
         console = Console(
             file=output,
             width=width,
-            height=25,  # with both sizes given, rich asks neither the terminal nor the environment
+            height=25,  # with both sizes set, rich queries neither the terminal nor the environment
             force_terminal=self._color,
             color_system="auto" if self._color else None,
             no_color=not self._color,
@@ -105,7 +105,7 @@ class BlockRenderer:
         return console, output
 
     def _print_fence(self, console: Console, block: MarkdownBlock, code: str) -> None:
-        """Print lines of code between two rules, of which a part in the middle has none."""
+        """Print code lines between two rules; a middle part has none."""
         rule = min(console.width, _RULE_WIDTH)
         if block.is_first:
             info = escape_controls(block.info).expandtabs(_TAB)
@@ -119,7 +119,7 @@ class BlockRenderer:
 
 
 def _measure_nesting(tokens: Sequence[Token]) -> int:
-    """Measure how many cells lists and quotes take from the innermost text."""
+    """Return the cells that lists and quotes take from the innermost text."""
     costs: list[int] = []
     deepest = 0
     for token in tokens:
@@ -133,9 +133,9 @@ def _measure_nesting(tokens: Sequence[Token]) -> int:
 
 
 def _has_words_of(source: str, shown: str) -> bool:
-    """Tell whether all letters and digits of a text are shown.
+    """Return whether the output has all letters and digits of the source.
 
-    Items are numbered by the renderer, and wrapped cells of a table change the order of words.
+    The renderer numbers items itself, and wrapped table cells change the order of words.
     """
     source = _NUMBER.sub("", source)
     left = iter(shown)
@@ -145,10 +145,10 @@ def _has_words_of(source: str, shown: str) -> bool:
 
 
 def _highlight(code: str, language: str) -> Text:
-    """Colour code with the 16 colours of the terminal, which the user has chosen."""
+    """Highlight code with the terminal's 16 colours, which the user chose."""
     code = code.expandtabs(_TAB)
     text = Syntax(code, language or "text", theme="ansi_dark").highlight(code)
-    if text.plain == f"{code}\n":  # a lexer ends the last line
+    if text.plain == f"{code}\n":  # lexers end the last line
         text.right_crop(1)
     return text if text.plain == code else Text(code)
 
@@ -157,14 +157,14 @@ def _highlight(code: str, language: str) -> Text:
 
 
 class _PlainHeading(Heading):
-    """A heading at the left; rich would centre the first level, or all of them and draw a border."""
+    """A left-aligned heading. rich would centre the first level, or all of them with a border."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self.text
 
 
 class _PlainCode(CodeBlock):
-    """Code inside a list or a quote, or indented code: without a background and without padding."""
+    """Indented code, or code inside a list or quote, without background or padding."""
 
     info: str
 
@@ -191,7 +191,7 @@ class _PlainRule(MarkdownElement):
 
 
 class _NumberedItem(ListItem):
-    """An item of a list; its number is followed by a dot."""
+    """A list item whose number ends in a dot."""
 
     def render_number(self, console: Console, options: ConsoleOptions, number: int, last_number: int) -> RenderResult:
         indent = len(str(last_number)) + 3
@@ -204,7 +204,7 @@ class _NumberedItem(ListItem):
 
 
 class _FittingTable(TableElement):
-    """A table whose columns are as wide as their longest words; if that is too wide, one record for each row."""
+    """A table with columns at least as wide as their longest words, or one record per row if that's too wide."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         heads = [cell.content for cell in self.header.row.cells] if self.header and self.header.row else []
@@ -239,7 +239,7 @@ def _list_records(heads: Sequence[Text], rows: Sequence[Sequence[Text]]) -> Iter
 
 
 class _TerminalMarkdown(Markdown):
-    """Markdown for a terminal of which only the colours are used."""
+    """Markdown styled with colours only."""
 
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
@@ -259,7 +259,7 @@ class _TerminalMarkdown(Markdown):
             if token.type == "inline":
                 children = [*_show_targets(token.children or ())]
                 if not color:
-                    # Code keeps its marks where no colour can tell it from text.
+                    # Keep the backticks where colour can't set code apart from text.
                     children = [
                         _text_token(f"`{child.content}`") if child.type == "code_inline" else child
                         for child in children
@@ -276,7 +276,7 @@ def _text_token(content: str) -> Token:
 
 
 def _show_targets(tokens: Sequence[Token]) -> Iterator[Token]:
-    """Put the address of a link or an image behind its text, and keep line breaks."""
+    """Append the address of a link or image to its text, and keep line breaks."""
     target = text = ""
     for token in tokens:
         if token.type == "link_open":

@@ -1,8 +1,8 @@
-"""Events of a turn as finished text, which is printed once, and as the rows of the live region.
+"""Renders turn events as finished text, which is printed once, and as rows of the live region.
 
-The model's text is printed block by block; a tool call is one line when it ends, followed by the diff of an edit.
-Finished text holds complete lines and no control sequence but SGR (colours); without colour it holds none at all. rich
-is imported for the first finished block, and the rows of the live region are made without it.
+Model text is printed block by block. A tool call becomes one line when it ends, followed by the diff of an edit.
+Finished text consists of complete lines, with SGR sequences (colours) as the only control sequences, and none without
+colour. rich loads with the first finished block; the live region works without it.
 """
 
 from __future__ import annotations
@@ -45,18 +45,15 @@ class _RunningCall:
     name: str
     arguments: str
     started: float | None = None
-    """None if its start was not reported."""
+    """`None` if the start wasn't reported."""
     progress: str = ""
 
 
 class EventRenderer:
-    """Turns the events of a turn into finished text, which is printed once, and the rows of the live region.
+    """Renders the events of a turn.
 
-    Args:
-        width: Gives the present width of the terminal in cells.
-        color: Whether SGR sequences are written.
-        clock: The clock of durations and of the spinner, in seconds.
-        encoding: The encoding of the terminal; None takes that of standard output.
+    `width` returns the terminal's current width in cells, `clock` times calls and the spinner, and `encoding` defaults
+    to standard output's.
     """
 
     def __init__(
@@ -74,10 +71,10 @@ class EventRenderer:
         self._blocks: BlockRenderer | None = None
         self._running: dict[str, _RunningCall] = {}
         self._last: str = ""
-        """What was printed last in this turn: `text`, `call` or nothing."""
+        """The kind of the last output in this turn: `text`, `call` or empty."""
 
     def feed(self, event: RunEvent) -> str:
-        """Take an event; return the text that it finishes, complete lines or nothing."""
+        """Process an event and return the text it finishes, if any, as complete lines."""
         if isinstance(event, TextDelta):
             ended = self._splitter.finish() if event.starts else ()
             return self._render_blocks([*ended, *self._splitter.feed(event.text)])
@@ -93,7 +90,7 @@ class EventRenderer:
             finished = self._render_blocks(self._splitter.finish())
             call = self._running.pop(event.id, None)
             if call is not None and call.started is not None:
-                call.started += event.waited_s  # the time of the user isn't the tool's
+                call.started += event.waited_s  # don't count the user's time as the tool's
             diff = event.details.get("diff")
             is_changed = isinstance(diff, str) and not event.is_error and event.details.get("changed") is not False
             return finished + self._render_call(
@@ -105,7 +102,7 @@ class EventRenderer:
         return ""
 
     def live_rows(self, limit: int) -> list[str]:
-        """Give the rows of the live region: the running calls, then the end of the unfinished block."""
+        """Return the rows of the live region: running calls, then the end of the unfinished block."""
         if limit <= 0:
             return []
         width, now = self._cells, self._clock()
@@ -134,7 +131,7 @@ class EventRenderer:
         return [*rows, *tail[-left:]] if left else rows
 
     def finish(self) -> str:
-        """End the turn; return everything that is unfinished, calls without an answer as interrupted."""
+        """End the turn and return everything unfinished, with unanswered calls as interrupted."""
         finished = self._render_blocks(self._splitter.finish())
         for call in self._running.values():
             finished += self._render_call(call, "interrupted", "interrupted")
@@ -176,7 +173,7 @@ class EventRenderer:
 
         used = measure_cells(f"{call.name}{call.arguments}{duration}{outcome}") + 7
         if state in {"error", "denied"} and used > width:
-            # A reason is worth more than the arguments beside it: it gets rows of its own.
+            # The reason matters more than the arguments, so it gets separate rows.
             rows = [format_row(), *format_reason_rows(palette, outcome, width)]
         else:
             rows = [format_row(outcome)]
@@ -190,11 +187,8 @@ def _format_time(call: _RunningCall, now: float) -> str:
     return "" if call.started is None else format_duration(now - call.started)
 
 
-# -- status -----------------------------------------------------------------------------------
-
-
 def format_status(conversation: Conversation | None, width: int, *, busy: bool) -> str:
-    """Format the row; parts that do not fit are left out from the right."""
+    """Format the status row, dropping parts from the right that don't fit."""
     if conversation is None:
         return "starting…"
     usage = conversation.usage

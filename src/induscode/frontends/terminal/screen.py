@@ -1,9 +1,9 @@
-"""The screen of the interactive session: finished text above, a live region of at most eight rows below it.
+"""Screen of the interactive session: finished text above a live region of at most eight rows.
 
-Finished text is written once and stays in the scrollback of the terminal. Only the live region is redrawn: running
-calls, the unfinished paragraph, queued messages, a question, the input line and the status row. It is drawn by a
-prompt_toolkit application that is not full screen (https://python-prompt-toolkit.readthedocs.io/en/stable/), so the
-alternate screen, scroll regions and erasing of the whole display (CSI 2 J, CSI 3 J) are never used.
+Finished text is written once and stays in the terminal's scrollback. Only the live region is redrawn: running calls,
+the unfinished paragraph, queued messages, a question, the input line and the status row. A non-full-screen
+prompt_toolkit application draws it (https://python-prompt-toolkit.readthedocs.io/en/stable/), so it never uses the
+alternate screen, scroll regions or full-display erases (CSI 2 J, CSI 3 J).
 """
 
 from __future__ import annotations
@@ -53,39 +53,39 @@ if TYPE_CHECKING:
     from induscode.cli.dialog import Question
 
 REGION_ROWS = 8
-"""Rows of the live region at most."""
+"""Maximum height of the live region."""
 _INPUT_ROWS = 3
 _MENU_ROWS = 4
 _FRAME_S = 1 / 30
-"""Time between two redraws that no key has caused."""
+"""Minimum time between redraws not caused by a key."""
 _PAUSE_S = 1.0
-"""A question takes the keyboard after a pause of this length, so that text being typed is never its answer."""
+"""A question waits for a typing pause of this length, so that it never takes typed text as its answer."""
 _JOINERS = "\u200c\u200d"
 _BEGIN_UPDATE, _END_UPDATE = "\x1b[?2026h", "\x1b[?2026l"
-"""Synchronized output: terminals that know it show the changes in between as one; others ignore it."""
+"""Synchronized output: terminals that support it apply the changes in between at once; others ignore it."""
 
 
 class ScreenListener(Protocol):
-    """Receives what the person does."""
+    """Receives the user's actions."""
 
     def submit(self, text: str) -> None:
-        """A message was entered."""
+        """Handle a submitted message."""
         ...
 
     def interrupt(self) -> None:
-        """Ctrl-C was pressed."""
+        """Handle Ctrl-C."""
         ...
 
     def steer(self) -> None:
-        """Esc was pressed."""
+        """Handle Esc."""
         ...
 
     def leave(self) -> None:
-        """Ctrl-D was pressed on an empty line, or the terminal was closed."""
+        """Handle Ctrl-D on an empty line, or a closed terminal."""
         ...
 
     def switch_mode(self) -> None:
-        """Shift-Tab was pressed."""
+        """Handle Shift-Tab."""
         ...
 
 
@@ -95,7 +95,7 @@ class _OpenQuestion:
     reply: asyncio.Future[Reply]
     selected: int = 0
     key: str = ""
-    """The choice whose text is being entered."""
+    """The choice whose text the user is entering."""
 
     @property
     def wants_text(self) -> bool:
@@ -104,25 +104,25 @@ class _OpenQuestion:
 
 @dataclass(slots=True)
 class LiveState:
-    """What the live region shows beside the input line; the caller changes it and calls `Screen.refresh`."""
+    """Contents of the live region next to the input line. The caller changes it and calls `Screen.refresh`."""
 
     rows: Callable[[int], Sequence[str]] = field(default=lambda limit: ())
-    """Gives rows with SGR sequences, at most `limit`."""
+    """Returns at most `limit` rows, with SGR sequences."""
     queued: Sequence[str] = ()
     status: Callable[[int], str] = field(default=lambda width: "")
-    """Gives the status row for a width."""
+    """Returns the status row for a width."""
 
 
 class _Region(Application[None]):
-    """The application that draws the live region."""
+    """Draws the live region."""
 
     def redraw(self) -> None:
-        """Draw now: `invalidate` would draw later, with the region absent meanwhile."""
+        """Draw now. `invalidate` would draw later and leave the region blank until then."""
         self._redraw()
 
 
 class _TerminalOutput(Vt100_Output):
-    """Standard output. After the terminal is gone it writes nothing: the session ends by SIGHUP or the end of input."""
+    """Standard output that goes silent once the terminal is gone: SIGHUP or end of input ends the session."""
 
     def flush(self) -> None:
         try:
@@ -132,25 +132,20 @@ class _TerminalOutput(Vt100_Output):
 
 
 class _VisibleInput(Processor):
-    """Shows a sign for each character of the input that changes the direction of text, or is invisible otherwise.
+    """Replaces bidi controls and other invisible characters in the input by a visible sign.
 
-    Control characters are shown by prompt_toolkit; the joiners of emoji and scripts stay.
+    prompt_toolkit already shows control characters. Joiners of emoji and scripts stay.
     """
 
     def apply_transformation(self, transformation_input: TransformationInput) -> Transformation:
-        return Transformation(
-            [
-                (
-                    part[0],
-                    "".join(c if c < "\xa0" or c in _JOINERS or escape_controls(c) == c else "�" for c in part[1]),
-                )
-                for part in transformation_input.fragments
-            ]
-        )
+        def show(text: str) -> str:
+            return "".join(c if c < "\xa0" or c in _JOINERS or escape_controls(c) == c else "�" for c in text)
+
+        return Transformation([(part[0], show(part[1])) for part in transformation_input.fragments])
 
 
 def open_output() -> Vt100_Output:
-    """Open standard output. The cursor position is never requested: its report could arrive as typed text."""
+    """Open standard output. Never queries the cursor position, as the reply could arrive as typed text."""
 
     def get_size() -> Size:
         try:
@@ -163,9 +158,9 @@ def open_output() -> Vt100_Output:
 
 
 def read_typed_ahead(descriptor: int) -> list[str]:
-    """Read the lines that were entered before the terminal is in raw mode.
+    """Read lines entered before the terminal switched to raw mode.
 
-    The kernel has turned their Enter into a newline (ICRNL, termios(3)), which means a new line of the message later.
+    The kernel turned their Enter into a newline (ICRNL, termios(3)), which in raw mode would continue the message.
     """
     data = b""
     try:
@@ -177,7 +172,7 @@ def read_typed_ahead(descriptor: int) -> list[str]:
 
 
 class Screen:
-    """The terminal of one session. Enter text with `print`; put questions with `ask`; run it as a task."""
+    """The terminal of one session. Write with `print`, ask with `ask`, and start `run` as a task."""
 
     def __init__(
         self,
@@ -191,13 +186,13 @@ class Screen:
     ) -> None:
         self.state = LiveState()
         self.shown = asyncio.Event()
-        """Set when the live region was drawn for the first time, or never will be."""
+        """Set after the first draw of the live region, or when there won't be one."""
         self._listener = listener
         self._output: Vt100_Output = output or open_output()
         self._color = color
         self._pending: list[str] = []
         self._held: list[str] = []
-        """Finished text that waits for the answer to the open question, so that the question stays in one piece."""
+        """Finished text held until the open question is answered, so that the question stays in one piece."""
         self._timer: asyncio.TimerHandle | None = None
         self._paused = asyncio.Event()
         self._paused.set()
@@ -225,7 +220,7 @@ class Screen:
             include_default_pygments_style=False,
         )
         self._app.after_render.add_handler(lambda _: self.shown.set())
-        # A lone Esc is told apart from the start of a key sequence after these times.
+        # Timeouts that distinguish a lone Esc from the start of a key sequence.
         self._app.ttimeoutlen, self._app.timeoutlen = 0.05, 0.1
 
     # -- output -----------------------------------------------------------------------------
@@ -236,7 +231,7 @@ class Screen:
         return self._output.get_size().columns
 
     def print(self, text: str) -> None:
-        """Write finished text; a newline is added if it lacks one. Texts are collected for one frame."""
+        """Write finished text, adding a missing newline. Text within one frame is batched."""
         if text:
             held = self._held if self._open is not None else self._pending
             held.append(text if text.endswith("\n") else text + "\n")
@@ -247,17 +242,17 @@ class Screen:
         self.print(escape_unprintable(text))
 
     def refresh(self) -> None:
-        """Redraw within one frame; keys redraw at once."""
+        """Redraw within one frame; keys redraw immediately."""
         if self._timer is None and self._app.is_running:
             self._timer = asyncio.get_running_loop().call_later(_FRAME_S, self.flush)
 
     def flush(self) -> None:
-        """Write finished text, and redraw the live region below it."""
+        """Write pending text and redraw the live region below it."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         encoding = self._output.encoding()
-        # Characters that the terminal's encoding lacks are escaped.
+        # Escape characters that the terminal's encoding lacks.
         text = "".join(self._pending).encode(encoding, "backslashreplace").decode(encoding)
         text = text.replace("\r\n", "\n").replace("\n", "\r\n")
         self._pending.clear()
@@ -268,7 +263,7 @@ class Screen:
             return
         screen, size = self._app.renderer.last_rendered_screen, self._output.get_size()
         height = self._app.layout.container.preferred_height(size.columns, size.rows).preferred
-        # prompt_toolkit keeps the height of the last frame: a region that shrinks is drawn from its first row.
+        # prompt_toolkit keeps the last frame's height, so redraw a shrinking region from its first row.
         erases = bool(text) or (screen is not None and screen.height > height)
         self._output.write_raw(_BEGIN_UPDATE)
         if erases:
@@ -279,7 +274,7 @@ class Screen:
         self._output.flush()
 
     async def run(self) -> None:
-        """Show the live region and read keys until `close` is called."""
+        """Show the live region and read keys until `close`."""
         for line in read_typed_ahead(self._app.input.fileno()):
             self._draft.history.append_string(line)
             self._listener.submit(line.strip())
@@ -292,7 +287,7 @@ class Screen:
             self.flush()
 
     def close(self) -> None:
-        """End `run`; the live region is removed."""
+        """End `run` and remove the live region."""
         if self._app.is_running and not self._app.is_done:
             self.flush()
             self._app.exit()
@@ -300,7 +295,7 @@ class Screen:
     # -- questions --------------------------------------------------------------------------
 
     async def ask(self, question: Question) -> Reply:
-        """Show a question, and wait for the answer. Questions are put one at a time."""
+        """Show a question and wait for the answer, one question at a time."""
         async with self._asking:
             await self._paused.wait()
             for line in (question.title, *(f"  {line}" for line in question.lines)):
@@ -363,27 +358,14 @@ class Screen:
         asking_text = Condition(self._is_asking_text)
         choosing = asking & ~asking_text
         secret = Condition(lambda: self._open is not None and self._open.question.secret)
-        self._draft_window = Window(
-            BufferControl(
-                self._draft, input_processors=[_VisibleInput(), BeforeInput("> ", "bold" if self._color else "")]
-            ),
-            height=Dimension(min=1, max=_INPUT_ROWS),
-            wrap_lines=True,
-            dont_extend_height=True,
-        )
-        self._answer_window = Window(
-            BufferControl(
-                self._answer,
-                input_processors=[
-                    _VisibleInput(),
-                    BeforeInput("> "),
-                    ConditionalProcessor(PasswordProcessor(), secret),
-                ],
-            ),
-            height=Dimension(min=1, max=_INPUT_ROWS),
-            wrap_lines=True,
-            dont_extend_height=True,
-        )
+
+        def input_window(buffer: Buffer, *processors: Processor) -> Window:
+            return Window(
+                BufferControl(buffer, input_processors=[_VisibleInput(), *processors]),
+                height=Dimension(min=1, max=_INPUT_ROWS),
+                wrap_lines=True,
+                dont_extend_height=True,
+            )
 
         def text_window(rows: Callable[[], Sequence[str]]) -> Window:
             return Window(
@@ -392,6 +374,9 @@ class Screen:
                 dont_extend_height=True,
             )
 
+        self._draft_window = input_window(self._draft, BeforeInput("> ", "bold" if self._color else ""))
+        hide_secret = ConditionalProcessor(PasswordProcessor(), secret)
+        self._answer_window = input_window(self._answer, BeforeInput("> "), hide_secret)
         return Layout(
             HSplit(
                 [
@@ -443,7 +428,7 @@ class Screen:
         return [f"\x1b[2m{text}\x1b[0m" if self._color else text]
 
     def _fit(self, text: str) -> str:
-        """Cut an escaped text to one row."""
+        """Escape text and truncate it to one row."""
         text, room = escape_unprintable(text), self.width - 1
         if get_cwidth(text) <= room:
             return text
@@ -457,7 +442,7 @@ class Screen:
     # -- keys -------------------------------------------------------------------------------
 
     def _note_typing(self, _: Buffer) -> None:
-        """Hold questions back while a message is being typed."""
+        """Hold back questions while the user types a message."""
         if self._pause_timer is not None:
             self._pause_timer.cancel()
         if not self._draft.text:
@@ -493,12 +478,12 @@ class Screen:
         if key == Keys.BackTab:
             self._listener.switch_mode()
         elif key == Keys.ControlL:
-            self._app.renderer.erase()  # the default of Ctrl-L would erase the display
+            self._app.renderer.erase()  # Ctrl-L would erase the whole display by default
         else:
             self._app.suspend_to_background()
 
     def _enter_message(self, _: KeyPressEvent) -> None:
-        if self._draft.text.endswith("\\"):  # a backslash at the end continues the message on a new line
+        if self._draft.text.endswith("\\"):  # a trailing backslash continues the message on a new line
             self._draft.delete_before_cursor()
             self._draft.insert_text("\n")
             return
@@ -511,13 +496,13 @@ class Screen:
 
     def _clear_draft(self) -> None:
         self._draft.reset()
-        self._note_typing(self._draft)  # `reset` does not report a change
+        self._note_typing(self._draft)  # `reset` doesn't fire a change event
 
     def _insert_newline(self, _: KeyPressEvent) -> None:
         self._draft.insert_text("\n")
 
     def _choose_answer(self, event: KeyPressEvent) -> None:
-        """Choose the selected answer by Enter, or another by its letter."""
+        """Choose the selected answer with Enter, or another by its letter."""
         if self._open is None:
             return
         keys = [choice.key for choice in self._open.question.choices]

@@ -1,1 +1,1 @@
-"""The web page of a gateway: servers, tools, changed definitions, calls, the ledger and conversations."""
+"""A gateway's web page: servers, tools, changed definitions, calls, the ledger and conversations."""

@@ -1,7 +1,7 @@
-"""Sign-ins of browsers to the page: a key in the address or a token in a form, then a cookie.
+"""Browser sign-ins to the page: a key in the address or a token in a form, then a cookie.
 
-The key of the printed address is random and ends with the process. A cookie names a sign-in that only this process
-knows; changes also need the form key of that sign-in, so that another site cannot send them (CSRF).
+The key in the printed address is random and ends with the process. A cookie identifies a sign-in that only this process
+knows. Changes also need the sign-in's form key, so that other sites can't submit them (CSRF).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 COOKIE: Final = "indus_page"
 _IDLE_S: Final = 12 * 3600.0
-_MOST: Final = 64
-"""Sign-ins that are kept; the one that was used longest ago makes place for a new one."""
+_MAX_SIGN_INS: Final = 64
+"""Above this, a new sign-in evicts the least recently used one."""
 
 
 @record(kw_only=True)
@@ -32,49 +32,45 @@ class PageUser:
 
     rights: Rights
     form_key: str
-    """Must come with every change."""
+    """Required with every change."""
     principal: str = ""
-    """The subject of the client's access token: permission rules and records of calls name it."""
+    """Subject of the client's access token, used in permission rules and call records."""
 
 
 class PageAccess:
-    """The sign-ins of one process.
-
-    Args:
-        clock: Seconds that never go back.
-    """
+    """The sign-ins of one process; `clock` is monotonic, in seconds."""
 
     def __init__(self, *, clock: Callable[[], float] = monotonic) -> None:
         self.key = secrets.token_urlsafe(32)
-        """The key of the address that is printed."""
+        """The key in the printed address."""
         self.cookie = COOKIE
-        """The name of the cookie. A browser sends a cookie to every port of a host: the port belongs into the name."""
+        """Cookie name. Browsers send cookies to every port of a host, so the port has to be in the name."""
         self.token = ""
-        """The token of the gateway's owner, which signs in as well; empty if there is none."""
+        """The gateway owner's token, which signs in as well; may be empty."""
         self._clock = clock
         self._sign_ins: dict[bytes, tuple[str, float]] = {}
-        """Form keys by the digest of their cookie, with the time of the last request; the latest is last."""
+        """Form key and last use by cookie digest, most recently used last."""
 
     def is_key(self, key: str) -> bool:
-        """Compare with the key, in a time that tells nothing."""
+        """Compare with the key in constant time."""
         return hmac.compare_digest(key.encode("utf-8", "replace"), self.key.encode())
 
     def is_secret(self, text: str) -> bool:
-        """Compare with the key and with the token of the owner."""
+        """Compare with the key and the owner's token."""
         is_token = hmac.compare_digest(text.encode("utf-8", "replace"), self.token.encode())
         return self.is_key(text) or (is_token and bool(self.token))
 
     def open(self) -> str:
-        """Sign a browser in, and return its cookie as the value of a `Set-Cookie` header."""
+        """Sign a browser in and return the value of its `Set-Cookie` header."""
         secret = secrets.token_urlsafe(32)
-        while len(self._sign_ins) >= _MOST:
+        while len(self._sign_ins) >= _MAX_SIGN_INS:
             del self._sign_ins[next(iter(self._sign_ins))]
         self._sign_ins[_digest(secret)] = secrets.token_urlsafe(16), self._clock()
-        # https://www.rfc-editor.org/rfc/rfc6265#section-4.1.2; no `Secure`: the page is served over loopback HTTP.
+        # https://www.rfc-editor.org/rfc/rfc6265#section-4.1.2; no `Secure`, as the page is served over loopback HTTP.
         return f"{self.cookie}={secret}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={int(_IDLE_S)}"
 
     def find(self, request: HttpRequest) -> str | None:
-        """Find the sign-in of a request by its cookie, and return its form key."""
+        """Find a request's sign-in by cookie and return its form key."""
         key = self._digest_cookie(request)
         form_key, used_at = self._sign_ins.pop(key, (None, 0.0))
         now = self._clock()
@@ -88,8 +84,8 @@ class PageAccess:
         self._sign_ins.pop(self._digest_cookie(request), None)
 
     def _digest_cookie(self, request: HttpRequest) -> bytes:
-        """Digest the cookie of a request; that of the empty text belongs to nobody."""
-        from http.cookies import CookieError, SimpleCookie  # noqa: PLC0415 — for requests of browsers
+        """Digest a request's cookie; a missing cookie digests as the empty string, which has no sign-in."""
+        from http.cookies import CookieError, SimpleCookie  # noqa: PLC0415 — only for browser requests
 
         try:
             morsel = SimpleCookie(request.headers.get("cookie", "")).get(self.cookie)

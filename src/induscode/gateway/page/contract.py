@@ -1,4 +1,4 @@
-"""What the page shows, and what it can do: values, and the port that a gateway implements."""
+"""Data types of the page, and the port a gateway implements for it."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 ServerAction: TypeAlias = Literal["start", "stop", "restart", "sign-in", "trust"]
 Topic: TypeAlias = Literal["servers", "items", "calls", "cluster"]
-"""What a part of a view depends on; a change of it has the part fetched again."""
+"""A section's dependency; the section is refetched when it changes."""
 
 
 @record(kw_only=True)
 class ServerSummary:
-    """One server of the configuration."""
+    """A configured server."""
 
     name: str
     transport: str
     state: str
-    """Its phase, or why it is not started: `untrusted`, `changed`, `unresolved`."""
+    """Its phase, or the reason it isn't started: `untrusted`, `changed`, `unresolved`."""
     scope: str
     file: str
     tools: int
     tokens: int
-    """Estimated tokens of the definitions of its tools."""
+    """Estimated tokens of its tool definitions."""
     answer_s: float | None
     restarts: int
     message: str = ""
-    """What is wrong with it."""
+    """Its problem, if any."""
     remedy: str = ""
     actions: tuple[ServerAction, ...] = ()
     disabled: int = 0
@@ -52,21 +52,21 @@ class ServerSummary:
 
 @record
 class ActionReply:
-    """What an action has done, for the person."""
+    """Result of an action, for the user."""
 
     message: str
     url: str = ""
-    """An address that the person has to open: the sign-in page of an issuer, checked."""
+    """An address for the user to open: an issuer's sign-in page, checked."""
 
 
 @record
 class CallReply:
-    """The answer to a call from the page: an outcome, or a question to the person first."""
+    """Answer to a call from the page: an outcome, or a question for the user."""
 
     outcome: ToolOutcome | None = None
     question: PermissionRequest | None = None
     key: str = ""
-    """Names the question: the call runs if it comes again with this key and asks the same."""
+    """Identifies the question: a repeated call with this key runs if it raises the same question."""
 
 
 class PageSource(Protocol):
@@ -74,29 +74,29 @@ class PageSource(Protocol):
 
     @property
     def session(self) -> Session:
-        """The deck, the servers and the ledger."""
+        """The deck, servers and ledger."""
         ...
 
     @property
     def plan(self) -> ServerPlan:
-        """The configured servers as they are now."""
+        """The servers as currently configured."""
         ...
 
     @property
     def node(self) -> ClusterNode | None:
-        """The gateway as a node of a cluster; None outside of one."""
+        """The gateway as a cluster node, if it is one."""
         ...
 
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
-        """Find tools by what they do, the best first, as `indus tools search` does. It blocks."""
+        """Find tools by purpose, best match first, like `indus tools search`. Blocks."""
         ...
 
     def find_items(self, query: str, kinds: Sequence[ItemKind]) -> Sequence[BridgeCapability]:
-        """Find resources, templates or prompts in the same way. It blocks."""
+        """Find resources, templates or prompts the same way. Blocks."""
         ...
 
     def deck(self) -> ToolDeck:
-        """Build the deck that clients are served, without permission checks."""
+        """Build the deck clients see, without permission checks."""
         ...
 
     async def list_servers(self) -> Sequence[ServerSummary]:
@@ -104,65 +104,54 @@ class PageSource(Protocol):
         ...
 
     def ask_consent(self, server: str) -> Consent:
-        """Describe a server's row completely, without values of secrets. It blocks."""
+        """Describe a server's row in full, without secret values. Blocks."""
         ...
 
     async def act(self, server: str, action: ServerAction, digest: str = "") -> ActionReply:
         """Start, stop, restart, trust or sign in to a server.
 
-        Args:
-            server: The server.
-            action: What to do.
-            digest: For `trust`: the digest of the consent that the page showed.
+        For `trust`, `digest` is the digest of the consent shown on the page.
 
         Raises:
-            CoreError: It cannot be done; the message says why.
+            CoreError: The action failed; the message says why.
         """
         ...
 
     def approve(self, ref: RemoteToolRef, digest: str) -> bool:
-        """Approve the present definition of a disabled item; clients hear of it."""
+        """Approve the current definition of a disabled item and notify clients."""
         ...
 
     async def call(self, name: str, arguments: JsonObject, answer: str) -> CallReply:
-        """Call a tool as the person at the page; `answer` is the key of the question that the person has approved."""
+        """Call a tool on behalf of the page's user; `answer` is the key of the question the user approved."""
         ...
 
     async def read_resource(self, server: str, uri: str) -> JsonObject:
-        """Read a resource.
-
-        Raises:
-            CoreError: It is refused, or the server failed.
-        """
+        """Read a resource; `CoreError` if that's denied or fails."""
         ...
 
     async def get_prompt(self, server: str, name: str, arguments: JsonObject) -> JsonObject:
-        """Get the messages of a prompt.
-
-        Raises:
-            CoreError: It is refused, or the server failed.
-        """
+        """Get a prompt's messages; `CoreError` if that's denied or fails."""
         ...
 
 
 @record(kw_only=True)
 class PageRequest:
-    """One request for a view, by a signed-in user."""
+    """A request for a view by a signed-in user."""
 
     source: PageSource
     user: PageUser
     query: Mapping[str, str]
     form: Mapping[str, str]
-    """The fields of a POST; empty for a GET."""
+    """Fields of a POST; empty for a GET."""
 
     def get(self, name: str) -> str:
-        """Return a field of the form or else of the query; empty if there is none."""
+        """Return a form field, else a query parameter, else an empty string."""
         return self.form.get(name, self.query.get(name, ""))
 
 
 @record
 class PageView:
-    """A view: its title, its content, and the entry of the navigation that it belongs to."""
+    """A view: title, content and navigation entry."""
 
     title: str
     content: Html
@@ -171,7 +160,7 @@ class PageView:
 
 
 class PageError(Exception):
-    """A view that cannot be shown; the message is for the person."""
+    """A view that can't be shown; the message is for the user."""
 
     def __init__(self, message: str, status: int = 404) -> None:
         super().__init__(message)

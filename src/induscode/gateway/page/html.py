@@ -1,7 +1,7 @@
-"""HTML that is escaped by construction: a text becomes markup only by `tag`.
+"""HTML that's escaped by construction: text only becomes markup through `tag`.
 
-Every string from outside (names, descriptions, results) is escaped where it is placed, and its invisible characters are
-made visible. An address in an attribute stays on this site.
+Every outside string (names, descriptions, results) is escaped where it's inserted, with invisible characters made
+visible. Addresses in attributes stay on this site.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _VOID: Final = frozenset({"br", "hr", "img", "input", "link", "meta"})
 _ADDRESSES: Final = frozenset({"action", "href", "src"})
 _LOCAL: Final = ("/", "?", "#", "data:image/png;base64,", "data:image/jpeg;base64,", "data:image/gif;base64,",
                  "data:image/webp;base64,")  # fmt: skip
-"""How an address begins that leads nowhere else; `//host` does not, and is refused."""
-# As `html.escape`, whose module loads the names of 2,231 characters (0.4 MB) into a gateway that no browser visits.
+"""Prefixes of addresses that stay on this site; `//host` doesn't, and is rejected."""
+# Like `html.escape`, whose module loads the names of 2,231 characters (0.4 MB) even if no browser visits the gateway.
 _IN_TEXT: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _IN_ATTRIBUTES: Final = _IN_TEXT | str.maketrans({'"': "&quot;", "'": "&#x27;"})
 
@@ -35,7 +35,7 @@ Attribute: TypeAlias = str | int | float | bool | None
 
 
 def render(*nodes: Node) -> Html:
-    """Join nodes to markup: texts and numbers are escaped, None is nothing, sequences are flattened."""
+    """Join nodes to markup, escaping text and numbers, skipping `None` and flattening sequences."""
     parts: list[str] = []
     for node in nodes:
         if isinstance(node, Html):
@@ -50,7 +50,7 @@ def render(*nodes: Node) -> Html:
 
 
 def tag(name: str, /, *children: Node, **attributes: Attribute) -> Html:
-    """Build an element. `cls` is `class`, `for_` is `for`, other underscores are hyphens; None and False are left out.
+    """Build an element. `cls` is `class`, `for_` is `for`, other underscores are hyphens; `None` and False are omitted.
 
     Raises:
         ValueError: An address leads to another site.
@@ -72,11 +72,7 @@ def tag(name: str, /, *children: Node, **attributes: Attribute) -> Html:
 
 
 def link_outside(text: str, url: str) -> Html:
-    """Build a link to another site that a person has asked for, which learns nothing about this one.
-
-    Raises:
-        ValueError: It is not an address of the web.
-    """
+    """Build a link to another site, hiding this one from it. Raises `ValueError` unless it's a web address."""
     if not url.startswith(("https://", "http://")):
         raise ValueError(f"{url[:40]!r} is not an address of the web")
     return Html(
@@ -85,10 +81,10 @@ def link_outside(text: str, url: str) -> Html:
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[Node]], *, caption: str, numbers: Iterable[int] = ()) -> Html:
-    """Build a table with a caption for screen readers; the columns in `numbers` are aligned to the right.
+    """Build a table with a caption for screen readers and right-aligned `numbers` columns.
 
-    In a narrow window a row is a paragraph: each cell carries the name of its column, and the roles of the elements are
-    written out, because a browser drops them where the style sheet changes `display`.
+    In a narrow window a row becomes a paragraph, so each cell carries its column's name. Roles are explicit because
+    browsers drop the implicit ones where the style sheet changes `display`.
     """
     right = frozenset(numbers)
     kinds = ["number" if i in right else None for i in range(len(heads))]

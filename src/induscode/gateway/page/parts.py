@@ -1,4 +1,4 @@
-"""Parts that several views share: links, forms, times, states, live sections."""
+"""Parts shared by several views: links, forms, times, states, live sections, plots."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def link(text: Node, path: str, /, **query: str | int) -> Html:
 
 
 def address(path: str, /, **query: str | int) -> str:
-    """Build the address of a view; empty values are left out."""
+    """Build the address of a view, omitting empty parameters."""
     given = {key: value for key, value in query.items() if value != ""}
     return f"{PREFIX}{path}" + (f"?{urlencode(given)}" if given else "")
 
 
 def build_form(user: PageUser, target: str, /, *children: Node, button: str, look: str = "", **hidden: str) -> Html:
-    """Build a form that changes something: it carries the form key of its user, without which it is refused.
+    """Build a form that changes something, with the user's form key, which the site requires.
 
-    `target` is the address of the view that answers; the same address without the form shows the same view.
+    `target` is the address of the answering view; without the form, the same address shows the same view.
     """
     fields = [tag("input", type_="hidden", name=name, value=value) for name, value in hidden.items()]
     key = tag("input", type_="hidden", name="form_key", value=user.form_key)
@@ -46,26 +46,26 @@ def build_form(user: PageUser, target: str, /, *children: Node, button: str, loo
 
 
 def build_filter(path: str, button: str, fields: Sequence[Html], /, **hidden: str) -> Html:
-    """Build a form that chooses what a view shows; `fields` come from `build_field` and `build_choice`."""
+    """Build a form that filters a view; `fields` come from `build_field` and `build_choice`."""
     kept = [tag("input", type_="hidden", name=key, value=text) for key, text in hidden.items() if text]
     submit = tag("button", button, type_="submit")
     return tag("form", fields, kept, submit, method="get", action=address(path), cls="filter")
 
 
 def build_field(name: str, label: str, value: str, hint: str = "", kind: str = "text") -> Html:
-    """Build a text field with its label above it."""
+    """Build a text field with a label above it."""
     control = tag("input", id=f"by-{name}", name=name, value=value, type_=kind, placeholder=hint or None)
     return tag("span", tag("label", label, for_=f"by-{name}"), control)
 
 
 def build_choice(name: str, label: str, choices: Mapping[str, str], chosen: str) -> Html:
-    """Build a list of choices, shown by their texts, with its label above it."""
+    """Build a drop-down with a label above it."""
     options = [tag("option", text, value=value, selected=value == chosen) for value, text in choices.items()]
     return tag("span", tag("label", label, for_=f"by-{name}"), tag("select", options, id=f"by-{name}", name=name))
 
 
 def show_facts(facts: Mapping[str, Node]) -> Html:
-    """Show names and values; a value of None or an empty text is left out."""
+    """Show names and values, omitting `None` and empty text."""
     return tag(
         "dl",
         [(tag("dt", name), tag("dd", value)) for name, value in facts.items() if value is not None and value != ""],
@@ -73,7 +73,7 @@ def show_facts(facts: Mapping[str, Node]) -> Html:
 
 
 def build_search(path: str, label: str, value: str, /, **fields: str) -> Html:
-    """Build a form that looks for something: a text field, and hidden fields."""
+    """Build a search form: a text field and hidden fields."""
     hidden = [tag("input", type_="hidden", name=key, value=text) for key, text in fields.items() if text]
     field = tag("input", type_="search", name="q", id="q", value=value, autocomplete="off")
     button = tag("button", "Search", type_="submit")
@@ -83,12 +83,12 @@ def build_search(path: str, label: str, value: str, /, **fields: str) -> Html:
 
 
 def live(topic: Topic, name: str, *children: Node) -> Html:
-    """Build a section that is fetched again when its topic changes."""
+    """Build a section that the script refetches when its topic changes."""
     return tag("section", children, id=f"live-{name}", data_topic=topic)
 
 
 def shorten(text: str) -> str:
-    """Make one line of a description, of a length that fits a table."""
+    """Shorten a description to one line that fits a table."""
     line = " ".join(text.split())
     return line if len(line) <= _ABOUT else f"{line[: _ABOUT - 1]}…"
 
@@ -100,18 +100,18 @@ def shorten_path(path: str) -> str:
 
 
 def show_state(state: str) -> Html:
-    """Show a state in its colour, with its name."""
+    """Show a state's name in its colour."""
     return tag("span", state, cls=f"state state-{state.partition(' ')[0]}")
 
 
 def show_time(at_ms: int) -> Html:
-    """Show how long ago a time is, with the time itself; the script keeps it true."""
+    """Show the age of a time, with the time as tooltip; the script keeps the age current."""
     moment = iso_utc(at_ms)
     return tag("time", format_age(at_ms, now_ms()), datetime=moment, title=moment, cls="age")
 
 
 def show_digest(digest: str) -> Html:
-    """Show the first letters of a digest, with all of it for the pointer."""
+    """Show the start of a digest, with the full digest as tooltip."""
     return tag("code", digest[:12], title=digest)
 
 
@@ -121,17 +121,17 @@ def show_json(value: JsonValue) -> Html:
 
 
 def show_text(text: str) -> Html:
-    """Show a text of a program, as it is."""
+    """Show program output verbatim."""
     return tag("pre", text, cls="text", tabindex=0)
 
 
 def show_prose(text: str) -> Html:
-    """Show a text that was written to be read, with its line breaks."""
+    """Show prose with its line breaks."""
     return tag("div", text, cls="prose")
 
 
 def show_diff(text: str) -> Html:
-    """Show a unified diff with a class for each kind of line."""
+    """Show a unified diff with a class per kind of line."""
     kinds = {"+": "added", "-": "removed", "@": "place"}
     lines = [
         # The first two lines name the sides.
@@ -142,28 +142,27 @@ def show_diff(text: str) -> Html:
 
 
 def show_nothing(text: str) -> Html:
-    """Say that a list is empty, and what would fill it."""
+    """Say that a list is empty, and how to fill it."""
     return tag("p", text, cls="faint")
 
 
 # -- plots ------------------------------------------------------------------------------------
 #
-# A drawing is stretched to its place; labels are texts beside it, so that they keep their size. Colours come from the
-# style sheet.
+# Drawings stretch to fit; labels are text next to them, so they keep their size. Colours come from the style sheet.
 
 
 _WIDTH: Final = 600
 _HEIGHT: Final = 100
 _COLOURS: Final = 6
-"""Classes `line-0` to `line-5` of the style sheet; further lines use them again."""
+"""Classes `line-0` to `line-5` of the style sheet; further lines cycle through them."""
 FAILED: Final = "failed"
-"""The name of a line about failures, which has the colour of failures."""
+"""Name of the line for failures, which gets their colour."""
 
 
 def draw_lines(
     title: str, series: Mapping[str, Sequence[float | None]], labels: tuple[str, str], unit: str = ""
 ) -> Html:
-    """Draw lines over the same times; `labels` are the first and the last time. A line has a gap at None."""
+    """Draw lines over a shared time axis labelled with its first and last time. `None` leaves a gap."""
     top = max((value for values in series.values() for value in values if value is not None), default=0.0)
     shapes = [
         tag("line", x1=0, y1=y, x2=_WIDTH, y2=y, cls="axis") for y in (_scale(top, top), _HEIGHT / 2, _scale(0, top))
@@ -179,7 +178,7 @@ def draw_lines(
             "div",
             tag("span", format_number(top) + unit if top else "", cls="top"),
             tag("span", "0", cls="zero"),
-            _frame(title, shapes, _HEIGHT, "plot"),
+            _frame(title, shapes, "plot"),
             tag("span", labels[0], cls="from"),
             tag("span", labels[1], cls="until"),
             cls="axes",
@@ -192,25 +191,25 @@ def draw_sparkline(values: Sequence[float | None], title: str) -> Html:
     present = [value for value in values if value is not None]
     if not present:
         return tag("span", "no calls", cls="faint")
-    return _frame(title, _draw(values, max(present), "line-0"), _HEIGHT, "spark")
+    return _frame(title, _draw(values, max(present), "line-0"), "spark")
 
 
 def draw_bar(title: str, start: float, length: float, end: float, kind: str) -> Html:
-    """Draw one bar of a waterfall: start and length on a scale that ends at `end`."""
+    """Draw a waterfall bar, with start and length on a scale up to `end`."""
     whole = end or 1.0
     wide = max(_WIDTH / 150, length / whole * _WIDTH)
     x = min(start / whole * _WIDTH, _WIDTH - wide)
     bar = tag("rect", x=round(x, 1), y=20, width=round(wide, 1), height=_HEIGHT - 40, cls=f"bar {kind}")
-    return _frame(title, [bar], _HEIGHT, "track")
+    return _frame(title, [bar], "track")
 
 
-def _frame(title: str, shapes: Sequence[Html], height: int, cls: str) -> Html:
-    view = f"0 0 {_WIDTH} {height}"
+def _frame(title: str, shapes: Sequence[Html], cls: str) -> Html:
+    view = f"0 0 {_WIDTH} {_HEIGHT}"
     return tag("svg", tag("title", title), shapes, viewBox=view, preserveAspectRatio="none", role="img", cls=cls)
 
 
 def _draw(values: Sequence[float | None], top: float, cls: str) -> list[Html]:
-    """Draw a line for each run of values without a gap; a single value is a dot."""
+    """Draw a line for each gapless run of values; a single value becomes a dot."""
     step = _WIDTH / max(1, len(values) - 1)
     lines: list[list[str]] = [[]]
     for index, value in enumerate(values):
@@ -226,7 +225,7 @@ def _scale(value: float, top: float) -> float:
 
 
 def format_number(value: float) -> str:
-    """Format a number in few characters: 12,300 is `12.3k`."""
+    """Format a number compactly: 12,300 is `12.3k`."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{letter}"

@@ -1,7 +1,7 @@
-"""The site of a gateway's page in its process: what is loaded at the start, what by the first browser, and its address.
+"""Serves a gateway's page: builds the site, opens it for the first browser, and prints its address.
 
-At the start only the sign-in is loaded. The page itself brings permissions, sign-ins to servers and stored sessions
-(2 MB), which a gateway without a browser does not need.
+Only the sign-in loads at startup. The page itself pulls in permissions, server sign-ins and stored sessions (2 MB),
+which a gateway without a browser doesn't need.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def build_site(mode: PageMode) -> PageSite | None:
-    """Build the site of the page; None if it is off."""
+    """Build the page's site, or return `None` if it's off."""
     if mode == "off":
         return None
     from induscode.gateway.page.access import PageAccess  # noqa: PLC0415 — over HTTP only
@@ -36,7 +36,7 @@ def build_site(mode: PageMode) -> PageSite | None:
 
 
 def open_page(stack: AsyncExitStack, site: PageSite | None, gateway: Gateway) -> None:
-    """Show the gateway on its page, until `stack` closes, which it does after the last request."""
+    """Show the gateway on its page until `stack` closes, after the last request."""
     if site is None:
         return
     page: GatewayPage | None = None
@@ -44,10 +44,10 @@ def open_page(stack: AsyncExitStack, site: PageSite | None, gateway: Gateway) ->
     async def open_source() -> PageSource:
         nonlocal page
         if page is None:
-            await to_thread.run_sync(import_module, "induscode.gateway.page.source")  # takes a while to load
+            await to_thread.run_sync(import_module, "induscode.gateway.page.source")  # slow to import
             from induscode.gateway.page.source import GatewayPage  # noqa: PLC0415 — for the first browser
 
-            if page is None:  # another request may have been faster
+            if page is None:  # another request may have won the race
                 page = GatewayPage(gateway)
                 stack.push_async_callback(page.aclose)
         return page
@@ -56,7 +56,7 @@ def open_page(stack: AsyncExitStack, site: PageSite | None, gateway: Gateway) ->
 
 
 async def announce_page(site: PageSite, url: str, token: str | None, options: ServeOptions) -> None:
-    """Print the address of the page: with its key where a person reads it, or where no token is asked for at all."""
+    """Print the page's address, with its key if a user is reading or no token is required."""
     site.access.token = token or ""
     site.access.cookie += f"_{urlsplit(url).port}"
     address = f"{url}{site.prefix}"

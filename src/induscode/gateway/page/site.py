@@ -1,13 +1,14 @@
-"""The site of the page: access, routes, forms, headers, and the stream of changes.
+"""The web page's site: access, routes, forms, headers, and the stream of changes.
 
-Responses forbid scripts, styles, pictures and requests of other sites (Content-Security-Policy). Everything works
-without a script; the script of the page fetches sections again when they have changed.
+A Content-Security-Policy blocks scripts, styles, images and requests from other sites. Everything works without
+JavaScript; the page's script only refetches sections that changed.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from contextlib import closing
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -57,9 +58,9 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/sessions": ("sessions", "show_sessions"),
     "/session": ("sessions", "show_session"),
 }
-"""The module and the function of each view; a module is loaded by the first request that needs it."""
+"""Module and function of each view; modules load on first request."""
 _ACTING: Final = frozenset({"/server", "/drift"})
-"""Views whose forms change something."""
+"""Views whose forms change state."""
 _CALLING: Final = frozenset({"/tool", "/resources", "/prompt"})
 """Views whose forms send a request to a tool or a server."""
 _STATIC: Final = {
@@ -75,28 +76,23 @@ _POLICY: Final = (
 _SECURITY: Headers = (
     (b"content-security-policy", _POLICY),
     (b"x-content-type-options", b"nosniff"),
-    # Not `no-referrer`: a browser would then send its own forms with `Origin: null`.
+    # Not `no-referrer`: browsers would then submit the page's own forms with `Origin: null`.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _HTML: Headers = ((b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store"), *_SECURITY)
 _CLIENT: Final = "page"
-"""The client of what a person does here, in permission rules and records of calls."""
+"""The client name for page actions in permission rules and call records."""
 _READ_ONLY: Final = "this page is read-only"
-_SIGN_IN_BYTES: Final = 16 * 1024
-_SMALLEST_GZIP: Final = 4_096
+_MAX_SIGN_IN_BYTES: Final = 16 * 1024
+_MIN_GZIP_BYTES: Final = 4_096
 _VIEW_S: Final = 120.0
-"""How long a view may take: a tool that is tried has its own deadline, which is shorter."""
+"""Time limit of a view. A tool call has its own, shorter deadline."""
 
 
 class PageSite:
-    """Answers the requests of browsers below `/ui`; a `Site` of the HTTP host.
-
-    Args:
-        access: The sign-ins.
-        mode: What the page is for.
-    """
+    """Answers browser requests below `/ui`; a `Site` of the HTTP host."""
 
     prefix = PREFIX
 
@@ -104,16 +100,16 @@ class PageSite:
         self.access = access
         self.mode: PageMode = mode
         self.open_source: Callable[[], Awaitable[PageSource]] | None = None
-        """Gives the gateway, always the same one; None until it is open."""
+        """Returns the gateway (always the same one); `None` until it's open."""
 
     def accept(self, request: HttpRequest) -> bool:
-        """Accept signed-in browsers, static files and sign-ins; answer everything else with the sign-in page."""
+        """Accept signed-in browsers, static files and sign-ins; answer anything else with the sign-in page."""
         path = request.path.removeprefix(PREFIX)
         if path in _STATIC or self.access.find(request) is not None:
             return True
         if request.method == "POST" and path == "/sign-in":
             length = request.headers.get("content-length", "")
-            if not length.isdecimal() or int(length) > _SIGN_IN_BYTES:
+            if not length.isdecimal() or int(length) > _MAX_SIGN_IN_BYTES:
                 raise HttpRefusal(413, "a sign-in is a key, and shorter")
             return True
         key = dict(parse_qsl(request.query)).get("key", "")
@@ -125,9 +121,9 @@ class PageSite:
         return False
 
     def _sign_in(self, request: HttpRequest, path: str) -> None:
-        """Answer with a cookie and a page that leads on: it takes the key out of the address bar.
+        """Answer with a cookie and a page that redirects, which drops the key from the address bar.
 
-        A redirect would do the same, but after a link from another site the browser would not send the cookie with it.
+        After an HTTP redirect from another site's link, the browser wouldn't send the cookie.
         """
         cookie = self.access.open()
         target = f"{PREFIX}{path if path in _VIEWS else ''}"
@@ -140,7 +136,7 @@ class PageSite:
         request.respond(200, f"<!doctype html>{body}".encode(), [*_HTML, (b"set-cookie", cookie.encode())])
 
     async def respond(self, request: HttpRequest) -> SiteResponse:
-        """Answer an accepted request; a person reads why it is refused as a page."""
+        """Answer an accepted request; a refusal becomes a page."""
         try:
             return await self._answer(request)
         except HttpRefusal as exc:
@@ -174,17 +170,13 @@ class PageSite:
         return await self._show(source, user, request, show, form if request.method == "POST" else {})
 
     def _find_user(self, request: HttpRequest) -> PageUser:
-        """Find who sends a request: a signed-in browser, or a client with a token.
-
-        Raises:
-            HttpRefusal: The token does not open the page.
-        """
+        """Return the signed-in browser or token client; `HttpRefusal` if the token doesn't open the page."""
         identity = request.identity
-        # A bearer token isn't sent by a browser on its own: no other site can make it send a form.
+        # Browsers don't send bearer tokens on their own, so no other site can make one submit a form.
         form_key = ""
         if identity.credential in {"nobody", "open"}:
             found = self.access.find(request)
-            if found is None:  # it has expired since the request was accepted
+            if found is None:  # expired since the request was accepted
                 raise HttpRefusal(401, "sign in again")
             identity, form_key = BROWSER, found
         rights = find_rights(identity, self.mode)
@@ -224,7 +216,7 @@ class PageSite:
 
 
 def _load_view(path: str) -> ShowView:
-    """Load the view of a path. It blocks."""
+    """Load the view of a path. Blocks."""
     if path not in _VIEWS:
         return _refuse_path
     module, function = _VIEWS[path]
@@ -241,7 +233,7 @@ def _check_form(user: PageUser, form: Mapping[str, str]) -> None:
 
 
 async def _compress(request: HttpRequest, body: bytes, status: int) -> tuple[bytes, int, Headers]:
-    if len(body) < _SMALLEST_GZIP or "gzip" not in request.headers.get("accept-encoding", ""):
+    if len(body) < _MIN_GZIP_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
         return body, status, _HTML
     packed = await to_thread.run_sync(_pack, body)
     return packed, status, [*_HTML, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
@@ -297,12 +289,12 @@ def _build_document(title: str, *body: Html) -> str:
 
 
 def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cluster: bool = False) -> str:
-    """Build the document of a view; `waiting` definitions wait for a decision."""
+    """Build the document of a view; `waiting` is the number of definitions awaiting a decision."""
     links: list[Html] = []
     for section, (path, name) in _SECTIONS.items():
         if section == "cluster" and not has_cluster:
             continue
-        # Its element is there in any case: the script replaces it.
+        # Always present, as the script replaces it.
         badge = tag("span", str(waiting or ""), id="waiting", cls="badge") if section == "drift" else None
         current = "page" if section == view.section else None
         links.append(tag("a", name, badge, href=address(path), aria_current=current))
@@ -325,14 +317,14 @@ def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cl
 
 
 def build_refusal(message: str) -> str:
-    """Build the page that says why a request is refused."""
+    """Build the page that explains a refused request."""
     said = tag("p", f"{message[:1].upper()}{message[1:]}.", role="alert", cls="said")
     back = tag("p", tag("a", "To the page", href=PREFIX))
     return _build_document("Refused", tag("main", tag("h1", "Refused"), said, back, id="main"))
 
 
 def build_sign_in(message: str) -> str:
-    """Build the page for signing in with the key that the command has printed."""
+    """Build the page for signing in with the key the command printed."""
     form = tag(
         "form",
         tag("label", "Key", for_="key"),
@@ -350,17 +342,17 @@ def build_sign_in(message: str) -> str:
 # -- changes ----------------------------------------------------------------------------------
 
 
-_LOOK_S: Final = 0.5
-"""How often it looks: a change is seen within a second, also one that another process has written."""
+_POLL_S: Final = 0.5
+"""Poll interval: changes, including ones by other processes, show up within a second."""
 _PING_S: Final = 15.0
 _BROKERS_S: Final = 5.0
-"""How often the view of a cluster is fetched anyway: brokers to which this node is not connected announce nothing."""
+"""Refetch interval of the cluster view: brokers this node isn't connected to announce nothing."""
 
 
 async def watch_changes(source: PageSource) -> AsyncGenerator[bytes]:
-    """Yield a server-sent event `change` with the changed topics, whenever there are some; a comment now and then.
+    """Yield server-sent `change` events listing the changed topics, and a comment now and then.
 
-    `ready` comes first: what has changed before it is not announced, so the browser fetches its sections once.
+    `ready` comes first: earlier changes aren't announced, so the browser fetches its sections once.
 
     https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
     """
@@ -368,11 +360,11 @@ async def watch_changes(source: PageSource) -> AsyncGenerator[bytes]:
     yield b"retry: 2000\r\nevent: ready\r\ndata: []\r\n\r\n"
     quiet_s = 0.0
     while True:
-        await anyio.sleep(_LOOK_S)
+        await anyio.sleep(_POLL_S)
         present = await _take_signatures(source)
         changed = sorted(topic for topic, signature in present.items() if known[topic] != signature)
         known = present
-        quiet_s = 0.0 if changed else quiet_s + _LOOK_S
+        quiet_s = 0.0 if changed else quiet_s + _POLL_S
         if changed:
             yield f"event: change\r\ndata: {json.dumps(changed)}\r\n\r\n".encode()
         elif quiet_s >= _PING_S:
@@ -381,13 +373,13 @@ async def watch_changes(source: PageSource) -> AsyncGenerator[bytes]:
 
 
 async def _take_signatures(source: PageSource) -> Mapping[Topic, object]:
-    """Take a value of each topic that differs after a change."""
+    """Return a value per topic that differs after a change."""
     mcp = source.session.mcp
     servers = tuple(
         (name, status.phase, status.tool_count, status.restarts, str(status.fault or ""))
         for name, status in mcp.status().items()
     )
-    # The ledger is a value: a changed one is another object, which this reference keeps alive.
+    # The ledger is immutable: a change makes a new object, and this reference keeps the old id from being reused.
     node = source.node
     nodes = ()
     if node is not None:
@@ -420,7 +412,5 @@ def _find_newest() -> int:
         return 0
     if database is None:
         return 0
-    try:
+    with closing(database):
         return database.newest()
-    finally:
-        database.close()

@@ -1,4 +1,4 @@
-"""The page of a gateway: what it shows of the gateway, and what a person at it can do."""
+"""The gateway behind the web page: the data it shows and the actions it offers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect, read_state
+from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.runtime.contract import ToolCall
@@ -23,6 +23,7 @@ from induscode.core.consent import build_consent
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.content import ServerContent
 from induscode.gateway.page.contract import ActionReply, CallReply, ServerAction, ServerSummary
+from induscode.gateway.sign_in import ListenedRedirect
 from induscode.permissions.check import CheckedCard, Permissions
 from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
 from induscode.permissions.store import RuleStore, load_startup_rules
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.auth.callback import RedirectListener
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
     from induscode.boot.session import Session
@@ -55,15 +55,15 @@ if TYPE_CHECKING:
     from induscode.servers.plan import ServerPlan
 
 _SIGN_IN_START_S: Final = 30.0
-"""How long an issuer may take until the address of its sign-in is known."""
-_MOST_FOUND: Final = 50
+"""How long an issuer may take to provide the sign-in address."""
+_MAX_FOUND: Final = 50
 _CONTENT_KINDS: Final[frozenset[Literal["prompt", "resource", "template"]]] = frozenset(
     ("prompt", "resource", "template")
 )
 
 
 class _PageApprover:
-    """Approves the call that the user has seen on the page and agreed to; keeps any other question for the user."""
+    """Approves a call the user confirmed on the page; keeps any other question for the user."""
 
     def __init__(self, name: str, arguments: JsonObject, answer: str) -> None:
         self._name, self._arguments, self._answer = name, arguments, answer
@@ -71,7 +71,7 @@ class _PageApprover:
         self.key = ""
 
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
-        """Approve once if the user has agreed to exactly this, or else keep the question."""
+        """Approve once if the user agreed to exactly this request; otherwise keep the question."""
         facts: list[JsonValue] = [self._arguments, request.title, [*request.lines], [*request.reasons]]
         self.key = build_consent(f"call of {self._name}", facts, request.lines).digest
         if self.key == self._answer:
@@ -86,7 +86,7 @@ def _build_item(card: Capability) -> SearchItem:
 
 
 class _PressedButton:
-    """Approves once what a rule does not ask about."""
+    """Approves anything once, unless a rule asks about it."""
 
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
         """Approve once, unless a rule asks."""
@@ -95,33 +95,14 @@ class _PressedButton:
         return PermissionAnswer(ApprovalScope.ONCE)
 
 
-class _PageRedirect:
-    """Shows the address of the sign-in on the page, and waits for the redirect on this machine."""
-
-    def __init__(self, listener: RedirectListener, started: SignInStart) -> None:
-        self._listener = listener
-        self._started = started
-
-    @property
-    def redirect_uri(self) -> str:
-        return self._listener.redirect_uri
-
-    async def authorize(self, url: str) -> Mapping[str, str]:
-        check_authorization_url(url)
-        state = read_state(url)
-        self._listener.expect(state)
-        self._started.show(url)
-        return await self._listener.wait(state)
-
-
 class SignInStart:
-    """A sign-in that was started at the page: the address that the person opens, or the problem."""
+    """A sign-in started on the page: the address for the user to open, or the problem."""
 
     def __init__(self) -> None:
         self.url = ""
         self.problem = ""
         self.known = anyio.Event()
-        """Set once there is one of the two, or the sign-in is complete."""
+        """Set once either is known or the sign-in is complete."""
 
     def show(self, url: str) -> None:
         """Set the address."""
@@ -134,11 +115,13 @@ class SignInStart:
     ) -> AsyncGenerator[RedirectReceiver]:
         """Listen for the redirect on this machine."""
         async with listen_for_redirect(settings, registered) as listener:
-            yield _PageRedirect(listener, self)
+            yield ListenedRedirect(listener, self._show_checked)
 
     async def show_device_code(self, code: DeviceCode) -> None:
-        """Show where the code is entered."""
-        url = code.verification_uri_complete or code.verification_uri
+        """Show the address for entering the code."""
+        await self._show_checked(code.verification_uri_complete or code.verification_uri)
+
+    async def _show_checked(self, url: str) -> None:
         check_authorization_url(url)
         self.show(url)
 
@@ -153,7 +136,7 @@ class GatewayPage:
         self._index = BackgroundIndex()
 
     async def aclose(self) -> None:
-        """End the sign-ins that wait for their person."""
+        """Cancel pending sign-ins."""
         for task in self._sign_ins.values():
             task.cancel()
             await task.join()
@@ -161,50 +144,48 @@ class GatewayPage:
 
     @property
     def session(self) -> Session:
-        """The deck, the servers and the ledger."""
+        """The deck, servers and ledger."""
         return self._gateway.session
 
     @property
     def plan(self) -> ServerPlan:
-        """The configured servers as they are now."""
+        """The servers as currently configured."""
         return self._gateway.plan
 
     @property
     def node(self) -> ClusterNode | None:
-        """The gateway as a node of a cluster; None outside of one."""
+        """The gateway as a cluster node, if it is one."""
         return self._gateway.node
 
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
-        """Find tools by what they do, the best first. It blocks."""
+        """Find tools by purpose, best match first. Blocks."""
         cards = {card.name: card for card in self.deck().shown()}
         found = self._search(query, ["tool"], cards, server or None)
         return [cards[item.qualified_name] for item in found]
 
     def find_items(self, query: str, kinds: Sequence[ItemKind]) -> Sequence[BridgeCapability]:
-        """Find resources, templates or prompts by what they are about, the best first. It blocks."""
+        """Find resources, templates or prompts by topic, best match first. Blocks."""
         found = self._search(query, [*_CONTENT_KINDS & {*kinds}], {card.name: card for card in self.deck().shown()})
-        cards = {(card.ref.server, card.ref.name): card for kind in kinds for card in self._list_items(kind)}
+        live_items = self.session.mcp.ledger.live_items
+        cards = {(card.ref.server, card.ref.name): card for kind in kinds for card in live_items(kind)}
         return [cards[item.server, item.name] for item in found if (item.server, item.name) in cards]
-
-    def _list_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
-        return self.session.mcp.ledger.live_items(kind)
 
     def _search(
         self, query: str, kinds: Collection[SearchKind], tools: Mapping[str, Capability], server: str | None = None
     ) -> Sequence[SearchItem]:
-        """Search the one index of tools and content, which is brought up to date first."""
+        """Update the index of tools and content, and search it."""
         content = [
             build_content_item(kind, card.ref.server, f"{card.ref.server}/{card.ref.name}", card.raw)
             for kind in sorted(_CONTENT_KINDS)
-            for card in self._list_items(kind)
+            for card in self.session.mcp.ledger.live_items(kind)
         ]
         with self._searching:
             index = self._index.open()
             index.update([*map(_build_item, tools.values()), *content])
-            return [hit.item for hit in index.search([query], server=server, kinds=kinds, limit=_MOST_FOUND).hits]
+            return [hit.item for hit in index.search([query], server=server, kinds=kinds, limit=_MAX_FOUND).hits]
 
     def deck(self) -> ToolDeck:
-        """Build the deck that clients are served, without permission checks."""
+        """Build the deck clients see, without permission checks."""
         return self._gateway.build_unchecked_deck()
 
     # -- servers ----------------------------------------------------------------------------
@@ -244,13 +225,13 @@ class GatewayPage:
         message = " ".join(str(status.fault).removeprefix(f"server {row.id!r}: ").split())
         if status.next_try_s is not None:
             message += f" (next try in {status.next_try_s:.0f} s)"
-        # In a thread: it looks for the lock files of package managers.
+        # In a thread, as it looks for lock files of package managers.
         looking = partial(advise, row.id, self.plan.configs[row.id], status.fault, os.environ, connected=running)
         advice = await to_thread.run_sync(looking)
         return replace(facts, message=message, remedy=advice.remedy, actions=actions)
 
     def ask_consent(self, server: str) -> Consent:
-        """Describe a server's row completely, without values of secrets. It blocks."""
+        """Describe a server's row in full, without secret values. Blocks."""
         return TrustStore().question(self._find_row(server))
 
     def _find_row(self, server: str) -> ServerRow:
@@ -260,17 +241,13 @@ class GatewayPage:
         return row
 
     async def act(self, server: str, action: ServerAction, digest: str = "") -> ActionReply:
-        """Start, stop, restart, trust or sign in to a server.
-
-        Raises:
-            CoreError: It cannot be done.
-        """
+        """Start, stop, restart, trust or sign in to a server; `CoreError` if that fails."""
         row = self._find_row(server)
         fleet, state = self.session.mcp.fleet, self.plan.state_of(row)
         if action == "trust":
             if state not in {"untrusted", "changed"}:
                 raise BridgeFault(f"server {server!r} needs no consent")
-            # The gateway watches the file of consents.
+            # The gateway watches the trust store and starts the server.
             await to_thread.run_sync(TrustStore().approve, row, digest)
             return ActionReply(f"{server}: trusted as it is. It starts in a moment.")
         if state != "startable":
@@ -288,7 +265,7 @@ class GatewayPage:
 
     async def _sign_in(self, server: str) -> ActionReply:
         if not self._gateway.sign_ins.is_personal:
-            # The redirect arrives at a loopback address of this machine, and the sign-in belongs to its user.
+            # The redirect arrives on this machine's loopback address, and the sign-in belongs to its user.
             raise BridgeFault(f"sign in on the machine of the gateway: {format_server_command('login', server)}")
         if server in self._sign_ins:
             self._sign_ins[server].cancel()
@@ -318,11 +295,11 @@ class GatewayPage:
     # -- items ------------------------------------------------------------------------------
 
     def approve(self, ref: RemoteToolRef, digest: str) -> bool:
-        """Approve the present definition of a disabled item; clients hear of it."""
+        """Approve the current definition of a disabled item and notify clients."""
         return self._gateway.approve(ref, digest)
 
     async def call(self, name: str, arguments: JsonObject, answer: str) -> CallReply:
-        """Call a tool as the person at the page."""
+        """Call a tool on behalf of the page's user."""
         approver = _PageApprover(name, arguments, answer)
         deck = self.deck().map_capabilities(await self._build_wrap(approver))
         outcome = await deck.into_tool_box().runner.run(ToolCall(f"page_{new_ulid()}", name, arguments))
@@ -331,7 +308,7 @@ class GatewayPage:
         return CallReply(outcome)
 
     async def _build_wrap(self, approver: Approver) -> Wrap:
-        """Build what stands around each card: the user's rules with the person at the page, then the addons."""
+        """Build the wrapper of each card: the user's rules, answered on the page, inside addon interceptors."""
         store = RuleStore()
         rules, _ = await to_thread.run_sync(load_startup_rules, store, self.session.invocation.cwd)
         permissions, addons = Permissions(rules, approver=approver, store=store), self.session.addons
@@ -343,7 +320,7 @@ class GatewayPage:
         return wrap
 
     async def _open_content(self) -> ServerContent:
-        # Pressing the button is the approval; what a rule denies is denied.
+        # Pressing the button is the approval, but rules can still deny it.
         wrap = await self._build_wrap(_PressedButton())
         return ServerContent(self.session.mcp, wrap, self.session.native.context)
 

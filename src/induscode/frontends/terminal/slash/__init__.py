@@ -1,4 +1,4 @@
-"""Slash commands: `/name arguments` on the input line, handled by the session itself and never sent to the model."""
+"""Slash commands: `/name arguments` on the input line, handled by the session and never sent to the model."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SHELL_COMMAND = re.compile(r"\bindus mcp (approve|diff|disable|enable|login|log
 
 
 class SlashError(CoreError):
-    """A slash command cannot be carried out; the message is for the person."""
+    """A slash command failed; the message is for the user."""
 
 
 class SlashScreen(Protocol):
-    """Where a slash command writes and asks: the terminal, or the conversation view of an editor."""
+    """Output and questions of a slash command: the terminal, or an editor's conversation view."""
 
     @property
     def width(self) -> int:
-        """Columns for a line."""
+        """Columns per line."""
         ...
 
     def print(self, text: str) -> None:
@@ -42,12 +42,12 @@ class SlashScreen(Protocol):
         ...
 
     async def ask(self, question: Question) -> Reply:
-        """Put a question, and wait for the answer."""
+        """Ask a question and wait for the answer."""
         ...
 
 
 class SlashHost(Protocol):
-    """What a slash command may use of the session."""
+    """The session as slash commands see it."""
 
     @property
     def conversation(self) -> Conversation:
@@ -56,15 +56,15 @@ class SlashHost(Protocol):
 
     @property
     def screen(self) -> SlashScreen:
-        """Where the command writes and asks."""
+        """Output and questions of the command."""
         ...
 
     def print_table(self, heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-        """Print a table that fits the terminal; cells are escaped."""
+        """Print a table that fits the terminal, escaping its cells."""
         ...
 
     def reopen(self, invocation: Invocation) -> None:
-        """Close this conversation after the command, and open the one of an invocation."""
+        """Switch to an invocation's conversation after the command."""
         ...
 
     def prompt(self, text: str) -> None:
@@ -78,7 +78,7 @@ class SlashHost(Protocol):
 
 @record(kw_only=True)
 class SlashCommand:
-    """One slash command."""
+    """A slash command."""
 
     name: str
     """Without the slash."""
@@ -86,21 +86,13 @@ class SlashCommand:
     """Its arguments, such as `[NAME]`."""
     describe: str
     actions: Mapping[str, str] = field(default_factory=dict[str, str])
-    """First words that it takes, with descriptions, for completion."""
+    """Descriptions of its possible first words, for completion."""
     run: Callable[[SlashHost, str], Awaitable[None]]
-    """Takes the rest of the line.
-
-    Raises:
-        SlashError: It cannot be carried out.
-    """
+    """Receives the rest of the line; raises `SlashError` on failure."""
 
 
 def split_words(rest: str) -> list[str]:
-    """Split the rest of a line into words as a shell does.
-
-    Raises:
-        SlashError: A quotation mark is not closed.
-    """
+    """Split the rest of a line like a shell; `SlashError` if a quote isn't closed."""
     try:
         return shlex.split(rest)
     except ValueError as exc:
@@ -108,7 +100,7 @@ def split_words(rest: str) -> list[str]:
 
 
 def name_slash_commands(text: str) -> str:
-    """Replace commands of a shell by those of the session: `indus mcp trust x` becomes `/mcp trust x`."""
+    """Replace shell commands by slash commands: `indus mcp trust x` becomes `/mcp trust x`."""
     return _SHELL_COMMAND.sub(r"/mcp \1", text)
 
 
@@ -119,11 +111,7 @@ def parse_line(line: str) -> tuple[str, str]:
 
 
 def find_command(name: str, commands: Mapping[str, SlashCommand]) -> SlashCommand:
-    """Find a command by its name or by a prefix that only one command has.
-
-    Raises:
-        SlashError: There is none, or several begin like this.
-    """
+    """Find a command by name or unique prefix; `SlashError` if there's none or several match."""
     if name in commands:
         return commands[name]
     matches = [command for command in commands if command.startswith(name)] if name else []

@@ -1,6 +1,6 @@
-"""`/mcp trust`, `approve`, `diff` and `reload`: decisions of the person about servers and changed tools.
+"""`/mcp trust`, `approve`, `diff` and `reload`: the user's decisions about servers and changed tools.
 
-A yes counts for exactly what was shown: a row or a definition that has changed meanwhile is asked about again.
+A yes covers exactly what's on screen: if a row or definition changes in the meantime, the user is asked again.
 """
 
 from __future__ import annotations
@@ -35,14 +35,11 @@ async def _confirm(host: SlashHost, title: str, lines: Sequence[str] = ()) -> bo
     return reply.key == "y" and not reply.cancelled
 
 
-# -- servers ----------------------------------------------------------------------------------
-
-
 async def ask_about_servers(host: SlashHost, servers: SessionServers, name: str | None) -> None:
-    """Ask about a server, or about all that wait for consent; those with a yes start.
+    """Ask about one server or all that wait for consent, and start those with a yes.
 
     Raises:
-        SlashError: The configuration is broken, or the server needs no consent.
+        SlashError: The configuration is broken, or nothing waits for consent.
     """
     plan = await _read_plan(servers)
     held_back = await to_thread.run_sync(servers.find_held_back, plan)
@@ -55,7 +52,7 @@ async def ask_about_servers(host: SlashHost, servers: SessionServers, name: str 
     trusted = [row.id for row in rows if await _ask_about_server(host, row)]
     if not trusted:
         return
-    # Read again: the values of variables are looked up only after consent.
+    # Reread: variables are only resolved after consent.
     changes = await servers.apply_plan(await _read_plan(servers))
     for change in changes:
         host.screen.show(name_slash_commands(change))
@@ -67,12 +64,12 @@ async def ask_about_servers(host: SlashHost, servers: SessionServers, name: str 
             owner, tools = f"server {server!r}", format_count(status.tool_count, "tool")
             what = tools if status.fault is None else str(status.fault).removeprefix(f"{owner}: ")
             host.screen.show(f"{owner} is {status.phase}: {what}")
-        else:  # it has changed again, or a variable has no value
+        else:  # it changed again, or a variable has no value
             host.screen.show(f"server {server!r} is not started: /mcp says why")
 
 
 async def _ask_about_server(host: SlashHost, row: ServerRow) -> bool:
-    """Show a server completely, and store the answer for exactly that."""
+    """Show a server in full and store consent for exactly that."""
     store = TrustStore()
     question = await to_thread.run_sync(store.question, row)
     if not await _confirm(host, f"Start {question.subject} from now on?", question.details):
@@ -83,7 +80,7 @@ async def _ask_about_server(host: SlashHost, row: ServerRow) -> bool:
 
 
 async def reload_config(host: SlashHost, servers: SessionServers) -> None:
-    """Read the configuration and apply it; the person is asked about changed rows that were held back.
+    """Reread and apply the configuration, asking about changed rows that are held back.
 
     Raises:
         SlashError: The configuration is broken; the servers stay as they are.
@@ -91,7 +88,7 @@ async def reload_config(host: SlashHost, servers: SessionServers) -> None:
     plan = await _read_plan(servers)
     held_back = await to_thread.run_sync(servers.find_held_back, plan)
     answers = [await _ask_about_server(host, row) for row in held_back]
-    # After a yes the rows are read again: one that has changed behind the question is held back again.
+    # Reread after a yes: a row that changed since the question is held back again.
     changes = await servers.apply_plan(await _read_plan(servers) if any(answers) else plan)
     for change in changes or ["the configuration is as it was"]:
         host.screen.show(name_slash_commands(change))
@@ -104,11 +101,8 @@ async def _read_plan(servers: SessionServers) -> ServerPlan:
         raise SlashError(str(exc).partition("\n")[0]) from exc
 
 
-# -- tools ------------------------------------------------------------------------------------
-
-
 async def show_drifts(host: SlashHost, servers: SessionServers, name: str | None) -> None:
-    """Show how the tools of a server, or of all, differ from what was approved."""
+    """Show how the tools of one server, or all, differ from the approved definitions."""
     await servers.mcp.wake(servers.mcp.eager_servers() if name is None else [name])
     drifts = [drift for drift in servers.mcp.enrolment.drifts if name in {None, drift.ref.server}]
     for drift in drifts:
@@ -119,12 +113,12 @@ async def show_drifts(host: SlashHost, servers: SessionServers, name: str | None
 
 
 async def approve_tools(host: SlashHost, servers: SessionServers, name: str, tool: str | None) -> None:
-    """Show each changed tool of a server, or one of them, and approve it with a yes.
+    """Show one or all changed tools of a server, and approve each with a yes.
 
     Raises:
         SlashError: No such tool waits for approval.
     """
-    # Only a listing has the present definitions.
+    # Current definitions require a listing.
     await servers.mcp.wake([name])
     enrolment = servers.mcp.enrolment
     waiting = [drift for drift in enrolment.drifts if drift.disables and drift.ref.server == name]

@@ -1,4 +1,4 @@
-"""`/mcp`: the servers of the session: their states, tools and logs; starting, stopping, switching on and off."""
+"""`/mcp`: states, tools and logs of the session's servers; start, stop, enable and disable them."""
 
 from __future__ import annotations
 
@@ -33,28 +33,24 @@ from induscode.servers.sign_in.servers import read_sign_in, sign_in_to_server, s
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from indusagi.interop.protocol_bridge.contract import EndpointStatus, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.conversations.servers import SessionServers
-    from induscode.frontends.terminal.slash import SlashHost, SlashScreen
+    from induscode.frontends.terminal.slash import SlashHost
     from induscode.servers.config.rows import ServerRow
 
 _HEADS = ("NAME", "VIA", "PHASE", "SINCE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS")
-_SAVE = "--save"
+_SAVE, _DEVICE, _PASTE = "--save", "--device", "--paste"
 
 
 def get_servers(host: SlashHost) -> SessionServers:
-    """Return the servers of the session.
-
-    Raises:
-        SlashError: They stay as they were at its start.
-    """
+    """Return the session's servers, or raise `SlashError` if they can't change."""
     servers = host.conversation.servers
     if servers is None:
         raise SlashError("the servers of this session cannot be changed")
     return servers
 
 
-# -- the table --------------------------------------------------------------------------------
+# -- table ------------------------------------------------------------------------------------
 
 
 async def _show_servers(host: SlashHost, words: Sequence[str]) -> None:
@@ -83,7 +79,7 @@ async def _show_servers(host: SlashHost, words: Sequence[str]) -> None:
 
 
 async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tuple[str, ...], str, str]:
-    """Return the cells of a server, its problem in one line, and the remedy."""
+    """Return a server's cells, its problem in one line, and the remedy."""
     mcp, name, transport = servers.mcp, row.id, name_transport(row.config)
     if name in servers.switched_off:
         cells = (name, transport, "disabled", "-", "-", "-", "-", "-")
@@ -118,7 +114,7 @@ async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tup
 
 
 def _explain_state(servers: SessionServers, row: ServerRow) -> tuple[str, str]:
-    """Return why a server is not started, and the remedy."""
+    """Return why a server isn't started, and the remedy."""
     plan = servers.mcp.plan
     state = plan.state_of(row)
     if state == "startable":
@@ -133,7 +129,7 @@ def _explain_state(servers: SessionServers, row: ServerRow) -> tuple[str, str]:
 
 
 async def _explain_fault(servers: SessionServers, status: EndpointStatus) -> tuple[str, str]:
-    """Return the fault of a server in one line, and the remedy."""
+    """Return a server's fault in one line, and the remedy."""
     name, fault = status.server, status.fault
     config = servers.mcp.plan.configs.get(name)
     if fault is None or config is None:
@@ -142,8 +138,8 @@ async def _explain_fault(servers: SessionServers, status: EndpointStatus) -> tup
     if status.next_try_s is not None:
         message += f" (next try in {status.next_try_s:.0f} s)"
     connected = status.phase is EndpointPhase.READY
-    # In a thread: it looks for the lock files of package managers. The thread does not see the flags of the command
-    # line, so that the remedy is without them, as a slash command is.
+    # In a thread, as it looks for lock files of package managers. The thread doesn't see the command line's flags, so
+    # the remedy omits them, as a slash command should.
     advice = await to_thread.run_sync(partial(advise, name, config, fault, os.environ, connected=connected))
     return message, name_slash_commands(advice.remedy)
 
@@ -168,7 +164,7 @@ async def _restart(host: SlashHost, words: Sequence[str]) -> None:
 
 
 async def _start(host: SlashHost, name: str, start: Callable[[str], Awaitable[None]]) -> None:
-    """Start a server, wait until it is up or has failed, and say which."""
+    """Start a server, wait until it's up or failed, and report which."""
     servers = get_servers(host)
     try:
         await start(name)
@@ -194,22 +190,14 @@ async def _disconnect(host: SlashHost, words: Sequence[str]) -> None:
 
 
 def _require_free(servers: SessionServers, name: str) -> None:
-    """Refuse to stop a server that a sub-agent uses.
-
-    Raises:
-        SlashError: One does.
-    """
+    """Raise `SlashError` if a sub-agent uses the server."""
     holders = servers.mcp.fleet.leases.find_holders(name)
     if holders:
         raise SlashError(f"server {name!r} is used by {', '.join(holders)}: wait for its end, or /tasks stop it")
 
 
 def _require_startable(servers: SessionServers, name: str) -> EndpointStatus:
-    """Return the status of a server.
-
-    Raises:
-        SlashError: It may not be started; the message says what to do.
-    """
+    """Return a server's status, or raise `SlashError` with the remedy if it can't be started."""
     if name in servers.switched_off:
         raise SlashError(f"server {name!r} is switched off for this session: /mcp enable {name}")
     row = next((row for row in servers.plan.rows if row.id == name), None)
@@ -226,23 +214,35 @@ def _require_startable(servers: SessionServers, name: str) -> EndpointStatus:
 
 
 async def _login(host: SlashHost, words: Sequence[str]) -> None:
-
-    ways = [word for word in words if word in {DEVICE, PASTE}]
+    """Sign in to a server, via browser unless a flag says otherwise."""
+    ways = [word for word in words if word in {_DEVICE, _PASTE}]
     servers, name = get_servers(host), await _take_name(host, [word for word in words if word not in ways])
     _take_no_words(ways[1:])
     _require_startable(servers, name)
-    await sign_in_on_screen(host.screen, servers.mcp.plan.configs[name], ways[0] if ways else "")
-    # A connection that is up takes the new sign-in at its next request.
+    config = servers.mcp.plan.configs[name]
+    try:
+        await sign_in_to_server(config, PersonPrompt(host.screen, paste=ways == [_PASTE]), device=ways == [_DEVICE])
+        facts = await read_sign_in(config)
+    except AuthFault as fault:
+        raise SlashError(f"not signed in: {fault}") from fault
+    who = f" as {facts.account}" if facts is not None and facts.account else ""
+    host.screen.show(f"signed in to {name!r}{who}")
+    # A live connection picks up the new sign-in on its next request.
     if _require_startable(servers, name).phase is not EndpointPhase.READY:
         await _start(host, name, servers.mcp.fleet.restart)
 
 
 async def _logout(host: SlashHost, words: Sequence[str]) -> None:
-
     servers, name = get_servers(host), await _take_name(host, words)
     _require_startable(servers, name)
     _require_free(servers, name)
-    await sign_out_on_screen(host.screen, servers.mcp.plan.configs[name])
+    try:
+        confirmed = await sign_out_of_server(servers.mcp.plan.configs[name])
+    except AuthFault as fault:
+        raise SlashError(f"not signed out: {fault}") from fault
+    if confirmed is None:
+        raise SlashError(f"there is no sign-in to {name!r}")
+    host.screen.show(f"signed out of {name!r}" + ("" if confirmed else "; the issuer has not confirmed it"))
     await servers.mcp.fleet.stop(name)
 
 
@@ -271,7 +271,7 @@ async def _switch(host: SlashHost, words: Sequence[str], *, on: bool) -> None:
         servers.switched_off.add(name)
     elif configured:
         servers.switched_off.discard(name)
-    else:  # it is switched off in its file
+    else:  # switched off in its file
         servers.switched_on.add(name)
         try:
             plan = await servers.read_plan()
@@ -334,11 +334,7 @@ def _take_no_words(words: Sequence[str]) -> None:
 
 
 async def _take_name(host: SlashHost, words: Sequence[str]) -> str:
-    """Return the one word of a command, the name of a server.
-
-    Raises:
-        SlashError: There is none, or more than one, or no server of this name.
-    """
+    """Return the server name, a command's only word; `SlashError` if it's missing, unknown or not the only one."""
     servers, invocation = get_servers(host), host.conversation.invocation
     names = [row.id for row in servers.plan.rows]
     if not words:
@@ -408,39 +404,3 @@ MCP = SlashCommand(
     actions={name: about for name, (about, _) in _ACTIONS.items()},
     run=_run,
 )
-
-
-# -- sign in ----------------------------------------------------------------------------------
-
-
-DEVICE, PASTE = "--device", "--paste"
-
-
-async def sign_in_on_screen(screen: SlashScreen, config: ServerConfig, way: str) -> None:
-    """Sign in to a server, by a browser unless `way` is one of the others, and say who signed in.
-
-    Raises:
-        SlashError: It failed.
-    """
-    try:
-        await sign_in_to_server(config, PersonPrompt(screen, paste=way == PASTE), device=way == DEVICE)
-        facts = await read_sign_in(config)
-    except AuthFault as fault:
-        raise SlashError(f"not signed in: {fault}") from fault
-    who = f" as {facts.account}" if facts is not None and facts.account else ""
-    screen.show(f"signed in to {config.id!r}{who}")
-
-
-async def sign_out_on_screen(screen: SlashScreen, config: ServerConfig) -> None:
-    """Sign out of a server, and say whether the issuer has confirmed it.
-
-    Raises:
-        SlashError: It failed, or there is no sign-in.
-    """
-    try:
-        confirmed = await sign_out_of_server(config)
-    except AuthFault as fault:
-        raise SlashError(f"not signed out: {fault}") from fault
-    if confirmed is None:
-        raise SlashError(f"there is no sign-in to {config.id!r}")
-    screen.show(f"signed out of {config.id!r}" + ("" if confirmed else "; the issuer has not confirmed it"))

@@ -1,8 +1,4 @@
-"""Prompts of servers as slash commands: `/server:prompt` sends the messages of a prompt to the model.
-
-https://modelcontextprotocol.io/specification/2025-11-25/server/prompts. Arguments are `name=value`, or values in the
-order of the prompt's own list.
-"""
+"""Slash commands that send text: custom command files, server prompts (`/server:prompt`), and `/memory`."""
 
 from __future__ import annotations
 
@@ -33,12 +29,12 @@ if TYPE_CHECKING:
     from induscode.frontends.terminal.slash import SlashHost
 
 
-# -- custom -----------------------------------------------------------------------------------
+# -- custom commands --------------------------------------------------------------------------
 #
-# The user's files are in `$XDG_CONFIG_HOME/indus/commands`, the project's in `.indusvx/commands`; `a/b.md` is `/a:b`.
-# A file may begin with front matter, `description` and `argument-hint` between two lines `---`. `$ARGUMENTS` in its
-# text is the rest of the line, `$1` to `$9` are its words. A file runs nothing: its text is sent to the model when the
-# person enters the command, and shown as it is sent.
+# User files live in `$XDG_CONFIG_HOME/indus/commands`, project files in `.indusvx/commands`; `a/b.md` is `/a:b`. A file
+# may start with front matter: `description` and `argument-hint` between two `---` lines. In its text, `$ARGUMENTS`
+# expands to the rest of the line and `$1` to `$9` to its words. A file runs nothing: the command sends its text to the
+# model, and shows it as sent.
 
 
 MAX_FILE_BYTES = 64 * 1024
@@ -53,16 +49,16 @@ _PLACE = re.compile(r"\$(?:ARGUMENTS\b|([1-9])(?!\d))")
 
 @record
 class CustomCommands:
-    """The commands of files, and notes about files that were left out."""
+    """Commands from files, and notes about skipped files."""
 
     commands: Mapping[str, SlashCommand]
     notes: Sequence[str] = ()
 
 
 def load_custom_commands(cwd: str, taken: Collection[str]) -> CustomCommands:
-    """Load the commands of the user, then those of the project. It blocks: call it in a thread.
+    """Load the user's commands, then the project's. Blocks: call it in a thread.
 
-    A name in `taken`, and one that the user's files have, stays as it is.
+    Names in `taken` and names of user files take precedence.
     """
     commands: dict[str, SlashCommand] = {}
     notes: list[str] = []
@@ -93,7 +89,7 @@ def load_custom_commands(cwd: str, taken: Collection[str]) -> CustomCommands:
 
 
 def _list_files(folder: str, notes: list[str]) -> Iterator[str]:
-    """List the Markdown files below a directory, in the order of their names; linked directories are left out."""
+    """List Markdown files below a directory by name, skipping symlinked directories."""
     folders, entries, files = [(folder, 1)], 0, 0
     while folders:
         path, depth = folders.pop(0)
@@ -114,11 +110,7 @@ def _list_files(folder: str, notes: list[str]) -> Iterator[str]:
 
 
 def _read_command(name: str, path: str, folder: str, origin: str) -> SlashCommand:
-    """Read one file.
-
-    Raises:
-        OSError: It cannot be read, is too large, or leads out of its directory.
-    """
+    """Read one file; `OSError` if it's unreadable, too large, or outside its directory."""
     real = os.path.realpath(path)
     if not is_within(real, os.path.realpath(folder)):
         raise OSError(0, "it is a link that leads out of the directory")
@@ -145,10 +137,10 @@ async def _send_file(body: str, host: SlashHost, rest: str) -> None:
 
 
 def expand_arguments(body: str, rest: str) -> str:
-    """Put the arguments into a text; without a place for them they follow it.
+    """Insert the arguments into a text, or append them if it has no placeholder.
 
     Raises:
-        SlashError: `$1` is to be a word of a line whose quotation marks are not closed.
+        SlashError: The text uses `$1`, but the line has unbalanced quotes.
     """
     if _PLACE.search(body) is None:
         return f"{body}\n\n{rest}" if rest else body
@@ -163,11 +155,14 @@ def expand_arguments(body: str, rest: str) -> str:
     return _PLACE.sub(expand, body)
 
 
-# -- prompts ---------------------------------------------------------------------------------
+# -- server prompts ---------------------------------------------------------------------------
+#
+# https://modelcontextprotocol.io/specification/2025-11-25/server/prompts. Arguments are `name=value`, or values in the
+# order the prompt declares them.
 
 
 def list_prompt_commands(conversation: Conversation | None) -> Mapping[str, SlashCommand]:
-    """List the prompts of a conversation's servers as they are now."""
+    """List the current prompts of a conversation's servers."""
     if conversation is None:
         return {}
     commands: dict[str, SlashCommand] = {}
@@ -220,7 +215,7 @@ async def _send_prompt(ref: RemoteToolRef, arguments: Sequence[tuple[str, bool]]
 
 
 def list_memory_commands() -> Sequence[SlashCommand]:
-    """List the commands."""
+    """List `/memory`."""
     describe = "show the notes for later sessions, add to them, clear them"
     return (SlashCommand(name="memory", usage="[add TEXT|clear]", describe=describe, run=_run),)
 

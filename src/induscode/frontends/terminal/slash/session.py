@@ -1,4 +1,4 @@
-"""`/help`, `/plan`, `/model`, `/cost`, `/exit` and `/quit`: the session itself."""
+"""Commands for the session itself: `/rewind`, `/help`, `/plan`, `/model`, `/cost`, `/resume`, `/context` and more."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 _SCOPES = ("files", "talk", "both")
 _USAGE = "write /rewind, or /rewind N with files, talk or both"
-_SHOWN = 20
+_LISTED = 20
 _ACTIONS = {"write": "is restored", "delete": "is removed"}
 
 
 def list_rewind_commands() -> Sequence[SlashCommand]:
-    """List the commands."""
+    """List `/rewind`."""
     describe = "return files, conversation or both to the state before a prompt"
     return (SlashCommand(name="rewind", usage="[N] [files|talk|both]", describe=describe, run=_run),)
 
@@ -65,7 +65,7 @@ async def _run(host: SlashHost, rest: str) -> None:
     if not words:
         if not points:
             raise SlashError("the conversation has no prompts yet")
-        rows = [(str(point.number), point.at[11:19], str(len(point.files)), point.title) for point in points[-_SHOWN:]]
+        rows = [(str(point.number), point.at[11:19], str(len(point.files)), point.title) for point in points[-_LISTED:]]
         host.print_table(("N", "TIME", "FILES", "BEFORE"), rows)
         host.screen.show("/rewind N returns to the state before that prompt")
         return
@@ -89,7 +89,7 @@ async def _run(host: SlashHost, rest: str) -> None:
 
 
 async def _ask(host: SlashHost, point: RewindPoint, preview: RewindPreview, scope: RewindScope) -> Sequence[str] | None:
-    """Show what would happen and ask; give the paths to insist on, None for a no."""
+    """Preview the rewind and ask. Return the conflicting paths to overwrite, or `None` for no."""
     conflicts = [step.path for step in preview.steps if step.conflict]
     lines = [
         f"{_shorten(host, step.path)}: "
@@ -136,7 +136,7 @@ _KEYS = (
 
 
 def list_session_commands(commands: Mapping[str, SlashCommand]) -> Sequence[SlashCommand]:
-    """List the commands; `/help` shows those of `commands`, which may be filled later."""
+    """List the session commands. `/help` shows `commands`, which may be filled later."""
 
     async def show_help(host: SlashHost, rest: str) -> None:
         name = rest.removeprefix("/")
@@ -188,7 +188,7 @@ async def _switch_model(host: SlashHost, rest: str) -> None:
     except (NoModelError, InvalidAddressError) as exc:
         raise SlashError(str(exc)) from exc
     host.screen.show(f"{conversation.choice.label} answers from now on")
-    deck = conversation.session.deck()  # the next one: it says what is left out
+    deck = conversation.session.deck()  # the next turn's deck, which knows what's left out
     if deck.hidden:
         host.screen.show(f"{format_count(len(deck.hidden), 'tool')} are found by search, not listed")
     if conversation.limit.left_out:
@@ -211,7 +211,7 @@ async def _show_cost(host: SlashHost, rest: str) -> None:
 
 
 def sum_usage(rows: Sequence[JsonObject]) -> Usage:
-    """Sum the usage of all turns of a conversation, those of hidden messages included."""
+    """Sum the usage of all turns of a conversation, including hidden messages."""
     total = Usage(cost_usd=0.0)
     for row in rows:
         if row.get("op") == USAGE_OP:
@@ -227,11 +227,11 @@ def sum_usage(rows: Sequence[JsonObject]) -> Usage:
 # -- conversations ----------------------------------------------------------------------------
 
 
-_MOST = 200
+_MAX_SEARCHED = 200
 
 
 def list_conversation_commands() -> Sequence[SlashCommand]:
-    """List the commands."""
+    """List `/resume` and `/fork`."""
     return (
         SlashCommand(
             name="resume", usage="[N|ID]", describe="list the conversations of this directory, or open one", run=_resume
@@ -248,7 +248,7 @@ async def _list(host: SlashHost, limit: int) -> Sequence[ConversationSummary]:
 
 
 async def _resume(host: SlashHost, rest: str) -> None:
-    summaries = await _list(host, _MOST if rest and not rest.isdigit() else _SHOWN)
+    summaries = await _list(host, _MAX_SEARCHED if rest and not rest.isdigit() else _LISTED)
     if not rest:
         if not summaries:
             host.screen.show("there is no other conversation in this directory")
@@ -301,14 +301,14 @@ _EIGHTHS = ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")
 
 @record
 class ContextPart:
-    """A part of the context window, in estimated tokens."""
+    """Part of the context window, in estimated tokens."""
 
     name: str
     tokens: int
 
 
 def list_context_commands() -> Sequence[SlashCommand]:
-    """List the commands."""
+    """List `/context` and `/compact`."""
     return (
         SlashCommand(name="context", describe="what fills the context window", run=_show_context),
         SlashCommand(
@@ -337,7 +337,7 @@ def measure_parts(conversation: Conversation) -> Sequence[ContextPart]:
 
 
 def format_parts(parts: Sequence[ContextPart], window: int | None, width: int) -> Sequence[str]:
-    """Format parts as lines with bars that fit a width."""
+    """Format parts as lines with bars, fitted to a width."""
     used = sum(part.tokens for part in parts)
     rows = [*parts, ContextPart("together", used)]
     if window is not None:

@@ -1,4 +1,4 @@
-"""The table of slash commands: those of the session, and the Markdown files of user and project."""
+"""The table of slash commands: built-in ones, and the user's and project's Markdown files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 async def load_commands(cwd: str, on_note: Callable[[str], None] | None = None) -> Mapping[str, SlashCommand]:
-    """Load the commands for a working directory; a file never replaces a command of the session.
+    """Load the commands for a working directory. A file never replaces a built-in command.
 
-    `on_note` receives a line about each file that was left out.
+    `on_note` receives a line about each skipped file.
     """
     table: dict[str, SlashCommand] = {}
     commands = (

@@ -1,8 +1,9 @@
-"""`/tasks`: background jobs and tasks of sub-agents of this conversation."""
+"""`/tasks`: this conversation's background jobs and sub-agent tasks."""
 
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -25,14 +26,14 @@ if TYPE_CHECKING:
     from induscode.frontends.terminal.slash import SlashHost
 
 _LINES = 40
-_MOST_SESSIONS = 20
+_MAX_SESSIONS = 20
 _USAGE = "write /tasks, /tasks output N, /tasks stop N, or /tasks resume N [TEXT]"
 _GO_ON = "Go on where you stopped."
 
 
 @record
 class _Task:
-    """A row of the list: a job, a task of this run, or the directory of an earlier one."""
+    """A row of the list: a job, a task of this run, or an earlier task's directory."""
 
     id: str
     state: str
@@ -44,24 +45,19 @@ class _Task:
 
 
 def list_task_commands() -> Sequence[SlashCommand]:
-    """List the commands."""
+    """List `/tasks`."""
     describe = "background jobs and tasks of agents: list, show the output, stop, go on"
     actions = {"output": "N: show it", "stop": "N: end it", "resume": "N [TEXT]: go on with a task"}
     usage = "[output N|stop N|resume N]"
     return (SlashCommand(name="tasks", usage=usage, describe=describe, actions=actions, run=_run),)
 
 
-async def list_running_jobs(host: SlashHost) -> Sequence[Job]:
-    """List the jobs that run now."""
+async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
+    """Ask before reopening the session ends running jobs or tasks. True if there are none."""
     from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
 
-    jobs = list_jobs(host.conversation.session.native.context)
-    return [job for job in jobs if (await job.look()).running]
-
-
-async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
-    """Ask before the session is opened again while jobs or tasks run, which end then; True without them."""
-    jobs, tasks = await list_running_jobs(host), host.conversation.resources.delegate.list_running()
+    jobs = [job for job in list_jobs(host.conversation.session.native.context) if (await job.look()).running]
+    tasks = host.conversation.resources.delegate.list_running()
     counts = [format_count(len(jobs), "job", "jobs")] if jobs else []
     counts += [format_count(len(tasks), "task", "tasks")] if tasks else []
     if not counts:
@@ -143,7 +139,7 @@ async def _list_tasks(host: SlashHost) -> Sequence[_Task]:
 
     def read_sessions() -> list[_Task]:
         found: list[_Task] = []
-        for modified_ns, name in list_by_age(root)[:_MOST_SESSIONS]:
+        for modified_ns, name in list_by_age(root)[:_MAX_SESSIONS]:
             path = os.path.join(root, name)
             if name in present:
                 continue
@@ -158,33 +154,27 @@ async def _list_tasks(host: SlashHost) -> Sequence[_Task]:
 
 
 def _read_objective(directory: str) -> str:
-    """Read what a task was to do, if its turn never came."""
-    transcript = Transcript(directory, "")
-    try:
+    """Read the objective of a task that never started."""
+    with closing(Transcript(directory, "")) as transcript:
         return find_objective(transcript)
-    finally:
-        transcript.close()
 
 
 async def _read_output(task: _Task) -> Sequence[str]:
-    """Read the last lines of a job, or the report of a task; what the model polls next stays unread."""
+    """Read a job's last lines or a task's report, without consuming the output the model polls next."""
     if task.job is not None:
         await task.job.look()
         return [line for stream in task.job.streams for line in stream.ring.last(_LINES).all_texts]
 
     if task.task is not None:
-        # Its log is open while it runs.
+        # Its log is still open while it runs.
         report = task.task.report
         if report is None:
             return [task.task.describe_state()]
         return [*format_report(report).splitlines(), *describe_work(report)]
 
     def read_report() -> Sequence[str]:
-        transcript = Transcript(task.directory, "")
-        try:
+        with closing(Transcript(task.directory, "")) as transcript:
             texts = [text for message in transcript.messages() if (text := find_answer_text(message))]
-        finally:
-            transcript.close()
         return texts[-1].splitlines() if texts else []
 
     return await to_thread.run_sync(read_report)

@@ -1,4 +1,4 @@
-"""`/tools` and `/permissions`: the tools of the session, and the rules that decide about their calls."""
+"""`/tools`, `/permissions` and `/addons`: the session's tools, the rules for calling them, and its addons."""
 
 from __future__ import annotations
 
@@ -29,15 +29,11 @@ _ACTIONS = {
     "remove": "N: remove a rule of this session or of your store",
 }
 _MODES = {
-    "ask": "a person is asked about what changes something",
-    "auto-edit": "files of the workspace are written without asking",
+    "ask": "you're asked before anything changes",
+    "auto-edit": "workspace files are written without asking",
     "all": "everything runs that no rule denies",
 }
-
-
 _SEARCHED = "searched"
-
-# -- /tools -----------------------------------------------------------------------------------
 
 
 async def _show_tools(host: SlashHost, rest: str) -> None:
@@ -65,9 +61,6 @@ async def _show_tools(host: SlashHost, rest: str) -> None:
     for tool in session.mcp.disabled:
         if not word or any(row[0] == tool.name for row in shown):
             host.screen.show(f"{tool.name}: {name_slash_commands(tool.remedy)}")
-
-
-# -- /permissions -----------------------------------------------------------------------------
 
 
 async def _change_permissions(host: SlashHost, rest: str) -> None:
@@ -100,7 +93,7 @@ def _show_rules(host: SlashHost, permissions: Permissions) -> None:
 
 
 def _describe_scope(rule: Rule) -> str:
-    """Say where a rule holds: everywhere, in a workspace, for a server, for one definition of a tool."""
+    """Describe where a rule applies: everywhere, in a workspace, to a server, to one definition of a tool."""
     parts = [] if rule.workspace is None else [os.path.basename(rule.workspace) or rule.workspace]
     parts += [] if rule.server is None else [f"server {rule.server}"]
     parts += [] if rule.pin is None else ["as defined now"]
@@ -111,7 +104,7 @@ async def _add_rule(host: SlashHost, permissions: Permissions, text: str) -> Non
     effect, _, text = text.partition(" ")
     if effect not in set(Effect):
         raise SlashError("write /permissions add allow|ask|deny RULE, as in: add allow bash(git status *)")
-    # A rule holds spaces and quotation marks of its own: it is not split into words.
+    # Don't split the rule into words: it may contain spaces and quotes.
     saves = text.endswith(f" {_SAVE}")
     text = text.removesuffix(f" {_SAVE}").strip()
     if not text:
@@ -119,7 +112,7 @@ async def _add_rule(host: SlashHost, permissions: Permissions, text: str) -> Non
     rule = parse_rule(text, Effect(effect), RuleOrigin.SESSION)
     if not isinstance(rule, Rule):
         raise SlashError(str(rule))
-    # The same path or script is another one in another project.
+    # The same path or script means something else in another project.
     workspace = await to_thread.run_sync(os.path.realpath, host.conversation.invocation.cwd)
     rule = replace(rule, workspace=workspace)
     if saves:
@@ -156,9 +149,6 @@ PERMISSIONS = SlashCommand(
 )
 
 
-# -- addons -----------------------------------------------------------------------------------
-
-
 async def _show_addons(host: SlashHost, rest: str) -> None:
     if rest:
         raise SlashError("it takes no arguments")
@@ -177,7 +167,7 @@ async def _show_addons(host: SlashHost, rest: str) -> None:
             if source.name not in known:
                 known.add(source.name)
                 refusal = describe_refusal(source)
-                # One with consent that is not loaded came later, or could not be loaded: a note below says so.
+                # A trusted addon that isn't loaded was added later, or failed to load, which a note below reports.
                 state = "loads with the next session" if refusal is None else refusal.message
                 rows.append((source.name, source.source, state, "-"))
     rows += [

@@ -1,11 +1,11 @@
-// Fetches the sections of the page again whose topics have changed. Without this script the page works too.
+// Refetches sections whose topics changed. The page also works without this script.
 "use strict";
 
 const wanted = new Set();
 let fetching = false;
 let events = null;
 
-// What a person types into or selects stays as it is until they have finished.
+// Don't replace a section while the user types or selects text in it.
 function isBusy(section) {
   const active = document.activeElement;
   const selection = getSelection();
@@ -13,7 +13,7 @@ function isBusy(section) {
     || (selection !== null && !selection.isCollapsed && section.contains(selection.anchorNode));
 }
 
-// The positions of an element and its parents below a section, to find its successor.
+// Child indexes from a section down to an element, to find the element that replaces it.
 function findPath(section, element) {
   const path = [];
   for (; element !== section; element = element.parentElement) {
@@ -56,7 +56,7 @@ async function refresh() {
     const badge = document.getElementById("waiting");
     if (badge) badge.replaceWith(document.importNode(fresh.getElementById("waiting"), true));
   } catch {
-    // The gateway is gone or busy: the next event tries again.
+    // The gateway is gone or busy: retry on the next event.
   } finally {
     fetching = false;
   }
@@ -79,7 +79,7 @@ document.body.append(lost);
 
 const shown = new Set([...document.querySelectorAll("[data-topic]")].map((section) => section.dataset.topic));
 
-// A browser opens six connections to a site: pages that are not seen leave theirs to others.
+// Browsers limit connections to six per site, so hidden pages give theirs up.
 function listen() {
   if (document.hidden) {
     events?.close();
@@ -90,7 +90,7 @@ function listen() {
   events = new EventSource("/ui/events");
   events.addEventListener("ready", () => {
     lost.textContent = "";
-    // What has changed since the page was made, or while nothing was heard, is not announced.
+    // Changes since the page was rendered, or while disconnected, aren't announced.
     for (const topic of shown) wanted.add(topic);
     refresh();
   });

@@ -1,1 +1,1 @@
-"""The views of the page: one module each, from the values of a gateway to HTML."""
+"""The page's views, which turn a gateway's data into HTML."""

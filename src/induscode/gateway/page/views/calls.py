@@ -1,4 +1,4 @@
-"""Calls: the last ones as they come, plots over time, and one call with what belongs to it."""
+"""Call views: the latest calls, plots over time, and one call with related ones."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 _WINDOWS = {"15min": ("15 minutes", 15_000), "1h": ("1 hour", 60_000), "24h": ("24 hours", 1_440_000),
             "7d": ("7 days", 10_080_000)}  # fmt: skip
-"""The times that can be looked at: their names, and the milliseconds of one of their 60 steps."""
+"""Selectable time windows: name, and milliseconds per step (60 steps each)."""
 _STEPS = 60
-_LIMIT = 100
-_MOST_RELATED = 40
+_MAX_CALLS = 100
+_MAX_RELATED = 40
 _HEADS = ("Tool", "Outcome", "Took", "Tokens", "Who", "When", "Number")
 
 
@@ -55,7 +55,7 @@ class _Overview:
 
 
 async def show_calls(page: PageRequest) -> PageView:
-    """Show the last calls, their statistics and plots; a filter applies to all of them."""
+    """Show the latest calls with statistics and plots, all filtered alike."""
     window = page.get("window") if page.get("window") in _WINDOWS else "1h"
     wanted = CallFilter(
         server=page.get("server") or None,
@@ -79,7 +79,7 @@ async def show_calls(page: PageRequest) -> PageView:
         live(
             "calls",
             "calls",
-            tag("p", f"The last {_LIMIT}: narrow the filter to see others.") if len(rows) == _LIMIT else None,
+            tag("p", f"The last {_MAX_CALLS}: narrow the filter to see others.") if len(rows) == _MAX_CALLS else None,
             table(_HEADS, rows, caption="Calls", numbers=(2, 3, 6)) if rows
             else show_nothing(f"No such call in the last {named}."),
         ),
@@ -96,7 +96,7 @@ def _read_overview(wanted: CallFilter, window: str, slow: bool) -> _Overview | N
     with closing(database):
         series = read_series(database, now_ms(), _WINDOWS[window][1], _STEPS, wanted)
         wanted = replace(wanted, since_ms=series.since_ms)
-        calls = database.latest(wanted, _LIMIT, slowest=slow)
+        calls = database.latest(wanted, _MAX_CALLS, slowest=slow)
         return _Overview(calls if slow else calls[::-1], series, read_statistics(database, "tool", wanted))
 
 
@@ -139,7 +139,7 @@ def _name_times(since_ms: int, until_ms: int) -> tuple[str, str]:
 
 
 def _format_time(call: CallRecord) -> str:
-    """Format how long a call ran, and how long it waited for the user."""
+    """Format how long a call ran and how long it waited for the user."""
     took = "did not run" if call.outcome == DECLINED else format_duration(call.duration_us)
     return f"{took}, asked {format_duration(call.waited_us)}" if call.waited_us else took
 
@@ -168,14 +168,14 @@ def _show_statistics(groups: Sequence[CallStatistics]) -> Html:
             *map(format_duration, (group.p50_us, group.p95_us, group.slowest_us)),
             f"{group.tokens:,}",
         )
-        for group in groups[:_LIMIT]
+        for group in groups[:_MAX_CALLS]
     ]
     heads = ("Tool", "Calls", "Failed", "Declined", "p50", "p95", "Slowest", "Tokens")
     return table(heads, rows, caption="Statistics by tool", numbers=range(1, 8))
 
 
 async def show_call(page: PageRequest) -> PageView:
-    """Show one call: its record, its texts if they are kept, and the calls of the same trace or turn."""
+    """Show one call: its record, its texts if recorded, and the calls of the same trace or turn."""
     number = page.get("number")
     found = await to_thread.run_sync(_read_call, int(number)) if number.isdecimal() and len(number) < 16 else None
     if found is None:
@@ -219,7 +219,7 @@ async def show_call(page: PageRequest) -> PageView:
 
 
 def _show_record(call: CallRecord, name: str) -> Html:
-    """Show the facts of a call; `name` is that of its tool in the deck, empty if it is not there now."""
+    """Show the facts of a call; `name` is its tool's name in the deck, empty if that's gone."""
     turn = link(f"turn {call.turn}: what the model saw", "/deck", run=call.run, turn=call.turn) if call.turn else None
     again = f", attempt {call.attempt}" if call.attempt > 1 else ""
     return show_facts({
@@ -246,4 +246,4 @@ def _read_call(number: int) -> tuple[CallRecord, Payload | None, Sequence[CallRe
         return None
     with closing(database):
         call, payload = database.find(number)
-        return None if call is None else (call, payload, database.related(call, _MOST_RELATED))
+        return None if call is None else (call, payload, database.related(call, _MAX_RELATED))

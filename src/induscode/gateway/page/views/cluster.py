@@ -1,4 +1,4 @@
-"""The cluster: its nodes, which servers they own, and how the brokers are."""
+"""The cluster view: nodes, the servers they own, and the state of the brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROLES = {"all": "serves clients, runs servers", "doors": "serves clients", "off
 
 
 async def show_cluster(page: PageRequest) -> PageView:
-    """Show the brokers, the nodes and the placements, as this node sees them; what has no answer in time is said."""
+    """Show brokers, nodes and placements as this node sees them, including what didn't answer in time."""
     node = page.source.node
     if node is None:
         raise PageError("This gateway belongs to no cluster: indus serve --http --cluster URL starts a node of one.")
@@ -66,7 +66,7 @@ async def show_cluster(page: PageRequest) -> PageView:
 
 
 async def _list_placements(node: ClusterNode) -> Sequence[Placement] | None:
-    """List the placements; None if the brokers do not answer."""
+    """List the placements, or return `None` if the brokers don't answer."""
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — with a cluster only
 
     try:

@@ -1,4 +1,4 @@
-"""Tools, resources and prompts: lists with a search, definitions, and a form to try each of them."""
+"""Tools, resources and prompts: searchable lists, definitions, and a form to try each one."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.gateway.page.contract import CallReply, PageRequest
 
-_MOST = 200
-"""Rows of one list; the search finds the others."""
+_MAX_ROWS = 200
+"""Rows per list; the search finds the rest."""
 _PICTURES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
 _ANSWER = "answer"
-"""Where the answer to a form is: the browser shows that place of the page."""
+"""Anchor of a form's answer, which the browser scrolls to."""
 
 
 def _answer_at(path: str, /, **query: str) -> str:
@@ -54,7 +54,7 @@ def _answer_at(path: str, /, **query: str) -> str:
 
 
 async def show_tools(page: PageRequest) -> PageView:
-    """List the tools of all servers or of one; with a query those that fit it, the best first."""
+    """List the tools of all servers or one; with a query, the matches, best first."""
     query, server = page.get("q").strip(), page.get("server")
     if query:
         cards = await to_thread.run_sync(page.source.find_tools, query, server)
@@ -67,7 +67,7 @@ async def show_tools(page: PageRequest) -> PageView:
             f"{estimate_definition(describe(card)):,}",
             shorten(card.description),
         )
-        for card in (cards if page.get("all") == "1" else cards[:_MOST])
+        for card in (cards if page.get("all") == "1" else cards[:_MAX_ROWS])
     ]
     heads = ("Tool", "Source", "Tokens", "Description")
     counted = format_count(len(cards), "tool") + (f" for {query!r}, the best first" if query else "")
@@ -78,7 +78,7 @@ async def show_tools(page: PageRequest) -> PageView:
         build_search("/tools", "What should the tool do?", query, server=server),
         live(
             "items", "tools",
-            tag("p", counted, f": the first {_MOST}. " if cut else ". ",
+            tag("p", counted, f": the first {_MAX_ROWS}. " if cut else ". ",
                 link("Show all", "/tools", q=query, server=server, all=1) if cut else None,
                 link("Tools of all servers", "/tools", q=query) if server else None),
             table(heads, rows, caption="Tools", numbers=(2,)) if rows
@@ -103,7 +103,7 @@ def _find_card(page: PageRequest, name: str) -> Capability:
 
 
 async def show_tool(page: PageRequest) -> PageView:
-    """Show a tool with a form; with a sent form, call it."""
+    """Show a tool and its form; call it if the form was submitted."""
     name = page.get("name")
     card = _find_card(page, name)
     descriptor, ref = describe(card), find_tool_ref(card)
@@ -163,7 +163,7 @@ def _build_question(page: PageRequest, name: str, reply: CallReply) -> Html:
 
 
 def show_outcome(outcome: ToolOutcome) -> Html:
-    """Show what a tool answered: its texts, pictures and structured content."""
+    """Show a tool result: its text, images and structured content."""
     result = outcome.result
     blocks: list[Html] = []
     for block in result.content:
@@ -181,7 +181,7 @@ def show_outcome(outcome: ToolOutcome) -> Html:
 def _show_block(value: JsonValue) -> Html:
     if is_json_object(value) and value.get("type") == "image" and value.get("mimeType") in _PICTURES:
         data = str(value.get("data", ""))
-        # Letters of base64 only: the text becomes part of an address.
+        # Only base64 characters: the text becomes part of a URL.
         if data.isascii() and all(letter.isalnum() or letter in "+/=" for letter in data):
             return tag("img", src=f"data:{value['mimeType']};base64,{data}", alt="the picture that the tool returned")
     return show_json(value)
@@ -191,7 +191,7 @@ def _show_block(value: JsonValue) -> Html:
 
 
 async def show_resources(page: PageRequest) -> PageView:
-    """List the resources and templates of the servers; with a sent form, read one."""
+    """List the servers' resources and templates; read one if its form was submitted."""
     result = None
     if page.form:
         server, uri = page.get("server"), page.get("uri").strip()
@@ -209,26 +209,15 @@ async def show_resources(page: PageRequest) -> PageView:
             show_digest(item.pin),
             _build_read_form(page, item) if page.user.rights.can_try else "",
         )
-        for item in found[:_MOST]
+        for item in found[:_MAX_ROWS]
     ]
     heads = ("Address", "Server", "Kind", "Description", "Pin", "Actions")
-    nothing = "No resource fits: try other words." if page.query.get("q") else "The servers offer no resources."
-    content = tag(
-        "div",
-        result,
-        build_search("/resources", "What should it be about?", page.query.get("q", "")),
-        live(
-            "items",
-            "resources",
-            _count_cut(found, "resource"),
-            table(heads, rows, caption="Resources") if rows else show_nothing(nothing),
-        ),
-    )
-    return PageView("Resources", content, "resources")
+    listed = _build_list(page, "resource", "What should it be about?", heads, rows, len(found))
+    return PageView("Resources", tag("div", result, listed), "resources")
 
 
 def _build_read_form(page: PageRequest, item: BridgeCapability) -> Html:
-    """Build the button that reads a resource, for a template with a field for its address."""
+    """Build the button that reads a resource, with an address field for a template."""
     target, server, uri = _answer_at("/resources", q=page.query.get("q", "")), item.ref.server, item.ref.name
     if item.ref.kind == "resource":
         return build_form(page.user, target, button="Read", server=server, uri=uri)
@@ -244,14 +233,20 @@ def _show_problem(problem: Exception) -> Html:
     return tag("article", tag("p", str(problem)), id=_ANSWER, cls="fault", role="alert")
 
 
-def _count_cut(found: Sequence[BridgeCapability], noun: str) -> Html | None:
-    if len(found) <= _MOST:
-        return None
-    return tag("p", f"{format_count(len(found), noun)}: the first {_MOST}. Search for the others.")
+def _build_list(
+    page: PageRequest, noun: str, label: str, heads: Sequence[str], rows: Sequence[Sequence[Html | str]], count: int
+) -> Sequence[Html]:
+    """Build a search form and the table of its results, with a remark if `count` exceeds the rows."""
+    query, plural = page.query.get("q", ""), f"{noun}s"
+    nothing = f"No {noun} fits: try other words." if query else f"The servers offer no {plural}."
+    listed = table(heads, rows, caption=plural.capitalize()) if rows else show_nothing(nothing)
+    cut = f"{format_count(count, noun)}: the first {len(rows)}. Search for the others." if count > len(rows) else ""
+    section = live("items", plural, tag("p", cut) if cut else None, listed)
+    return build_search(f"/{plural}", label, query), section
 
 
 async def _find_items(page: PageRequest, *kinds: ItemKind) -> Sequence[BridgeCapability]:
-    """List the items of the servers; with a query those that fit it, the best first."""
+    """List the servers' items; with a query, the matches, best first."""
     query, ledger = page.query.get("q", "").strip(), page.source.session.mcp.ledger
     if query:
         return await to_thread.run_sync(page.source.find_items, query, kinds)
@@ -268,26 +263,15 @@ async def show_prompts(page: PageRequest) -> PageView:
             shorten(item.description),
             show_digest(item.pin),
         )
-        for item in found[:_MOST]
+        for item in found[:_MAX_ROWS]
     ]
-    nothing = "No prompt fits: try other words." if page.query.get("q") else "The servers offer no prompts."
-    content = tag(
-        "div",
-        build_search("/prompts", "What should it be for?", page.query.get("q", "")),
-        live(
-            "items",
-            "prompts",
-            _count_cut(found, "prompt"),
-            table(("Prompt", "Server", "Description", "Pin"), rows, caption="Prompts")
-            if rows
-            else show_nothing(nothing),
-        ),
-    )
-    return PageView("Prompts", content, "prompts")
+    heads = ("Prompt", "Server", "Description", "Pin")
+    listed = _build_list(page, "prompt", "What should it be for?", heads, rows, len(found))
+    return PageView("Prompts", tag("div", listed), "prompts")
 
 
 async def show_prompt(page: PageRequest) -> PageView:
-    """Show a prompt with a form; with a sent form, its messages."""
+    """Show a prompt and its form; show its messages if the form was submitted."""
     server, name = page.get("server"), page.get("name")
     items = page.source.session.mcp.ledger.live_items("prompt")
     item = next((one for one in items if (one.ref.server, one.ref.name) == (server, name)), None)
@@ -316,18 +300,18 @@ async def show_prompt(page: PageRequest) -> PageView:
 
 # -- forms ------------------------------------------------------------------------------------
 #
-# Texts, numbers, booleans, enumerations and lists of texts have fields of their own; every other schema is a text area
-# with JSON. An empty optional field is left out of the arguments.
+# Strings, numbers, booleans, enums and lists of strings get their own kind of field; any other schema is a text area
+# for JSON. Empty optional fields are omitted from the arguments.
 
 
 _PREFIX: Final = "arg."
 _UNSET: Final = "(not given)"
 _LONG: Final = ("content", "text", "body", "code", "query", "prompt", "message", "command", "oldText", "newText")
-"""Properties whose texts are mostly longer than a line."""
+"""Properties whose text tends to exceed one line."""
 
 
 def build_fields(schema: Mapping[str, JsonValue], values: Mapping[str, str]) -> list[Html]:
-    """Build the fields of a schema; `values` are those of a form that was sent before."""
+    """Build the fields of a schema, filled with the values of a submitted form."""
     properties, required = schema.get("properties"), schema.get("required")
     needed = required if isinstance(required, list) else []
     rows: list[Html] = []
@@ -368,11 +352,7 @@ def _build_control(
 
 
 def read_arguments(schema: Mapping[str, JsonValue], form: Mapping[str, str]) -> JsonObject:
-    """Read the arguments of a sent form.
-
-    Raises:
-        ValueError: A field cannot be read; the message names it.
-    """
+    """Read the arguments of a submitted form; `ValueError` names a field that doesn't parse."""
     properties, required = schema.get("properties"), schema.get("required")
     needed = required if isinstance(required, list) else []
     arguments: JsonObject = {}
@@ -397,7 +377,7 @@ def _parse(name: str, text: str, part: JsonObject) -> JsonValue:
     try:
         return cast("JsonValue", json.loads(text))
     except ValueError as exc:
-        if "type" not in part:  # any value is valid: a text without quotes is one
+        if "type" not in part:  # any value is valid, including unquoted text
             return text
         raise ValueError(f"{name} is not valid JSON: {exc}") from None
 

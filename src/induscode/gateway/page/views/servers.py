@@ -1,7 +1,8 @@
-"""The servers: their states, costs and faults; one server with its configuration, log and tools; what can be done."""
+"""Server views: all states, costs and faults; one server with its configuration, log, tools and actions; drift."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import TYPE_CHECKING, cast, get_args
 
 from anyio import to_thread
@@ -32,14 +33,14 @@ from induscode.gateway.page.parts import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from induscode.deck.mcp.drift import DisabledTool, Drift
+    from induscode.deck.mcp.drift import Drift
     from induscode.gateway.page.contract import PageRequest, ServerSummary
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
 _STEPS, _STEP_MS = 30, 120_000
-"""The sparkline: an hour in steps of two minutes."""
-_MOST_TOOLS = 25
-"""Tools that the view of a server lists; the others are behind a link."""
+"""Sparkline: one hour in two-minute steps."""
+_MAX_TOOLS = 25
+"""Tools listed in a server's view; a link leads to the rest."""
 _LABELS: Mapping[str, str] = {
     "start": "Start", "stop": "Stop", "restart": "Restart", "sign-in": "Sign in", "trust": "Review and trust",
 }  # fmt: skip
@@ -67,10 +68,8 @@ def _read_hour() -> CallSeries | None:
     database = open_calls()
     if database is None:
         return None
-    try:
+    with closing(database):
         return read_series(database, now_ms(), _STEP_MS, _STEPS)
-    finally:
-        database.close()
 
 
 def _build_row(page: PageRequest, server: ServerSummary, series: CallSeries | None) -> Sequence[Html | str]:
@@ -124,7 +123,7 @@ def _explain(server: ServerSummary) -> Html:
 
 
 async def show_server(page: PageRequest) -> PageView:
-    """Show one server, after a change that the form asks for."""
+    """Show one server, after running the action of a submitted form."""
     name = page.get("name")
     said = await _act(page, name) if page.form else None
     server = next((one for one in await page.source.list_servers() if one.name == name), None)
@@ -146,7 +145,7 @@ async def show_server(page: PageRequest) -> PageView:
         "Last hour": _draw_latency(server, series),
         "Restarts": str(server.restarts),
     })  # fmt: skip
-    tools = [(link(card.ref.name, "/tool", name=card.name), shorten(card.description)) for card in cards[:_MOST_TOOLS]]
+    tools = [(link(card.ref.name, "/tool", name=card.name), shorten(card.description)) for card in cards[:_MAX_TOOLS]]
     content = tag(
         "div",
         said,
@@ -198,13 +197,18 @@ async def _act(page: PageRequest, name: str) -> Html:
 
 
 async def show_drifts(page: PageRequest) -> PageView:
-    """Show the definitions that differ from what was approved; with a sent form, approve or refuse one."""
+    """Show definitions that differ from the approved ones; approve or refuse one if its form was submitted."""
     enrolment = page.source.session.mcp.enrolment
     said = await _decide(page) if page.form else None
     drifts = enrolment.drifts
     shown = {drift.ref for drift in drifts}
-    # Known from an earlier run: the change itself is seen once the server is up.
-    unseen = [tool for tool in enrolment.disabled if tool.ref not in shown]
+    # Disabled by an earlier run: the diff is unknown until the server is up.
+    hint = "Start the server to see the change."
+    unseen = [
+        tag("article", tag("h2", name_item(tool.ref)), tag("p", f"{tool.reason}. {hint}"), cls="fault")
+        for tool in enrolment.disabled
+        if tool.ref not in shown
+    ]
     content = tag(
         "div",
         tag("p", said, role="status", cls="said") if said else None,
@@ -212,16 +216,11 @@ async def show_drifts(page: PageRequest) -> PageView:
             "items",
             "drifts",
             [_build_drift(page, drift) for drift in drifts],
-            [_build_unseen(tool) for tool in unseen],
+            unseen,
             None if drifts or unseen else show_nothing("Every definition is as it was approved."),
         ),
     )  # fmt: skip
     return PageView("Drift", content, "drift")
-
-
-def _build_unseen(tool: DisabledTool) -> Html:
-    hint = tag("p", f"{tool.reason}. Start the server to see the change.")
-    return tag("article", tag("h2", name_item(tool.ref)), hint, cls="fault")
 
 
 def _build_drift(page: PageRequest, drift: Drift) -> Html:
@@ -253,7 +252,7 @@ async def _decide(page: PageRequest) -> str:
     wanted = [
         one for one in mcp.enrolment.drifts if (one.ref.server, one.ref.name, one.ref.kind) == (server, name, kind)
     ]
-    # The decision is about exactly what was shown.
+    # The decision has to be about exactly the definition shown.
     changed = PageError(f"{server}/{name} has changed since you looked, or was decided elsewhere. Look once more.", 409)
     if not wanted or wanted[0].digest != digest:
         raise changed

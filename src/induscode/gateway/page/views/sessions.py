@@ -1,4 +1,4 @@
-"""Conversations: those of this working directory, and one of them with its messages, plan and checkpoints."""
+"""Conversation views: the working directory's conversations, and one with its messages, plan and checkpoints."""
 
 from __future__ import annotations
 
@@ -44,12 +44,11 @@ if TYPE_CHECKING:
     from induscode.conversations.rewind import RewindPoint
     from induscode.gateway.page.contract import PageRequest
 
-_MOST = 100
-_LONGEST = 20_000
-"""Characters of one part of a message that are shown."""
-_ROWS = 2_000
-_FILES = 5
-"""Changed files that a checkpoint names."""
+_MAX_CONVERSATIONS = 100
+_MAX_PART_CHARS = 20_000
+_MAX_ROWS = 2_000
+_MAX_FILES = 5
+"""Changed files named per checkpoint."""
 _NAMES = {
     "user-prompt": "Prompt",
     "text": "Answer",
@@ -60,13 +59,13 @@ _NAMES = {
     "system-prompt": "System prompt",
 }
 _STATES = {"active": "doing", "pending": "open"}
-"""How states of a checklist are named here, if not as they are."""
+"""Checklist states with another name on the page."""
 
 
 async def show_sessions(page: PageRequest) -> PageView:
     """List the conversations of the working directory."""
     cwd = page.source.session.invocation.cwd
-    summaries = await to_thread.run_sync(lambda: list_conversations(cwd, limit=_MOST))
+    summaries = await to_thread.run_sync(lambda: list_conversations(cwd, limit=_MAX_CONVERSATIONS))
     rows = [
         (link(one.title or "(no prompt)", "/session", id=one.id), show_time(one.modified_ms), str(one.messages), one.id)
         for one in summaries
@@ -81,7 +80,7 @@ async def show_sessions(page: PageRequest) -> PageView:
 
 
 async def show_session(page: PageRequest) -> PageView:
-    """Show a conversation: its plan, its checkpoints and its messages, without what a rewind has hidden."""
+    """Show a conversation's plan, checkpoints and messages, without rows hidden by a rewind."""
     name, cwd = page.get("id"), page.source.session.invocation.cwd
     directory = os.path.join(conversations_dir(), name)
     if not is_ulid(name) or await to_thread.run_sync(find_cwd, directory) != cwd:
@@ -91,8 +90,10 @@ async def show_session(page: PageRequest) -> PageView:
     visible = {index for index, _ in find_visible_rows(rows)}
     points = [point for point in find_rewind_points(rows, lambda node: changed.get(node, ())) if point.row in visible]
     numbered = [*enumerate(rows)]
-    parts = [part for index, row in numbered[-_ROWS:] if index in visible for part in _show_row(row)]
-    left_out = show_nothing(f"The first {len(rows) - _ROWS:,} rows are left out.") if len(rows) > _ROWS else None
+    parts = [part for index, row in numbered[-_MAX_ROWS:] if index in visible for part in _show_row(row)]
+    left_out = (
+        show_nothing(f"The first {len(rows) - _MAX_ROWS:,} rows are left out.") if len(rows) > _MAX_ROWS else None
+    )
     hidden = len(rows) - len(visible)
     content = tag(
         "div",
@@ -108,7 +109,7 @@ async def show_session(page: PageRequest) -> PageView:
 
 
 def _show_plan(rows: Sequence[JsonObject]) -> Html | None:
-    """Show plan mode and the checklists as they are after the last row."""
+    """Show plan mode and the checklists as of the last row."""
     is_planning, lists = False, dict[str, list[tuple[str, str]]]()
     for row in rows:
         items = row.get("items")
@@ -140,8 +141,8 @@ def _show_points(conversation: str, cwd: str, points: Sequence[RewindPoint]) -> 
             point.title,
             str(point.number),
             point.at[:19].replace("T", " "),
-            ", ".join(os.path.relpath(path, cwd) for path in point.files[:_FILES])
-            + (f" and {len(point.files) - _FILES} more" if len(point.files) > _FILES else ""),
+            ", ".join(os.path.relpath(path, cwd) for path in point.files[:_MAX_FILES])
+            + (f" and {len(point.files) - _MAX_FILES} more" if len(point.files) > _MAX_FILES else ""),
         )
         for point in points
     ]
@@ -176,7 +177,7 @@ def _show_part(part: JsonObject) -> Html:
     name = part.get("tool_name")
     title = f"{_NAMES.get(kind, kind)}{f': {name}' if name else ''}"
     value = part.get("args") if kind == "tool-call" else part.get("content")
-    text = cut_text(_to_text(value), _LONGEST)
+    text = cut_text(_to_text(value), _MAX_PART_CHARS)
     if kind == "user-prompt":
         return tag("article", tag("h3", title), show_prose(remove_session_note(text)), cls="person")
     if kind == "text":

@@ -1,4 +1,4 @@
-"""The ledger over time: the events of a run, and the deck that a model saw at a turn or at a moment."""
+"""Ledger views: the events of a run, and the deck a model saw at a turn or point in time."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 _RUNS = 50
 _MINUTE = re.compile(r"(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d")
 _EVENTS, _ALL_EVENTS = 100, 5_000
-"""Events that are shown at first, and on request."""
+"""Events shown at first, and on request."""
 
 
 async def show_timeline(page: PageRequest) -> PageView:
-    """Show the runs, and the events of one of them."""
+    """Show the runs and the events of one of them."""
     store = page.source.session.store
     await store.flush()
     runs = await store.runs()
@@ -109,7 +109,7 @@ def _link_deck(row: Row) -> Html | str:
 
 
 async def show_deck(page: PageRequest) -> PageView:
-    """Show the deck of a run at a turn or at a moment."""
+    """Show a run's deck at a turn or point in time."""
     run, turn, at = page.get("run"), page.get("turn"), page.get("at")
     store = page.source.session.store
     await store.flush()
@@ -150,12 +150,9 @@ async def show_deck(page: PageRequest) -> PageView:
 
 
 def _read_time(text: str, began: str) -> str:
-    """Read a time as RFC 3339 §5.6 writes it, UTC by default; one without a date is the first after the run began.
+    """Parse an RFC 3339 §5.6 time, UTC by default; without a date it's the first such time after the run began.
 
-    A time without seconds is the end of its minute.
-
-    Raises:
-        PageError: It is not a time.
+    A time without seconds means the end of its minute. Raises `PageError` if it doesn't parse.
     """
     try:
         if len(text) <= len("14:02:33"):
