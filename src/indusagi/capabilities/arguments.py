@@ -225,7 +225,6 @@ def _clip(text: str) -> str:
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.0)?")
 _SEVERAL = re.compile(r"[,;\n\[\]{}\"]")
 _LONGEST_LIST = 1_000_000
-"""Longest quoted list or object to parse."""
 
 
 Coercion: TypeAlias = Callable[[JsonValue], JsonValue]

@@ -157,7 +157,6 @@ def _skip_continuation(data: bytes, index: int, step: int) -> int:
 # -- overflow -----------------------------------------------------------------------------------
 
 SPILL_LIMIT_BYTES = 64 * 1024 * 1024
-"""Maximum number of bytes to save per result."""
 RETENTION_DAYS = 7
 _RETENTION_MS = RETENTION_DAYS * 24 * 3_600_000
 _MEDIA = frozenset({"image", "audio"})
@@ -261,32 +260,23 @@ async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionD
     from anyio import to_thread  # noqa: PLC0415 — loaded wherever a tool runs, slow elsewhere
 
     clipping = await to_thread.run_sync(clip, text, budget, result.keep)
-    where = await to_thread.run_sync(_save, session, stem, text)
+    path, failure = None, ""
+    try:
+        path = await to_thread.run_sync(session.save, stem, text)
+    except OSError as exc:
+        failure = str(exc)
     parts = {Keep.HEAD: "the beginning is shown", Keep.TAIL: "the end is shown", Keep.ENDS: "both ends are shown"}
     size = f"{clipping.lines:,} lines, {clipping.size:,} bytes: {parts[result.keep]}"
-    if where.path is None:
-        notice = f"[Cut here. {size}; the whole could not be kept: {where.error}.]"
+    if path is None:
+        notice = f"[Cut here. {size}; the whole could not be kept: {failure}.]"
     else:
         page = f"read it with an offset (the cut starts in line {clipping.next_line:,}) and a limit"
         kept = "" if clipping.size <= SPILL_LIMIT_BYTES else f" (its first {SPILL_LIMIT_BYTES:,} bytes)"
-        notice = f"[Cut here. {size}. The whole{kept} is in {where.path}: {page}.]"
+        notice = f"[Cut here. {size}. The whole{kept} is in {path}: {page}.]"
     shown = TextContentBlock(clipping.render(lambda _: notice))
     media = [block for block in result.content if _is_media(block)]
-    details = {**result.details, "truncated": True, "spill": where.path, "bytes": clipping.size}
+    details = {**result.details, "truncated": True, "spill": path, "bytes": clipping.size}
     return replace(result, content=(shown, *media), details=details)
-
-
-@record
-class _SpillFile:
-    path: str | None
-    error: str = ""
-
-
-def _save(session: SessionDir, stem: str, text: str) -> _SpillFile:
-    try:
-        return _SpillFile(session.save(stem, text))
-    except OSError as exc:
-        return _SpillFile(None, str(exc))
 
 
 def _is_media(block: ToolContentBlock) -> bool:

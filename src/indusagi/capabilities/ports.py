@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
 from indusagi import __version__
@@ -99,9 +98,7 @@ class Folder:
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         os.close(self.handle)
 
 

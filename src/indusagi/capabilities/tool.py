@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
+from importlib import import_module
 from typing import Protocol, TypeAlias, cast
 
 from indusagi.capabilities.arguments import ArgumentChecker
@@ -99,8 +100,8 @@ def define_tool(spec: ToolSpec) -> DefinedTool:
     return DefinedTool(spec)
 
 
-def run_lazily(load: Callable[[], RunTool]) -> RunTool:
-    """Defer importing a tool function until its first call, which runs `load` in a thread.
+def run_lazily(module: str, function: str = "run") -> RunTool:
+    """Return a tool function that imports its implementation on the first call, in a thread.
 
     A listing needs the definitions of all tools but runs none of them, and importing the implementations takes longer
     than everything else a listing loads.
@@ -111,7 +112,7 @@ def run_lazily(load: Callable[[], RunTool]) -> RunTool:
         if not loaded:
             from anyio import to_thread  # noqa: PLC0415 — by the first call
 
-            loaded.append(await to_thread.run_sync(load))
+            loaded.append(getattr(await to_thread.run_sync(import_module, module), function))
         return await loaded[0](arguments, ctx)
 
     return run

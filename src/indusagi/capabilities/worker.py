@@ -45,7 +45,6 @@ _PACKAGE = os.path.dirname(_CAPABILITIES)
 _PASSED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
 """Variables needed to load libraries; any other may contain a secret."""
 _WRITE_BYTES = 256 * 1024
-"""How many bytes to copy to the pipe at once."""
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
 """A longer result gets cut, which makes it invalid."""
 _LENGTH_BYTES = 8

@@ -13,7 +13,6 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import anyio
@@ -62,9 +61,7 @@ class LocalProcess:
     async def __aenter__(self) -> LocalProcess:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     @property

@@ -149,7 +149,6 @@ class Walk:
         enters: Callable[[WalkEntry], bool] | None = None,
     ) -> None:
         self.unreadable: list[str] = []
-        """Directories we couldn't open."""
         self.skipped = 0
         """Number of directories not entered."""
         self._handle = handle
@@ -256,7 +255,6 @@ class SearchTarget:
     """Absolute path, with links resolved."""
     handle: int
     cwd: str
-    """Working directory of the program."""
     path: str
     """The path to pass to the program."""
     is_file: bool

@@ -65,7 +65,6 @@ class WebResponse:
     received: int
     """Bytes received, before decompression."""
     cut: Truncation | None
-    """Why the body is incomplete, if it is."""
     hops: Sequence[str] = ()
     """The URLs that redirected here."""
 

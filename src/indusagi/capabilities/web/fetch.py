@@ -18,6 +18,7 @@ from anyio import current_time, to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.files.media.images import fit_image
 from indusagi.capabilities.files.text.lines import ReadFailure
 from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
@@ -29,7 +30,6 @@ from indusagi.capabilities.web.page import (
     build_page,
     extract_pdf_text,
     file_extension,
-    fit_picture,
     is_text,
 )
 from indusagi.capabilities.web.url import parse_url
@@ -118,10 +118,9 @@ def _mark(text: str) -> str:
 
 
 _ERROR_CHARACTERS: Final = 2_000
-"""How much to show of an HTTP error page."""
 _LATER = re.compile(r"\d{1,9}|\w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT")
 """Seconds or a date (RFC 9110 §10.2.3)."""
-_LEAST: Final = OutputBudget(1_024, 20)
+_MIN_ROOM: Final = OutputBudget(1_024, 20)
 _AROUND: Final = OutputBudget(FENCE_BYTES + 200, 6)
 """Room for the fence and the notes."""
 _CUTS: Final[dict[Truncation | None, str]] = {
@@ -195,8 +194,8 @@ def _format_part(kept: _CachedPage, offset: int, budget: OutputBudget, *, cached
         return ToolResult.error(message, code="invalid_arguments", characters=total)
     notes = "".join(f"\nNote: {note}." for note in kept.page.notes)
     room = OutputBudget(
-        max(_LEAST.max_bytes, budget.max_bytes - len(f"{head}{notes}".encode()) - _AROUND.max_bytes),
-        max(_LEAST.max_lines, budget.max_lines - notes.count("\n") - _AROUND.max_lines),
+        max(_MIN_ROOM.max_bytes, budget.max_bytes - len(f"{head}{notes}".encode()) - _AROUND.max_bytes),
+        max(_MIN_ROOM.max_lines, budget.max_lines - notes.count("\n") - _AROUND.max_lines),
     )
     # Each character takes at least one byte, so we can't show anything past this.
     shown = clip(text[offset : offset + room.max_bytes + 1], room, Keep.HEAD).head
@@ -264,7 +263,7 @@ async def _show_bytes(
         return ToolResult.error(message, code="too_large" if found.cut in why else "failed", **facts)
     head, shown = _format_head(facts), None
     if page.is_image:
-        shown = await fit_picture(page)
+        shown = await fit_image(page.data, page.kind)
         if not isinstance(shown, ReadFailure):
             if (shown.width, shown.height) != shown.original_size:
                 width, height = shown.original_size
@@ -281,7 +280,7 @@ async def _show_bytes(
     if isinstance(shown, TextPage):
         whole = f"the file is in {path}: read can show all of its pages"
         return replace(shown, notes=(*shown.notes, whole))
-    why = "this is no text" if shown is None else shown.why
+    why = "it is not text" if shown is None else shown.why
     return ToolResult.text(f"{head}\nIt is not shown: {why}. It was saved as {path}", **facts)
 
 

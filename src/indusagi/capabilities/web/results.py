@@ -85,7 +85,7 @@ class SearxngProvider:
             # The user configured this host, so its private address is allowed.
             own = f"{base.authority.removesuffix(f':{base.port}')}:{base.port}"
             allowed = replace(self.settings, allow_private=[*self.settings.allow_private, own])
-            found = await WebClient(allowed).fetch(url, accept="application/json", cap=_cap)
+            found = await WebClient(allowed).fetch(url, accept="application/json", cap=lambda _headers: _ANSWER_BYTES)
         except FetchError as trouble:
             raise SearchError(str(trouble), code=trouble.code) from trouble
         if isinstance(found, CrossSiteRedirect):
@@ -95,10 +95,6 @@ class SearxngProvider:
             hint = "; its settings.yml must list json under search: formats" if found.status == 403 else ""
             raise SearchError(f"it answered {found.status}{hint}", code="http_status")
         return await to_thread.run_sync(_searxng_hits, found.body)
-
-
-def _cap(headers: Mapping[str, str]) -> int:
-    return _ANSWER_BYTES
 
 
 def _searxng_hits(body: bytes) -> Sequence[SearchHit]:

@@ -53,9 +53,7 @@ class LineDiff:
     new: Sequence[bytes]
     blocks: Sequence[LineBlock]
     added: int
-    """Number of lines only in the new version."""
     removed: int
-    """Number of lines only in the old version."""
 
     def hunks(self) -> Iterator[tuple[LineBlock, list[LineBlock]]]:
         """Yield groups of nearby blocks, each with the range it covers including context."""

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 MAX_SPANS = 100
 """Stop after this many matches if only one is wanted."""
 BLANKS = " \t\r\f\v"
-"""Whitespace at either end of a line."""
 _INDENT = " \t"
 _SAMPLE_LINES = 5_000
 """Number of lines used to infer the indentation unit."""

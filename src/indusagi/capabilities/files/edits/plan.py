@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 MAX_PATCH_BYTES = 16 * 1024
-"""Size limit of the patch in a result."""
 LIGHT_CHARACTERS = 256 * 1024
 """Up to this size, no single call holds the GIL for more than ten milliseconds; with eight million characters, one call
 can take half a second."""
@@ -88,7 +87,6 @@ class EditPlan:
 
     after: bytes
     digest: str
-    """Of `after`."""
     created: bool
     changed: bool
     added: int

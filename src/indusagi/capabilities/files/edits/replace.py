@@ -50,7 +50,6 @@ _LINE_CHARACTERS = 200
 _BLOCK_CHARACTERS = 4_000
 _ANCHORS = 3
 _CANDIDATES = 8
-"""Candidate blocks for each anchor."""
 _MIN_SIMILARITY = 60.0
 """In percent; less similar blocks aren't worth showing."""
 
@@ -93,7 +92,6 @@ class Replaced:
     text: str
     strategy: MatchStrategy
     count: int
-    """Number of replacements."""
     indented: bool = False
     """Whether we adjusted new lines to the file's indentation."""
     numbered: bool = False

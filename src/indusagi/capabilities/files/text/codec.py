@@ -22,7 +22,6 @@ LineEnding: TypeAlias = Literal["lf", "crlf", "mixed", "none"]
 CHUNK_BYTES = 256 * 1024
 """How much of a file to process at once: a cancelled reader stops between chunks."""
 SAMPLE_BYTES = 16 * 1024
-"""Sample size for guessing an encoding."""
 SAMPLE_LEAD_BYTES = 1024
 """How far before the first invalid UTF-8 byte to look for the start of its line."""
 _MARKS = (
@@ -63,7 +62,6 @@ class TextForm:
     """Byte order mark of the file; not part of the text."""
     line_ending: LineEnding = "none"
     final_newline: bool = False
-    """Whether the last line ends in a newline."""
     guessed: bool = False
     """The file doesn't declare its encoding and isn't UTF-8."""
     damaged: bool = False
@@ -223,7 +221,6 @@ def _has_surrogates(text: str) -> bool:
 Family: TypeAlias = Literal["image", "pdf", "other"]
 
 HEAD_BYTES = 8 * 1024
-"""How many bytes of a file to examine."""
 _HEX_BYTES = 64
 _CONTROL_SHARE = 25
 """Non-UTF-8 data with more than one control character per this many bytes is binary."""

@@ -99,7 +99,6 @@ class TextScan:
     lines: Sequence[ScannedLine]
     form: TextForm
     size: int
-    """Bytes read."""
     total: int | None
     """Line count, or None if the file is too large to count."""
     digest: str | None
@@ -271,7 +270,6 @@ class TextStats:
         self.chunks: list[tuple[int, int]] = []
         """(offset, 1-based line number) of each chunk."""
         self.crlf = 0
-        """Number of CRLF line endings."""
         self._lf = 0
         self._last = b"\n"
         self._narrower = _Utf8Narrower(self.encoding)

@@ -1,4 +1,4 @@
-"""File contents as results of `read`: numbered lines, images, pages of a PDF, cells of a notebook."""
+"""Format file contents as results of `read`: numbered lines, images, PDF pages, notebook cells."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MIN_LINE_BYTES = _NUMBER_WIDTH + 2
 
 @record
 class NumberedLines:
-    """Lines that fit a budget, at least one."""
+    """At least one line, and no more than fit the budget."""
 
     lines: Sequence[tuple[int, str]]
 
@@ -51,7 +51,7 @@ class NumberedLines:
 
 
 def fit_lines(lines: Iterable[tuple[int, str]], max_bytes: int) -> NumberedLines:
-    """Take as many lines as fit, at least one."""
+    """Take as many lines as fit, but at least one."""
     taken: list[tuple[int, str]] = []
     left = max_bytes
     for number, text in lines:
@@ -62,13 +62,10 @@ def fit_lines(lines: Iterable[tuple[int, str]], max_bytes: int) -> NumberedLines
     return NumberedLines(taken)
 
 
-# -- text ---------------------------------------------------------------------------------------
-
-
 def format_text(
     scan: TextScan, wanted: LineRange, name: str, details: dict[str, JsonValue], *, note: str = ""
 ) -> ToolResult:
-    """Format scanned lines; `note` stands above them."""
+    """Format scanned lines, with an optional `note` above them."""
     details = {
         **details,
         "kind": "text",
@@ -83,7 +80,7 @@ def format_text(
         mark = " but for a byte order mark" if scan.form.bom else ""
         return ToolResult.text(f"[{name} is empty{mark}]", **details)
     if not scan.lines:
-        # An error, so that the file does not count as read.
+        # An error, so the file doesn't count as read.
         if scan.total is None:
             advice = "read it from the start, or use tail or sed in a shell"
             message = f"{name} is too large to look for these lines: {advice}"
@@ -131,7 +128,7 @@ def _describe_form(form: TextForm, crlf: int, total: int | None) -> Iterable[str
 
 
 async def format_image(file: LoadedFile, name: str, details: dict[str, JsonValue]) -> ToolResult:
-    """Format an image: the image itself, and a line about it."""
+    """Return the image and a line describing it."""
     image = await fit_image(file.data, file.mime)
     if isinstance(image, ReadFailure):
         return _report_failure(image, name, details)
@@ -151,7 +148,7 @@ async def format_image(file: LoadedFile, name: str, details: dict[str, JsonValue
 
 
 async def format_pdf(file: LoadedFile, name: str, pages: str | None, details: dict[str, JsonValue]) -> ToolResult:
-    """Format the text of some pages."""
+    """Format the text of a page range."""
     page_range = parse_page_range(pages)
     if isinstance(page_range, ReadFailure):
         return _report_failure(page_range, name, details)
@@ -189,7 +186,7 @@ def _format_pages(found: PdfPages, last: int) -> str:
 async def format_notebook(
     page: NotebookPage, name: str, wanted: LineRange, details: dict[str, JsonValue]
 ) -> ToolResult:
-    """Format lines of a notebook, with the images among them."""
+    """Format lines of a notebook, including their images."""
     total = page.total
     facts: dict[str, JsonValue] = {**details, "kind": "notebook", "cells": page.cells}
     if not total:
@@ -206,7 +203,7 @@ async def format_notebook(
     end = "end of file" if shown.last == total else f"next offset={shown.last + 1}"
     position = f"[lines {shown.first}-{shown.last} of {total}; {end}]"
     text = f"[{name}: {head}{warning}]\n{shown}\n{position}"
-    # An image that cannot be shown is still named by its line of the text.
+    # The text still mentions images we can't show.
     blocks = [_to_block(image) for image in images if not isinstance(image, ReadFailure)]
     return ToolResult((TextContentBlock(text), *blocks), details=facts)
 
@@ -221,5 +218,5 @@ def _report_failure(failure: ReadFailure, name: str, details: dict[str, JsonValu
 
 
 def _escape_surrogates(text: str) -> str:
-    """Write lone surrogates, which JSON and PDF files can contain, as escapes."""
+    """Escape lone surrogates, which may occur in JSON and PDF files."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
