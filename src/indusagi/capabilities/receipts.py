@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from typing import cast
@@ -72,11 +73,8 @@ def find_leftover_jobs() -> list[Receipt]:
         OSError: The receipt directory can't be read.
     """
     leftovers: list[Receipt] = []
-    folder = _folder()
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        receipt = _read(path) if is_ulid(name.removesuffix(".json")) else None
-        if receipt is None or read_start_time(receipt.owner_pid) == receipt.owner_started:
+    for path, receipt in _list_receipts():
+        if read_start_time(receipt.owner_pid) == receipt.owner_started:
             continue
         if ProcessTree(receipt.mark).list_running(None):
             leftovers.append(receipt)
@@ -91,13 +89,9 @@ def end_commands(owner_pid: int, owner_started: int) -> None:
     Raises:
         OSError: The receipt directory can't be read.
     """
-    folder = _folder()
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        receipt = _read(path) if is_ulid(name.removesuffix(".json")) else None
-        if receipt is not None and (receipt.owner_pid, receipt.owner_started) == (owner_pid, owner_started):
-            if end_leftover(receipt):
-                remove_receipt(path)
+    for path, receipt in _list_receipts():
+        if (receipt.owner_pid, receipt.owner_started) == (owner_pid, owner_started) and end_leftover(receipt):
+            remove_receipt(path)
 
 
 def end_leftover(receipt: Receipt) -> bool:
@@ -119,6 +113,14 @@ def end_leftover(receipt: Receipt) -> bool:
 
 def _folder() -> str:
     return make_private_dir(os.path.join(make_private_dir(state_dir()), "jobs"))
+
+
+def _list_receipts() -> Iterator[tuple[str, Receipt]]:
+    folder = _folder()
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if is_ulid(name.removesuffix(".json")) and (receipt := _read(path)) is not None:
+            yield path, receipt
 
 
 def _read(path: str) -> Receipt | None:

@@ -13,7 +13,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.files.text.lines import find_invisible
+from indusagi.capabilities.files.text.lines import describe_invisible
 from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.capabilities.ports import STOP_GRACE_MS
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
@@ -365,8 +365,8 @@ def has_line_with(lines: Iterable[str], text: str) -> bool:
 
 def hidden_note(text: str, first: int = 1) -> Sequence[str]:
     """Describe invisible characters in an output that starts at line `first`; empty if it has none."""
-    hidden = find_invisible(enumerate(text.split("\n"), first))
-    return [f"hidden characters: {', '.join(map(str, hidden))}"] if hidden else []
+    note = describe_invisible(enumerate(text.split("\n"), first))
+    return [note] if note else []
 
 
 def is_binary(data: bytes) -> bool:

@@ -95,10 +95,12 @@ class JobTable:
                     command, cwd=cwd, output_path=path, with_input=True, errors_path=errors_path
                 )
             try:
-                return self._add(job_id, process, command, cwd, path, errors_path)
+                job = Job(job_id=job_id, command=command, cwd=cwd, process=process, path=path, errors_path=errors_path)
             except BaseException:
                 await process.aclose()
                 raise
+            self._jobs[job_id] = job
+            return job
         finally:
             self._starting -= 1
 
@@ -113,21 +115,9 @@ class JobTable:
             JobLimitError: Too many are running.
         """
         await self._require_slot()
-        job = self._add(self._next_id(), process, command, cwd, path)
+        job = Job(job_id=self._next_id(), command=command, cwd=cwd, process=process, path=path)
+        self._jobs[job.id] = job
         await job.skip()
-        return job
-
-    def _add(
-        self,
-        job_id: str,
-        process: ShellProcess,
-        command: str,
-        cwd: str,
-        path: str | None,
-        errors_path: str | None = None,
-    ) -> Job:
-        job = Job(job_id=job_id, command=command, cwd=cwd, process=process, path=path, errors_path=errors_path)
-        self._jobs[job_id] = job
         return job
 
     async def _require_slot(self) -> None:

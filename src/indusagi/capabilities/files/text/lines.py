@@ -400,6 +400,12 @@ def find_invisible(parts: Iterable[tuple[int, str]], unit: str = "line") -> Sequ
     )
 
 
+def describe_invisible(parts: Iterable[tuple[int, str]], unit: str = "line") -> str:
+    """Describe the invisible characters in numbered lines (or pages); empty if there aren't any."""
+    found = find_invisible(parts, unit)
+    return f"hidden characters: {', '.join(map(str, found))}" if found else ""
+
+
 def format_path(path: str) -> str:
     """Format a path on a single line, without invisible characters and with invalid bytes escaped."""
     if path.isascii() and path.isprintable():

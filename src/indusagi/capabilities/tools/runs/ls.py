@@ -105,7 +105,7 @@ class ListedEntry:
     ignored: bool
     below: ListedDirectory | None = None
     problem: str = ""
-    """Why a directory is unreadable, or why a link is broken."""
+    """Why a directory is unreadable, or the problem with a link."""
     is_link_to_directory: bool = False
 
 

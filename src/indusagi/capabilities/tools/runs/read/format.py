@@ -10,7 +10,7 @@ from anyio import to_thread
 from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.media.images import fit_image
 from indusagi.capabilities.files.media.pdf import parse_page_range, read_pdf_pages
-from indusagi.capabilities.files.text.lines import ReadFailure, find_invisible
+from indusagi.capabilities.files.text.lines import ReadFailure, describe_invisible
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
@@ -95,9 +95,8 @@ def format_text(
     at_end = shown.last == scan.total
     notes = [note] if note else []
     notes.extend(_describe_form(scan.form, scan.crlf, scan.total))
-    invisible = find_invisible(shown.lines)
-    if invisible:
-        notes.append("hidden characters: " + ", ".join(str(kind) for kind in invisible))
+    if invisible := describe_invisible(shown.lines):
+        notes.append(invisible)
     position = f"line {shown.first}" if shown.first == shown.last else f"lines {shown.first}-{shown.last}"
     if scan.total is None:
         position += f"; the file is too large to count its lines; next offset={shown.last + 1}"
@@ -174,9 +173,8 @@ def _format_pages(found: PdfPages, last: int) -> str:
     lines: list[str] = []
     for number, text in pages:
         lines += [f"--- page {number} ---", text or "[no text on this page]"]
-    invisible = find_invisible(pages, "page")
-    if invisible:
-        lines.insert(0, f"[hidden characters: {', '.join(str(kind) for kind in invisible)}]")
+    if invisible := describe_invisible(pages, "page"):
+        lines.insert(0, f"[{invisible}]")
     following = f"next pages='{last + 1}-{min(last + MAX_PAGES, found.total)}'"
     end = following if last < found.total else "end of file"
     lines.append(f"[pages {found.first}-{last} of {found.total}; {end}]")
@@ -197,8 +195,8 @@ async def format_notebook(
     numbered = ((number, _escape_surrogates(text)) for number, text in enumerate(page.lines, start=page.first))
     shown = fit_lines(numbered, wanted.max_bytes)
     images = [await fit_image(image.data, image.mime) for image in page.images if image.line <= shown.last]
-    invisible = find_invisible(shown.lines)
-    warning = f"; hidden characters: {', '.join(str(kind) for kind in invisible)}" if invisible else ""
+    invisible = describe_invisible(shown.lines)
+    warning = f"; {invisible}" if invisible else ""
     head = f"a notebook of {format_count(page.cells, 'cell')}, shown as text; the file itself is JSON"
     end = "end of file" if shown.last == total else f"next offset={shown.last + 1}"
     position = f"[lines {shown.first}-{shown.last} of {total}; {end}]"
