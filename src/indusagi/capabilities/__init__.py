@@ -1,7 +1,6 @@
-"""Tool kernel: what a tool is, what it receives, how it is run, and the twelve native tools.
+"""Tool kernel: the definition of a tool, its context, the code that runs it, and the twelve native tools.
 
-The names are listed in `__init__.pyi`. Each is loaded when it is first used, so annotations that mention a context load
-no event loop.
+`__init__.pyi` lists the names. Each loads on first use, so annotations that mention a context don't load an event loop.
 """
 
 from indusagi.lazy_exports import load_export, read_exports

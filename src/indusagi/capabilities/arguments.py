@@ -1,9 +1,8 @@
-"""Arguments of a tool: harmless mistakes of models are corrected, then the arguments are checked against a JSON Schema.
+"""Tool arguments: fix harmless mistakes of models, then check the arguments against a JSON Schema.
 
-Corrected are names that other tools use for the same parameter, quoted numbers and lists, and null for an optional
-parameter. Ambiguous arguments stay as they are, and the check reports them. Its message names what was sent, what is
-accepted and which key was probably meant, so that the next call is right. A tool never receives arguments that do not
-fit.
+We fix parameter names borrowed from other tools, quoted numbers and lists, and null for optional parameters. Ambiguous
+arguments stay as they are and fail the check. Its messages say what was sent, which values are valid and which key was
+probably meant, so the model gets the next call right. A tool never sees invalid arguments.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_obje
 from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonSchema
 
-if TYPE_CHECKING:  # absent from public signatures; loaded with the first check
+if TYPE_CHECKING:  # not in public signatures; loaded by the first check
     from jsonschema import Draft202012Validator
     from jsonschema.exceptions import ValidationError
 
 _SHOWN_PROBLEMS = 8
 _EXAMINED_ERRORS = 200
-"""How many errors of the validator are read: it can report one per value."""
+"""How many validator errors to read: it may report one per value."""
 _COMPARED_NAMES = 50
-"""How many names a misspelt one is compared with."""
+"""How many names to compare with a misspelt one."""
 _QUICK_BYTES = 16 * 1024
-"""Larger arguments are checked in a thread."""
+"""Check larger arguments in a thread."""
 _LIGHT_DEPTH = 4
 _LIGHT_ITEMS = 256
 _UNIONS = frozenset({"anyOf", "oneOf"})
@@ -44,7 +43,7 @@ _SIZES = {
     "maxItems": ("at most", "item"),
 }
 _SHOWN_CHARACTERS = 80
-"""How much of a value, or of the validator's message, a message repeats."""
+"""How much of a value, or of the validator's message, to quote."""
 
 
 class ArgumentChecker:
@@ -55,10 +54,10 @@ class ArgumentChecker:
         self._validator: Draft202012Validator | None = None
 
     async def check(self, arguments: JsonValue) -> list[str]:
-        """List the problems as `problems` does; large arguments are checked in a thread.
+        """List the problems like `problems`, using a thread for large arguments.
 
         Raises:
-            NotJson: JSON cannot carry the arguments.
+            NotJson: The arguments aren't JSON.
             Exception: The schema is invalid; the validator raises various types.
         """
         light, weight = _lighten(arguments)
@@ -70,7 +69,7 @@ class ArgumentChecker:
         return await to_thread.run_sync(self.problems, arguments)
 
     def problems(self, arguments: JsonValue) -> list[str]:
-        """List the problems, one sentence each; an empty list means that the arguments fit.
+        """List the problems, one sentence each; empty if the arguments are valid.
 
         Raises:
             Exception: The schema is invalid; the validator raises various types.
@@ -87,7 +86,7 @@ class ArgumentChecker:
         first = [*islice(found, _EXAMINED_ERRORS)]
         if not first:
             return []
-        # The validator repeats the missing keys of an object for every key: one error for each object is enough.
+        # The validator reports the missing keys of an object once per key: one error per object is enough.
         distinct: dict[object, ValidationError] = {}
         for error in first:
             distinct.setdefault(tuple(error.absolute_path) if error.validator == "required" else id(error), error)
@@ -100,9 +99,9 @@ class ArgumentChecker:
 
 
 def _lighten(value: JsonValue, depth: int = _LIGHT_DEPTH) -> tuple[JsonValue, int]:
-    """Replace long strings by empty ones; return the result and the length of the removed strings.
+    """Replace long strings with empty ones; return the result and the length removed.
 
-    Any string is JSON, and encoding a long one would block the event loop.
+    Any string is valid JSON, and encoding a long one would block the event loop.
     """
     if isinstance(value, str):
         return ("", len(value)) if len(value) > _QUICK_BYTES else (value, 0)
@@ -117,13 +116,13 @@ def _lighten(value: JsonValue, depth: int = _LIGHT_DEPTH) -> tuple[JsonValue, in
 
 
 async def load_validator() -> None:
-    """Import the validator in a thread, once: the import takes ten times as long as starting Python."""
+    """Import the validator once, in a thread: that takes ten times as long as starting Python."""
     if "jsonschema.validators" not in sys.modules:
         await to_thread.run_sync(importlib.import_module, "jsonschema.validators")
 
 
 def find_similar_name(name: str, names: Iterable[str]) -> str | None:
-    """Return the most similar name, ignoring case, underscores and hyphens; None if none is close."""
+    """Return the most similar name, ignoring case, underscores and hyphens; None if nothing comes close."""
     from difflib import get_close_matches  # noqa: PLC0415 — only for a name that is unknown
 
     known = {_bare(candidate): candidate for candidate in names}
@@ -163,8 +162,8 @@ def _sentences(error: ValidationError) -> Iterator[str]:
         and error.context
         and not all(branch.validator in _SIMPLE and not branch.relative_path for branch in error.context)
     ):
-        # The closest branch was probably meant, one of the right type or else the deepest: its problem says more than
-        # the list of all branches.
+        # The model probably meant the closest branch, with the right type or else the deepest: its problem says more
+        # than a list of all branches.
         closest = max(
             error.context,
             key=lambda branch: (branch.validator != "type" or bool(branch.relative_path), len(branch.relative_path)),
@@ -182,7 +181,7 @@ def _sentences(error: ValidationError) -> Iterator[str]:
 
 
 def _describe_keyword(keyword: object, value: object, error: ValidationError | None = None) -> str | None:
-    """Describe what a keyword requires, if that can be said briefly."""
+    """Describe the requirement of a keyword, if that fits in a few words."""
     if keyword == "type":
         names = cast("list[str]", value) if isinstance(value, list) else [str(value)]
         return " or ".join(names)
@@ -193,7 +192,7 @@ def _describe_keyword(keyword: object, value: object, error: ValidationError | N
     if keyword in _UNIONS and error is not None and error.context:
         branches: list[str] = []
         for branch in cast("list[object]", value):
-            # Each branch by its first constraint.
+            # Describe each branch by its first constraint.
             rules: JsonObject = branch if is_json_object(branch) else {}
             first = next((name for name in ("const", "enum", "type") if name in rules), "")
             branches.append(_describe_keyword(first, rules.get(first)) or "")
@@ -226,19 +225,18 @@ def _clip(text: str) -> str:
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.0)?")
 _SEVERAL = re.compile(r"[,;\n\[\]{}\"]")
 _LONGEST_LIST = 1_000_000
-"""Characters of a quoted list or object that is still parsed."""
 
 
 Coercion: TypeAlias = Callable[[JsonValue], JsonValue]
 
 
 def coerce_to(schema: JsonSchema, aliases: Mapping[str, str], items: Mapping[str, Coercion] | None = None) -> Coercion:
-    """Return a function that corrects arguments for `schema`.
+    """Return a function that fixes arguments for `schema`.
 
     Args:
         schema: The schema of the arguments.
-        aliases: Maps other names to those of the schema.
-        items: By the name of a list: how its items are corrected.
+        aliases: Maps other names to the schema's.
+        items: Maps the name of a list to a function that fixes its items.
     """
     declared = schema.get("properties")
     properties: Mapping[str, JsonValue] = declared if is_json_object(declared) else {}
@@ -255,7 +253,7 @@ def coerce_to(schema: JsonSchema, aliases: Mapping[str, str], items: Mapping[str
         named: dict[str, JsonValue] = {}
         for name, value in arguments.items():
             meant = aliases.get(name, name)
-            # An alias beside the name itself is ambiguous: the check reports it.
+            # An alias next to the real name is ambiguous: leave it to the check.
             known = name if name in properties or meant in arguments else meant
             if value is None and known in optional:
                 continue
@@ -271,7 +269,7 @@ def coerce_to(schema: JsonSchema, aliases: Mapping[str, str], items: Mapping[str
 
 
 def _unquote(value: JsonValue, schema: JsonValue) -> JsonValue:
-    """Parse a number, a boolean, a list or an object that was sent as a string."""
+    """Parse a number, boolean, list or object sent as a string."""
     kind = _type_of(schema)
     if kind == "integer" and isinstance(value, float) and value.is_integer():
         return int(value)
@@ -284,7 +282,7 @@ def _unquote(value: JsonValue, schema: JsonValue) -> JsonValue:
     items = schema.get("items") if is_json_object(schema) else None
     is_empty = value.strip().lower() in {"", "null", "none"}
     if kind == "array" and _type_of(items) == "string" and not is_empty and not _SEVERAL.search(value):
-        return [value]  # can only be the single item of a list of strings
+        return [value]  # can only be the single item of a string list
     if kind in {"array", "object"} and len(value) <= _LONGEST_LIST:
         try:
             parsed = cast("JsonValue", json.loads(value))

@@ -1,11 +1,10 @@
-"""Output budget: how many bytes and lines of a result a model gets, and where the rest is kept.
+"""Output budget: how many bytes and lines of a result the model gets, and where the rest goes.
 
-Cuts are made at line ends where possible, and never inside a character. The notice about the rest is not counted.
-A long text is encoded in pieces, because encoding holds the GIL.
+We cut at line ends if possible, and never inside a character. The notice about the cut doesn't count. Long texts are
+encoded in pieces, because encoding holds the GIL.
 
-The complete text of a cut result goes to a file of mode 0600 in the private directory of the session, and the result
-names the file and how to page through it. If the file cannot be written, the result says that instead. Files are kept
-for a week.
+The full text of a cut result goes to a file with mode 0600 in the session's private directory; the result tells the
+model the path and how to page through it. If we can't write the file, the result says so. Files stay for a week.
 """
 
 from __future__ import annotations
@@ -32,55 +31,55 @@ if TYPE_CHECKING:
 STANDARD_BYTES = 50 * 1024
 STANDARD_LINES = 2_000
 DEFAULT_PAGES = 10
-"""Pages of a PDF that a call gets, unless told otherwise."""
+"""Default number of PDF pages per call."""
 MAX_PAGES = 20
-"""Pages of a PDF in one call."""
+"""Maximum number of PDF pages per call."""
 MOST_ENTRIES = 1_000
-"""Entries of one listing by `ls`."""
+"""Maximum number of entries in an `ls` listing."""
 _HEAD_SHARE = 5
-"""Of both ends, the head gets one part in this many: the end of an output says more."""
+"""Keeping both ends, the head gets one part in this many: the end of an output is more informative."""
 _PIECE = 1024 * 1024
-_MOST_BYTES_EACH = 6
-"""Of one character: half a surrogate pair is escaped as `\\ud800`."""
+_MAX_CHARACTER_BYTES = 6
+"""We escape a lone surrogate as `\\ud800`."""
 
 
 @record
 class OutputBudget:
-    """The most bytes and lines of one result."""
+    """Maximum number of bytes and lines of a result."""
 
     max_bytes: int
     max_lines: int
 
     def admits(self, text: str) -> bool:
-        """Tell whether `text` fits as it is."""
+        """Return whether `text` fits without a cut."""
         if len(text) > self.max_bytes or count_lines(text) > self.max_lines:
             return False
-        return _MOST_BYTES_EACH * len(text) <= self.max_bytes or (len(_encode(text)) <= self.max_bytes)
+        return _MAX_CHARACTER_BYTES * len(text) <= self.max_bytes or (len(_encode(text)) <= self.max_bytes)
 
 
 UNLIMITED = OutputBudget(sys.maxsize, sys.maxsize)
-"""For a toolbox that passes results on to a client with a budget of its own."""
+"""For a toolbox that passes results on to a client with its own budget."""
 
 
 def standard_budget() -> OutputBudget:
-    """Return the budget of a result in a session: 50 KiB and 2,000 lines."""
+    """Return the budget of a result within a session: 50 KiB and 2,000 lines."""
     return OutputBudget(STANDARD_BYTES, STANDARD_LINES)
 
 
 @record
 class Clipping:
-    """The kept parts of a text; one of them is empty unless both ends are kept."""
+    """The remaining parts of a text; one of them is empty unless we keep both ends."""
 
     head: str
     tail: str
     lines: int
-    """Lines of the whole text."""
+    """Line count of the full text."""
     size: int
-    """Bytes of the whole text."""
+    """Size of the full text in bytes."""
 
     @property
     def next_line(self) -> int:
-        """The first line that is not complete, counted from 1."""
+        """1-based number of the first incomplete line."""
         return self.head.count("\n") + 1
 
     def render(self, notice: Callable[[Clipping], str]) -> str:
@@ -95,7 +94,7 @@ def clip(text: str, budget: OutputBudget, keep: Keep) -> Clipping:
     head = OutputBudget(budget.max_bytes * part // whole, budget.max_lines * part // whole)
     tail = OutputBudget(budget.max_bytes - head.max_bytes, budget.max_lines - head.max_lines)
     size = sum(len(piece) for piece in encode_pieces(text))
-    # A character has at least one byte; one more character shows whether the text ends there.
+    # Each character takes at least one byte; one extra character tells whether the text ends there.
     front = _encode(text[: head.max_bytes + 1])
     front = front[: _head_end(front, head)]
     back = _encode(text[max(0, len(text) - tail.max_bytes - 1) :])
@@ -104,7 +103,7 @@ def clip(text: str, budget: OutputBudget, keep: Keep) -> Clipping:
 
 
 def encode_pieces(text: str) -> Iterator[bytes]:
-    """Encode a text in pieces; half a surrogate pair is escaped."""
+    """Encode a text in pieces, escaping lone surrogates."""
     for start in range(0, len(text), _PIECE):
         yield _encode(text[start : start + _PIECE])
 
@@ -114,12 +113,12 @@ def _encode(text: str) -> bytes:
 
 
 def count_lines(text: str) -> int:
-    """Count lines as an editor does: a last line without a newline counts."""
+    """Count lines like an editor: a last line without a newline counts."""
     return text.count("\n") + (text[-1:] not in {"", "\n"})
 
 
 def _head_end(data: bytes, budget: OutputBudget) -> int:
-    """Find the end of the head: after complete lines, or inside the first one if it is too long."""
+    """Find the end of the head: after a complete line, or inside the first one if it's too long."""
     end = min(len(data), budget.max_bytes)
     if end < len(data):
         newline = data.rfind(b"\n", 0, end)
@@ -134,7 +133,7 @@ def _head_end(data: bytes, budget: OutputBudget) -> int:
 
 
 def _tail_start(data: bytes, budget: OutputBudget, *, floor: int) -> int:
-    """Find where the tail starts, not before `floor`."""
+    """Find the start of the tail, not before `floor`."""
     start = max(floor, len(data) - budget.max_bytes)
     if start > floor:
         newline = data.find(b"\n", start - 1, len(data) - 1)
@@ -158,24 +157,23 @@ def _skip_continuation(data: bytes, index: int, step: int) -> int:
 # -- overflow -----------------------------------------------------------------------------------
 
 SPILL_LIMIT_BYTES = 64 * 1024 * 1024
-"""The most bytes that are kept of one result."""
 RETENTION_DAYS = 7
 _RETENTION_MS = RETENTION_DAYS * 24 * 3_600_000
 _MEDIA = frozenset({"image", "audio"})
 
 
 class SessionDir:
-    """The directory of one session's files, made with the first file; safe to use from several threads."""
+    """A session's directory, created along with its first file. Thread-safe."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
         self._lock = threading.Lock()
 
     def make(self) -> str:
-        """Make the directory if necessary, remove directories of old sessions, and return its path.
+        """Create the directory if necessary, sweep old sessions, and return its path.
 
         Raises:
-            OSError: It cannot be made.
+            OSError: It can't be created.
         """
         with self._lock:
             if self._path is None:
@@ -183,7 +181,7 @@ class SessionDir:
                 make_private_dir(sessions)
                 _sweep(sessions)
                 self._path = os.path.join(sessions, new_ulid())
-            # Absolute, so that it stays when the working directory changes.
+            # Absolute, so that it survives a change of the working directory.
             self._path = make_private_dir(self._path)
             return self._path
 
@@ -191,7 +189,7 @@ class SessionDir:
         """Write `text` to a new file, up to `SPILL_LIMIT_BYTES`, and return its path.
 
         Raises:
-            OSError: The file cannot be written; a partial one is removed.
+            OSError: The file can't be written; no partial file remains.
         """
         folder = make_private_dir(os.path.join(self.make(), "tool-output"))
         path = os.path.join(folder, f"{stem}-{new_ulid()}.txt")
@@ -208,10 +206,10 @@ class SessionDir:
 
 
 def _sweep(sessions: str) -> None:
-    """Remove directories of sessions that wrote nothing for `RETENTION_DAYS`.
+    """Remove directories of sessions that haven't written anything for `RETENTION_DAYS`.
 
-    Only names of sessions are removed. Unreadable ones stay: another session may be sweeping too. A clock that jumps
-    ahead removes nothing.
+    Only touches names that look like sessions. Skips unreadable ones, as another session may be sweeping too. A clock
+    that jumps ahead doesn't cause removals.
     """
     from shutil import rmtree  # noqa: PLC0415 — only the first long result of a session pays
 
@@ -219,7 +217,7 @@ def _sweep(sessions: str) -> None:
     with suppress(OSError):
         for name in filter(is_ulid, os.listdir(sessions)):
             path = os.path.join(sessions, name)
-            with suppress(OSError):  # another session has removed it
+            with suppress(OSError):  # removed by another session
                 made_ns[path] = os.lstat(path).st_mtime_ns
     safe_ms = find_safe_now(now, [now, *(at_ns // 1_000_000 for at_ns in made_ns.values())])
     for path in made_ns:
@@ -228,7 +226,7 @@ def _sweep(sessions: str) -> None:
 
 
 def _is_expired(folder: str, oldest_ns: int) -> bool:
-    """Tell whether a directory and everything in it is older than `oldest_ns`."""
+    """Return whether a directory and everything in it is older than `oldest_ns`."""
     waiting = [folder]
     try:
         if os.path.islink(folder) or os.lstat(folder).st_mtime_ns >= oldest_ns:
@@ -240,15 +238,15 @@ def _is_expired(folder: str, oldest_ns: int) -> bool:
                         return False
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-    except OSError:  # removed meanwhile, not a directory, or not searchable
+    except OSError:  # removed in the meantime, not a directory, or not searchable
         return False
     return True
 
 
 async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionDir, stem: str) -> ToolResult:
-    """Return `result` itself if it fits the budget, else a cut one that names the file with the whole.
+    """Return `result` unchanged if it fits the budget, otherwise a cut one that points to the file with the full text.
 
-    Images and audio are neither counted nor cut.
+    Ignores images and audio.
     """
     text = "\n".join(
         [
@@ -262,32 +260,23 @@ async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionD
     from anyio import to_thread  # noqa: PLC0415 — loaded wherever a tool runs, slow elsewhere
 
     clipping = await to_thread.run_sync(clip, text, budget, result.keep)
-    where = await to_thread.run_sync(_save, session, stem, text)
+    path, failure = None, ""
+    try:
+        path = await to_thread.run_sync(session.save, stem, text)
+    except OSError as exc:
+        failure = str(exc)
     parts = {Keep.HEAD: "the beginning is shown", Keep.TAIL: "the end is shown", Keep.ENDS: "both ends are shown"}
     size = f"{clipping.lines:,} lines, {clipping.size:,} bytes: {parts[result.keep]}"
-    if where.path is None:
-        notice = f"[Cut here. {size}; the whole could not be kept: {where.error}.]"
+    if path is None:
+        notice = f"[Cut here. {size}; the whole could not be kept: {failure}.]"
     else:
         page = f"read it with an offset (the cut starts in line {clipping.next_line:,}) and a limit"
         kept = "" if clipping.size <= SPILL_LIMIT_BYTES else f" (its first {SPILL_LIMIT_BYTES:,} bytes)"
-        notice = f"[Cut here. {size}. The whole{kept} is in {where.path}: {page}.]"
+        notice = f"[Cut here. {size}. The whole{kept} is in {path}: {page}.]"
     shown = TextContentBlock(clipping.render(lambda _: notice))
     media = [block for block in result.content if _is_media(block)]
-    details = {**result.details, "truncated": True, "spill": where.path, "bytes": clipping.size}
+    details = {**result.details, "truncated": True, "spill": path, "bytes": clipping.size}
     return replace(result, content=(shown, *media), details=details)
-
-
-@record
-class _SpillFile:
-    path: str | None
-    error: str = ""
-
-
-def _save(session: SessionDir, stem: str, text: str) -> _SpillFile:
-    try:
-        return _SpillFile(session.save(stem, text))
-    except OSError as exc:
-        return _SpillFile(None, str(exc))
 
 
 def _is_media(block: ToolContentBlock) -> bool:

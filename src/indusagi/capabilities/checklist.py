@@ -1,4 +1,4 @@
-"""The checklist of a session: one list per context, whichever tool reads or replaces it."""
+"""The checklist of a session: one list per context, shared by all tools that read or replace it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WEIGHTS = ("low", "normal", "high")
 
 @record
 class ChecklistItem:
-    """One item of the checklist; its weight, and the status `dropped`, come from the deck's `todo`."""
+    """A checklist item. Its weight and the status `dropped` come from the deck's `todo`."""
 
     id: str
     text: str
@@ -30,7 +30,7 @@ class ChecklistItem:
 
     @property
     def is_open(self) -> bool:
-        """Whether it's still to be done."""
+        """Whether it's unfinished."""
         return self.status in _OPEN
 
     def to_json(self) -> JsonObject:
@@ -40,18 +40,18 @@ class ChecklistItem:
 
 
 class Checklist:
-    """The checklist of one session, and the list before the last change."""
+    """The checklist of a session, and the list before the last change."""
 
     def __init__(self) -> None:
         self.items: tuple[ChecklistItem, ...] = ()
         self.former: tuple[ChecklistItem, ...] = ()
 
     def replace(self, items: Sequence[ChecklistItem]) -> None:
-        """Replace the list; the former one is kept until the next change."""
+        """Replace the list, remembering the old one until the next change."""
         self.items, self.former = tuple(items), self.items
 
     def restore(self, rows: Sequence[Mapping[str, str]]) -> None:
-        """Replace the list by stored items; those with an unknown status or weight are left out."""
+        """Replace the list with stored items, skipping ones with an unknown status or weight."""
         items = [ChecklistItem(row["id"], row["text"], row["status"], row.get("weight", "normal")) for row in rows]
         self.items = tuple(item for item in items if item.status in _GLYPHS and item.weight in _WEIGHTS)
         self.former = ()

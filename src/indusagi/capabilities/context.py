@@ -1,10 +1,10 @@
-"""Tool context: what a tool receives besides its arguments.
+"""Tool context: everything a tool receives in addition to its arguments.
 
-A context lives as long as its toolbox. Each call gets a copy with its own cancel token and progress sink; the id stays
-the same, so that per-session stores keyed by it persist.
+A context lives as long as its toolbox. Each call gets a copy with its own cancel token and progress sink, but the same
+id, so per-session stores keyed by it persist.
 
-The read state of a session knows which files were read, for read-before-edit, by a digest of their content rather than
-a time: a file that was touched but not changed is still the file that was read.
+The read state tracks which files a session has read, for read-before-edit. It uses content digests instead of times: a
+file that was touched but not changed still counts as read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import field, replace
-from types import TracebackType
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -31,25 +30,25 @@ StoreT = TypeVar("StoreT")
 
 
 class ReadStateHandle(Protocol):
-    """What a session has read of each file. Paths are absolute and resolved."""
+    """Tracks the content a session has read. Paths are absolute and resolved."""
 
     def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
-        """Record the digest of the content that was read from or written to `path`.
+        """Record the digest of content read from or written to `path`.
 
-        `lines` are the first and last shown line; None if the file was written, or not shown by lines.
+        `lines` is the first and last line shown; None if the file was written, or not shown by lines.
         """
         ...
 
     def digest(self, path: str) -> str | None:
-        """Return the last recorded digest of `path`; None if it was never read."""
+        """Return the last recorded digest of `path`, or None if it hasn't been read."""
         ...
 
     def list_shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
-        """Return the shown lines of the recorded content as sorted ranges."""
+        """Return the lines shown of the recorded content, as sorted ranges."""
         ...
 
     def forget(self, path: str) -> None:
-        """Forget `path`; an unknown one is fine."""
+        """Forget `path`, which may be unknown."""
         ...
 
 
@@ -60,7 +59,7 @@ class ReadState:
         self._files: dict[str, _Known] = {}
 
     def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
-        """Record the digest of the content that was read from or written to `path`."""
+        """Record the digest of content read from or written to `path`."""
         known = self._files.get(path)
         shown = known.shown if known is not None and known.digest == digest else ()
         if lines is None:
@@ -75,17 +74,17 @@ class ReadState:
         self._files[path] = _Known(digest, tuple(merged))
 
     def digest(self, path: str) -> str | None:
-        """Return the last recorded digest of `path`; None if it was never read."""
+        """Return the last recorded digest of `path`, or None if it hasn't been read."""
         known = self._files.get(path)
         return None if known is None else known.digest
 
     def list_shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
-        """Return the shown lines of the recorded content as sorted ranges."""
+        """Return the lines shown of the recorded content, as sorted ranges."""
         known = self._files.get(path)
         return () if known is None else known.shown
 
     def forget(self, path: str) -> None:
-        """Forget `path`; an unknown one is fine."""
+        """Forget `path`, which may be unknown."""
         self._files.pop(path, None)
 
 
@@ -96,20 +95,19 @@ class _Known:
 
 
 class ContextId(str):
-    """The identity of a context; stores keyed by it are freed when it is garbage collected."""
+    """The identity of a context. Stores keyed by it go away when it's garbage collected."""
 
     __slots__ = ("__weakref__",)
 
 
 @record(kw_only=True)
 class Framework:
-    """Optional handles that a host provides."""
+    """Optional handles supplied by the host."""
 
     read_state: ReadStateHandle | None = None
     web: WebSettings | None = None
     search: Sequence[SearchProvider] = ()
     observer: CallObserver | None = None
-    """Watches every call of the toolbox."""
 
 
 class CleanupStack:
@@ -119,20 +117,20 @@ class CleanupStack:
         self._closers: list[Callable[[], Awaitable[None]]] = []
 
     def add(self, closer: Callable[[], Awaitable[None]]) -> None:
-        """Await `closer` when the context is closed."""
+        """Await `closer` when the context closes."""
         self._closers.append(closer)
 
     async def run(self) -> None:
-        """Run all closers, also if some fail; a second call does nothing.
+        """Run all closers, even if some fail; a second call does nothing.
 
         Raises:
-            ExceptionGroup: What the closers raised, after all of them ran.
+            ExceptionGroup: The closers' exceptions, after all of them ran.
         """
         failures: list[Exception] = []
         while self._closers:
             try:
                 await self._closers.pop()()
-            except Exception as exc:  # noqa: BLE001 — boundary: the others are closed first
+            except Exception as exc:  # noqa: BLE001 — boundary: close the others first
                 failures.append(exc)
         if failures:
             raise ExceptionGroup("some of a context could not be closed", failures)
@@ -140,9 +138,9 @@ class CleanupStack:
 
 @record(kw_only=True)
 class ToolContext:
-    """The workspace, the `Fs` and `Shell` ports, and what binds a call to its session.
+    """The workspace, the `Fs` and `Shell` ports, and the link between a call and its session.
 
-    Closing it (`async with`) ends the jobs that its tools have started.
+    Closing it (`async with`) terminates the jobs its tools have started.
     """
 
     cwd: str
@@ -151,25 +149,23 @@ class ToolContext:
     cancel: CancelToken
     budget: OutputBudget
     clean_foreign: CleanText = make_visible
-    """How the runner cleans results that another party wrote; a gateway removes characters instead."""
+    """How the runner cleans third-party results; a gateway removes characters instead."""
     framework: Framework = field(default_factory=Framework)
     session_dir: SessionDir = field(default_factory=SessionDir)
     on_progress: ProgressSink | None = None
     context_id: ContextId = field(default_factory=lambda: ContextId(f"ctx_{os.urandom(10).hex()}"))
     closing: CleanupStack = field(default_factory=CleanupStack)
     keeps_jobs: bool = True
-    """Whether jobs can outlive the call. False for a command that makes one call and ends."""
+    """Whether jobs can outlive the call. False for a command that makes one call and exits."""
 
     async def __aenter__(self) -> ToolContext:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the jobs of this context; safe to call twice."""
+        """Terminate the jobs of this context; safe to call twice."""
         await self.closing.run()
 
     def with_cancel(self, cancel: CancelToken) -> ToolContext:
@@ -191,7 +187,7 @@ class ToolContext:
 
 
 class PerContext(Generic[StoreT]):
-    """One store per context, made on first use and freed with the context."""
+    """One store per context, created on first use and freed with the context."""
 
     def __init__(self, make: Callable[[], StoreT]) -> None:
         self._make = make

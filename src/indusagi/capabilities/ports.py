@@ -1,7 +1,7 @@
-"""Ports: the interfaces through which tools reach files, commands and the web. Types only.
+"""Ports: the interfaces tools use to reach files, commands and the web. Types only.
 
-Tools use `ctx.fs` and `ctx.shell` and nothing else, so a host can provide another root, a sandbox, a recording, or
-nothing. Ports raise `OSError`; the tool turns that into an error result.
+Tools go through `ctx.fs` and `ctx.shell` exclusively, so a host can substitute another root, a sandbox, a recording, or
+nothing at all. Ports raise `OSError`; the tool turns it into an error result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from types import TracebackType
 from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
 from indusagi import __version__
@@ -27,18 +26,18 @@ if TYPE_CHECKING:
 
 WorkT = TypeVar("WorkT")
 Refusal: TypeAlias = Literal["outside", "protected", "special"]
-"""Why a path is refused: outside the workspace, protected, or a pipe, socket or device."""
+"""Why the policy refuses a path: outside the workspace, protected, or a pipe, socket or device."""
 
 DEFAULT_TIMEOUT_MS = 120_000
-"""How long a command may run, unless told otherwise."""
+"""Default time limit of a command."""
 LONGEST_WAIT_MS = 30_000
-"""How long one call of `process` waits for output of a job."""
+"""How long one `process` call waits for output of a job."""
 STOP_GRACE_MS = 3_000
 """Grace period between SIGTERM and SIGKILL."""
 
 
 class FileKind(StrEnum):
-    """The kind of a path; `OTHER` is a pipe, a socket or a device."""
+    """The kind of a path; `OTHER` means pipe, socket or device."""
 
     FILE = "file"
     DIRECTORY = "directory"
@@ -63,14 +62,14 @@ class FileStat:
 
 @record
 class DirEntry:
-    """One entry of a directory; links are not followed."""
+    """A directory entry. Doesn't follow links."""
 
     name: str
     kind: FileKind
     size: int | None = field(default=None, compare=False)
-    """Bytes of a regular file."""
+    """Size in bytes of a regular file."""
     target: str | None = field(default=None, compare=False)
-    """The text of a symbolic link."""
+    """Target of a symbolic link."""
 
     def __post_init__(self) -> None:
         if type(self.kind) is not FileKind:  # a host's own implementation may pass the string
@@ -78,67 +77,65 @@ class DirEntry:
 
 
 class PathRefused(PermissionError):
-    """A path that the policy refuses."""
+    """The policy refuses this path."""
 
     def __init__(self, given: str, resolved: str, refusal: Refusal, why: str) -> None:
         super().__init__(errno.EACCES, why, given)
         self.given = given
         self.resolved = resolved
-        """The path with links followed."""
+        """The path with links resolved."""
         self.refusal: Refusal = refusal
 
 
 class Folder:
-    """An open directory of this machine: work through its handle stays in it."""
+    """An open local directory. Going through its handle stays inside it."""
 
     def __init__(self, path: str, handle: int) -> None:
         self.path = path
-        """Absolute, links followed."""
+        """Absolute, with links resolved."""
         self.handle = handle
 
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         os.close(self.handle)
 
 
 class Fs(Protocol):
-    """Files. A relative path starts at the workspace. Every operation may raise `PathRefused`."""
+    """Files. Relative paths start at the workspace. Every operation may raise `PathRefused`."""
 
     async def resolve(self, path: str, *, writing: bool = False) -> str:
-        """Return the absolute path with links followed, if the policy allows it.
+        """Return the absolute path with links resolved, if the policy allows it.
 
-        An absent path is resolved as far as it exists. The result is the name to show, and the key for stored facts.
+        Resolves a missing path as far as it exists. Use the result for display and as the key for stored facts.
         """
         ...
 
     async def stat(self, path: str, *, follow: bool = True) -> FileStat:
-        """Read the status of a path; a dangling link is absent unless `follow` is off."""
+        """Stat a path. A dangling link counts as missing unless `follow` is off."""
         ...
 
     async def exists(self, path: str) -> bool:
-        """Tell whether `stat` finds the path; a directory that may not be searched is an error."""
+        """Return whether `stat` finds the path; raise if a directory isn't searchable."""
         ...
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read at most `limit` bytes of a regular file from `offset`; pipes and devices are refused."""
+        """Read up to `limit` bytes of a regular file from `offset`. Refuses pipes and devices."""
         ...
 
     async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
-        """Open a regular file and run `work` with it in a thread: one open file, one version.
+        """Open a regular file and run `work` on it in a thread, so that all reads see the same version.
 
-        A cancelled caller returns at once and does not wait for `work`, which must be bounded.
+        If cancelled, returns immediately without waiting for `work`, so `work` must be bounded.
         """
         ...
 
     async def folder(self, path: str) -> Folder:
-        """Open a directory, to walk in it or to run a program there; the caller closes it.
+        """Open a directory to walk it or run a program in it; the caller closes it.
 
         Raises:
-            OSError: With ENOTSUP if the files are not on this machine.
+            OSError: With ENOTSUP if the files aren't local.
         """
         ...
 
@@ -147,14 +144,14 @@ class Fs(Protocol):
         ...
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        """Replace or create a file in one step: a reader sees the old content or the new.
+        """Create or replace a file atomically: readers see the old content or the new.
 
-        Of a file with several hard links the implementation says which of them change.
+        If the file has several hard links, the implementation decides which of them change.
         """
         ...
 
     async def mkdir(self, path: str) -> None:
-        """Make a directory and its missing parents; an existing one is fine."""
+        """Create a directory and any missing parents; it may already exist."""
         ...
 
     async def readdir(self, path: str) -> Sequence[DirEntry]:
@@ -181,11 +178,11 @@ class ShellResult:
 
     ended: Ended
     exit_code: int
-    """Negative for a signal, as in `subprocess`; also -SIGKILL for a command that could not be ended."""
+    """Negative for a signal, as in `subprocess`; -SIGKILL if the command survived every signal."""
     output: bytes
-    """Standard output and error in the order they came; the middle of a long output is left out."""
+    """Interleaved stdout and stderr, with the middle of a long output omitted."""
     output_bytes: int
-    """How many bytes the command wrote; after `OUTPUT_LIMIT`, how many were read."""
+    """Bytes written by the command, or bytes read after `OUTPUT_LIMIT`."""
 
     def __post_init__(self) -> None:
         if type(self.ended) is not Ended:
@@ -194,16 +191,16 @@ class ShellResult:
 
 @record(kw_only=True)
 class SandboxState:
-    """The sandbox that a command runs in."""
+    """The sandbox a command runs in."""
 
     kind: Literal["bubblewrap", "landlock", "none", "off"]
-    """`none`: requested, but no mechanism works here. `off`: not requested."""
+    """`none`: requested, but no mechanism works on this machine. `off`: not requested."""
     detail: str = ""
-    """The version of the mechanism, or the reason for `none`."""
+    """Version of the mechanism, or the reason for `none`."""
     network: bool = True
-    """Whether the command reaches the network."""
+    """Whether the command can reach the network."""
     lacks: tuple[str, ...] = ()
-    """Requested restrictions that the mechanism cannot enforce, as phrases for people."""
+    """Requested restrictions the mechanism can't enforce, as human-readable phrases."""
 
     def __str__(self) -> str:
         if self.kind in {"none", "off"}:
@@ -214,7 +211,7 @@ class SandboxState:
 
 
 class SandboxMissing(PermissionError):
-    """A command that was not run, because it requires a sandbox and none works here."""
+    """The command didn't run because it requires a sandbox and none works on this machine."""
 
 
 class ShellProcess(Protocol):
@@ -227,12 +224,12 @@ class ShellProcess(Protocol):
 
     @property
     def mark(self) -> str:
-        """The marker in the environment of its descendants; "" without one."""
+        """Marker in the environment of its descendants; empty if it has no marker."""
         ...
 
     @property
     def pid(self) -> int:
-        """The process, which leads a session and a process group of its own."""
+        """The process id, which is also its session and process group id."""
         ...
 
     @property
@@ -245,53 +242,53 @@ class ShellProcess(Protocol):
         ...
 
     async def stop(self, *, grace_ms: int = STOP_GRACE_MS) -> int:
-        """End the process tree: SIGTERM, then SIGKILL; safe to call twice.
+        """Terminate the process tree with SIGTERM, then SIGKILL; safe to call twice.
 
-        A caller that is cancelled meanwhile still waits for the end.
+        Waits for the end even if the caller is cancelled.
         """
         ...
 
     async def aclose(self) -> None:
-        """End the process tree and close the output; safe to call twice."""
+        """Terminate the process tree and close the output; safe to call twice."""
         ...
 
     def read_output(self, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read its output so far, from a byte offset.
+        """Read the output so far, from a byte offset.
 
-        The middle of a very long output is not kept: an offset in it reads from the next kept byte.
+        The middle of a very long output isn't stored: an offset inside it reads from the next stored byte.
         """
         ...
 
     def follow(self, sink: Callable[[bytes], None]) -> None:
-        """Call `sink` in a worker thread with all its output, from the first byte on."""
+        """Call `sink` in a worker thread with all output, starting at the first byte."""
         ...
 
     def output_size(self) -> int:
-        """Return how many bytes it wrote so far."""
+        """Return the number of bytes written so far."""
         ...
 
     async def write_input(self, data: bytes, *, close: bool = False) -> None:
-        """Write to its standard input, if it was started with one; `close` ends the input.
+        """Write to stdin, if the command has one; `close` sends EOF.
 
-        Returns when the command has room for the data. What's left when the caller is cancelled stays queued.
+        Returns once the command has room for the data. If the caller is cancelled, unsent data stays queued.
         """
         ...
 
     def unread_input(self) -> int:
-        """Return how many bytes of its input are still queued."""
+        """Return the number of queued input bytes."""
         ...
 
     def survivors(self) -> Sequence[int]:
-        """List the pids of its running descendants; reads the process list: blocks."""
+        """List the pids of its running descendants. Blocks while reading the process list."""
         ...
 
     async def final_cwd(self) -> str | None:
-        """Return the working directory of the shell at its exit; None if it is unknown."""
+        """Return the shell's working directory at exit, or None if unknown."""
         ...
 
 
 class Shell(Protocol):
-    """Commands. Output and errors are captured as one stream."""
+    """Commands. Captures stdout and stderr as one stream."""
 
     async def exec(
         self,
@@ -302,7 +299,7 @@ class Shell(Protocol):
         timeout_ms: int | None = None,
         cancel: CancelToken | None = None,
     ) -> ShellResult:
-        """Run a command to its end, and end its descendants."""
+        """Run a command to completion, then terminate its descendants."""
         ...
 
     async def spawn(
@@ -314,53 +311,53 @@ class Shell(Protocol):
         output_path: str | None = None,
         with_input: bool = False,
     ) -> ShellProcess:
-        """Start a command and return at once; the caller must `aclose` it.
+        """Start a command and return immediately; the caller must `aclose` it.
 
-        Its standard input is empty unless it is started `with_input`.
+        Stdin is empty unless you pass `with_input`.
         """
         ...
 
 
 Resolver: TypeAlias = "Callable[[str, int], Awaitable[Sequence[str]]]"
-"""Resolves a host name and a port to addresses; raises `OSError` without any."""
+"""Resolves a host name and port to addresses; raises `OSError` if there aren't any."""
 Freshness: TypeAlias = Literal["day", "week", "month", "year"]
-"""The oldest age of a search result."""
+"""Maximum age of a search result."""
 
 _MIB = 1024 * 1024
 
 
 @record(kw_only=True)
 class WebSettings:
-    """What may be fetched from the web, and the limits."""
+    """Limits on web access."""
 
     allow_private: Sequence[str] = ()
-    """Servers with private addresses that may be reached: `host:port`, or `host` for all of its ports."""
+    """Servers on private addresses to allow: `host:port`, or `host` for all its ports."""
     ports: Sequence[int] = (80, 443, 8080, 8443)
-    """Ports that may be connected to, besides those in `allow_private`."""
+    """Ports to allow, in addition to `allow_private`."""
     default_bytes: int = _MIB
-    """How much of a text is read by default."""
+    """How much of a text to read by default."""
     hard_bytes: int = 5 * _MIB
-    """The most bytes of one response, compressed or not."""
+    """Hard limit on one response, compressed or not."""
     ratio: int = 20
-    """The largest factor of decompression; short bodies are exempt."""
+    """Maximum decompression ratio; short bodies are exempt."""
     redirects: int = 5
     connect_s: float = 10.0
-    """Time limit of the name resolution, and again of the connection."""
+    """Time limit for name resolution, and again for the connection."""
     total_s: float = 30.0
-    """Time limit of one fetch with all its redirects."""
+    """Time limit of a fetch, including redirects."""
     user_agent: str = f"indus/{__version__}"
     resolver: Resolver | None = None
-    """Instead of the system's resolver."""
+    """Replaces the system resolver."""
     proxy: str | None = None
-    """An HTTP proxy, as `http://host:port`, which resolves names and connects instead of us.
+    """An HTTP proxy (`http://host:port`) that resolves names and connects on our behalf.
 
-    Proxies of the environment are not used. The proxy must check what a name resolves to: here only private addresses
-    and names are refused. Servers in `allow_private` are reached directly.
+    We ignore proxies from the environment. The proxy must check resolved addresses itself: we only refuse private
+    addresses and names. Servers in `allow_private` bypass the proxy.
     """
     proxy_auth: tuple[str, str] | None = None
-    """The user name and password for the proxy."""
+    """User name and password for the proxy."""
     tls: ssl.SSLContext | None = None
-    """Instead of the system's certificates."""
+    """Replaces the system's certificates."""
     cache_s: float = 15 * 60.0
     cache_bytes: int = 50_000_000
     searxng_url: str | None = None
@@ -370,7 +367,7 @@ class WebSettings:
 
 
 class FetchError(OSError):
-    """A page that could not be fetched: a message, and a code and facts for programs."""
+    """A failed fetch: a message for humans, a code and facts for programs."""
 
     def __init__(self, message: str, *, code: str, **facts: JsonValue) -> None:
         super().__init__(message)
@@ -380,7 +377,7 @@ class FetchError(OSError):
 
 @record(kw_only=True)
 class SearchQuery:
-    """A search. A provider may ignore everything but the text; the tool filters the results."""
+    """A search. Providers may ignore everything but the text, since the tool filters the results."""
 
     text: str
     limit: int
@@ -391,7 +388,7 @@ class SearchQuery:
 
 @record
 class SearchHit:
-    """One result of a provider."""
+    """A search result."""
 
     title: str
     url: str
@@ -400,7 +397,7 @@ class SearchHit:
 
 
 class SearchError(OSError):
-    """A search that failed: a message, and a code for programs."""
+    """A failed search: a message for humans, a code for programs."""
 
     def __init__(self, message: str, *, code: str) -> None:
         super().__init__(message)
@@ -412,11 +409,11 @@ class SearchProvider(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """Display name."""
         ...
 
     async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
-        """Return results, the best first.
+        """Return results, best first.
 
         Raises:
             SearchError: The search failed.

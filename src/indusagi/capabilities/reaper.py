@@ -1,8 +1,8 @@
-"""Reaper: a process that ends the commands of this one if this one is killed.
+"""Reaper: a process that terminates our commands if we get killed.
 
-It is `sh`, which waits on a pipe whose other end only this process holds. The kernel closes that end however the
-process ends; a line says before that the end is an orderly one. Otherwise `sh` becomes Python, which ends the commands
-by their receipts. It leads a session of its own, so that a signal to the group of this process does not reach it.
+It's an `sh` waiting on a pipe whose other end only we hold. The kernel closes that end however we exit; for an orderly
+exit, we write a line first. Otherwise `sh` execs Python, which terminates the commands found in their receipts. The
+reaper leads its own session, so a signal to our process group doesn't reach it.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ for name, path in zip(("indusagi", "indusagi.core", "indusagi.core.process", "in
 from indusagi.capabilities.receipts import end_commands
 end_commands(*map(int, sys.argv[5:]))
 """
-"""Registers our packages without running their `__init__`, as the worker processes do."""
+"""Registers our packages without running their `__init__`, like the worker processes."""
 _VARIABLES = ("PATH", "HOME", "XDG_STATE_HOME")
 _CLOSE_S = 5.0
 
 
 class Reaper:
-    """The process, started with the first command. Every method blocks: call it in a thread."""
+    """The process, started with the first command. All methods block: call them in a thread."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
 
     def start(self) -> None:
-        """Start the process, once; without it the next run finds what was left behind."""
+        """Start the process once. If that fails, the next run finds leftovers."""
         with self._lock:
             started = read_start_time(os.getpid()) if self._process is None else None
-            if started is None:  # it runs, or there are no receipts on this system
+            if started is None:  # already running, or no receipts on this system
                 return
             capabilities = os.path.dirname(os.path.abspath(receipts.__file__))
             package = os.path.dirname(capabilities)
@@ -60,7 +60,7 @@ class Reaper:
                 )
 
     def close(self) -> None:
-        """End the process without an effect; a later command starts another."""
+        """Stop the process without reaping anything; a later command starts a new one."""
         with self._lock:
             process, self._process = self._process, None
         if process is None or process.stdin is None:

@@ -1,8 +1,8 @@
-"""Receipts: a file per running command, by which a later run finds and ends what a crash left behind.
+"""Receipts: one file per running command, so that a later run can find and terminate leftovers of a crash.
 
-A receipt identifies the process of a command by pid and start time, and its descendants by a marker in their
-environment; a pid alone may have been reused. kill -9 leaves no time to end anything, and PR_SET_PDEATHSIG (prctl(2))
-ends only a direct child. A session has a `Reaper`, which reads the receipts as soon as the session is gone.
+A receipt identifies a command's process by pid and start time, since a pid alone may be reused, and its descendants by
+a marker in their environment. kill -9 leaves no time to clean up, and PR_SET_PDEATHSIG (prctl(2)) only ends a direct
+child. Each session has a `Reaper`, which reads the receipts as soon as the session is gone.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
 from typing import cast
@@ -22,7 +23,7 @@ from indusagi.core.process.tree import ProcessTree, signal_processes
 from indusagi.core.records import record
 
 _GRACE_S = 3.0
-_PAUSE_S = 0.05
+_POLL_INTERVAL_S = 0.05
 
 
 @record
@@ -30,9 +31,9 @@ class Receipt:
     """The record of a running command."""
 
     mark: str
-    """The marker in the environment of its processes."""
+    """Marker in the environment of its processes."""
     pid: int
-    """Also the id of its process group and session."""
+    """Also its process group and session id."""
     started: int
     owner_pid: int
     """The process that started it."""
@@ -42,10 +43,10 @@ class Receipt:
 
 
 def write_receipt(mark: str, pid: int, command: str, cwd: str) -> str | None:
-    """Write the receipt of a command and return its path; None where start times are unknown.
+    """Write the receipt of a command and return its path; None if start times aren't available.
 
     Raises:
-        OSError: The file cannot be written.
+        OSError: The file can't be written.
     """
     started, owner_started = read_start_time(pid), read_start_time(os.getpid())
     if started is None or owner_started is None:
@@ -58,25 +59,22 @@ def write_receipt(mark: str, pid: int, command: str, cwd: str) -> str | None:
 
 
 def remove_receipt(path: str) -> None:
-    """Remove the receipt of a command that is over."""
+    """Remove the receipt of a finished command."""
     with suppress(FileNotFoundError):
         os.unlink(path)
 
 
 def find_leftover_jobs() -> list[Receipt]:
-    """List commands that still run after the process that started them has ended; blocks.
+    """List commands that are still running although the process that started them has ended. Blocks.
 
-    Receipts of commands that are over are removed.
+    Removes receipts of finished commands.
 
     Raises:
-        OSError: The directory of receipts cannot be read.
+        OSError: The receipt directory can't be read.
     """
     leftovers: list[Receipt] = []
-    folder = _folder()
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        receipt = _read(path) if is_ulid(name.removesuffix(".json")) else None
-        if receipt is None or read_start_time(receipt.owner_pid) == receipt.owner_started:
+    for path, receipt in _list_receipts():
+        if read_start_time(receipt.owner_pid) == receipt.owner_started:
             continue
         if ProcessTree(receipt.mark).list_running(None):
             leftovers.append(receipt)
@@ -86,26 +84,22 @@ def find_leftover_jobs() -> list[Receipt]:
 
 
 def end_commands(owner_pid: int, owner_started: int) -> None:
-    """End the commands that a process has started, once it is gone; blocks.
+    """Terminate the commands of a process that's gone. Blocks.
 
     Raises:
-        OSError: The directory of receipts cannot be read.
+        OSError: The receipt directory can't be read.
     """
-    folder = _folder()
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        receipt = _read(path) if is_ulid(name.removesuffix(".json")) else None
-        if receipt is not None and (receipt.owner_pid, receipt.owner_started) == (owner_pid, owner_started):
-            if end_leftover(receipt):
-                remove_receipt(path)
+    for path, receipt in _list_receipts():
+        if (receipt.owner_pid, receipt.owner_started) == (owner_pid, owner_started) and end_leftover(receipt):
+            remove_receipt(path)
 
 
 def end_leftover(receipt: Receipt) -> bool:
-    """End the remaining processes of a command: SIGTERM, then SIGKILL; return whether all have ended.
+    """Terminate the remaining processes of a command with SIGTERM, then SIGKILL; return whether all have ended.
 
-    A process is signalled only if it carries the marker of the command or descends from one that does.
+    Only signals processes that carry the command's marker or descend from one that does.
     """
-    # One tree for both signals: it remembers descendants whose parents have ended.
+    # Use one tree for both signals: it remembers descendants whose parents have ended.
     tree = ProcessTree(receipt.mark)
     for number in (signal.SIGTERM, signal.SIGKILL):
         signal_processes(tree.list_running(None), number)
@@ -113,12 +107,20 @@ def end_leftover(receipt: Receipt) -> bool:
         while time.monotonic() < deadline:
             if not tree.list_running(None):
                 return True
-            time.sleep(_PAUSE_S)
+            time.sleep(_POLL_INTERVAL_S)
     return False
 
 
 def _folder() -> str:
     return make_private_dir(os.path.join(make_private_dir(state_dir()), "jobs"))
+
+
+def _list_receipts() -> Iterator[tuple[str, Receipt]]:
+    folder = _folder()
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if is_ulid(name.removesuffix(".json")) and (receipt := _read(path)) is not None:
+            yield path, receipt
 
 
 def _read(path: str) -> Receipt | None:

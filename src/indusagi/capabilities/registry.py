@@ -1,4 +1,4 @@
-"""Registry of tools, and the toolbox that an agent loop calls."""
+"""Registry of tools, and the toolbox an agent loop calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from indusagi.runtime.contract import (
 
 
 class ToolRegistry:
-    """Tools by name. The last registration of a name wins, and a note reports it."""
+    """Tools by name. The last registration of a name wins and leaves a note."""
 
     def __init__(self) -> None:
         self._tools: dict[str, DefinedTool] = {}
@@ -52,26 +52,26 @@ class ToolRegistry:
             self.register(tool)
 
     def get(self, name: str) -> DefinedTool | None:
-        """Find a tool by its name."""
+        """Return the tool with this name, if any."""
         return self._tools.get(name)
 
     def has(self, name: str) -> bool:
-        """Tell whether a tool of this name is registered."""
+        """Return whether there's a tool with this name."""
         return name in self._tools
 
     def names(self) -> Sequence[str]:
-        """List the names in the order of registration."""
+        """List the names in registration order."""
         return tuple(self._tools)
 
     def to_tool_box(self, ctx: ToolContext) -> RegistryToolBox:
-        """Make a toolbox of the tools registered now, which run in `ctx`."""
+        """Create a toolbox from the current tools, running in `ctx`."""
         tools = dict(self._tools)
         foreign = frozenset(name for name, tool in tools.items() if tool.spec.foreign)
         return RegistryToolBox(RegistryRunner(tools, ctx, foreign), tools)
 
 
 class Runnable(Protocol):
-    """Anything that runs with arguments in a context; a plain value that it returns becomes a result."""
+    """Anything that runs with arguments in a context. If it returns a plain value, we convert it to a result."""
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Run with `arguments`."""
@@ -80,17 +80,17 @@ class Runnable(Protocol):
 
 @runtime_checkable
 class PreparingTool(Protocol):
-    """A tool that corrects and checks its arguments; `DefinedTool` is one."""
+    """A tool that fixes and checks its arguments, such as `DefinedTool`."""
 
     async def prepare_call(self, arguments: JsonValue) -> JsonObject | ToolResult:
-        """Return the arguments that `run` accepts as they are, or an error result."""
+        """Return arguments that `run` accepts as is, or an error result."""
         ...
 
 
 async def prepare_arguments(tool: object, arguments: JsonValue) -> JsonValue | ToolResult:
-    """Return the arguments that a tool, or the tool inside a card, will run with, or an error result.
+    """Return the arguments a tool (or the tool inside a card) will run with, or an error result.
 
-    The arguments of a server's tool come back unchanged, and so do those of a card that prepares nothing.
+    Returns the arguments unchanged for a server's tool and for a card that prepares nothing.
     """
     while tool is not None and not isinstance(tool, PreparingTool):
         tool = getattr(tool, "inner", None)
@@ -98,15 +98,15 @@ async def prepare_arguments(tool: object, arguments: JsonValue) -> JsonValue | T
 
 
 async def run_tool(name: str, tool: Runnable, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-    """Run a tool; what it raises, and what it returns instead of a result, becomes a result.
+    """Run a tool, converting exceptions and plain return values to results.
 
-    With a token that's cancelled already it doesn't run, whoever wrote it.
+    Doesn't run a tool, no matter whose, if the token is already cancelled.
     """
     if ctx.cancel.cancelled:
         return ToolResult.stopped(name, ctx.cancel)
     try:
         result = await tool.run(arguments, ctx)
-    except Exception as exc:  # noqa: BLE001 — boundary: a card may be code of another party
+    except Exception as exc:  # noqa: BLE001 — boundary: a card may be third-party code
         return ToolResult.error(f"{name} failed: {type(exc).__name__}: {describe_error(exc)}", code="failed")
     if result is None:  # pyright: ignore[reportUnnecessaryComparison] — see above
         return ToolResult.error(f"{name} gave no result", code="bad_result")
@@ -114,12 +114,12 @@ async def run_tool(name: str, tool: Runnable, arguments: JsonValue, ctx: ToolCon
 
 
 class RegistryRunner:
-    """Runs the tool that a call names, in the context of the box, and fits its result into the budget.
+    """Runs the tool of a call in the toolbox's context, and fits its result into the budget.
 
     Args:
-        tools: By name.
-        context: What they run in.
-        foreign: The names of tools whose results another party writes.
+        tools: The tools by name.
+        context: The context to run in.
+        foreign: Names of tools whose results come from a third party.
     """
 
     def __init__(self, tools: Mapping[str, Runnable], context: ToolContext, foreign: Collection[str] = ()) -> None:
@@ -130,7 +130,7 @@ class RegistryRunner:
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
-        """Run one call; an unknown tool and a failure are error outcomes."""
+        """Run one call; unknown tools and failures become error outcomes."""
         tool, observer = self.tools.get(call.name), self.context.framework.observer
         if observer is None:
             return await self._run(call, tool, cancel, on_progress)
@@ -147,7 +147,7 @@ class RegistryRunner:
         return outcome
 
     async def prepare(self, call: ToolCall) -> ToolCall | ToolOutcome:
-        """Return the call with the arguments that will run, or the outcome of a call whose arguments don't fit."""
+        """Return the call with its final arguments, or the outcome if the arguments are invalid."""
         prepared = await prepare_arguments(self.tools.get(call.name), call.input)
         if isinstance(prepared, ToolResult):
             return ToolOutcome(call.id, prepared)
@@ -165,7 +165,7 @@ class RegistryRunner:
         is_whole = entry is not None and entry.is_whole
         ctx = base = replace(self.context, budget=UNLIMITED) if is_whole else self.context
         if cancel is not None or on_progress is not None:
-            # The token of the context ends the call too: it ends all calls of a session.
+            # Honor the context's token too, since it ends all calls of a session.
             token = base.cancel if cancel is None else CancelToken(cancel, base.cancel)
             ctx = replace(base, cancel=token, on_progress=on_progress or base.on_progress)
         result = await run_tool(call.name, tool, call.input, ctx)
@@ -182,18 +182,18 @@ class RegistryRunner:
 
 @record
 class RegistryToolBox(CallsByName):
-    """The tools of a registry as they were when the box was made."""
+    """A snapshot of the tools in a registry."""
 
     runner: RegistryRunner
     tools: Mapping[str, DefinedTool]
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the tools in the order of their registration."""
+        """List the tools in registration order."""
         return tuple(tool.descriptor for tool in self.tools.values())
 
 
 def __getattr__(name: str) -> object:
-    """Return a factory of a native tool, which is documented as part of the registry."""
+    """Return a native tool's factory, documented as part of the registry."""
     from indusagi.capabilities import tools  # noqa: PLC0415 — the tools are built on this module
 
     if name.startswith("_") or name not in tools.__all__:

@@ -1,8 +1,7 @@
 """Tool: a name, a description, a JSON Schema and an async function.
 
-`define_tool` makes a `DefinedTool` of a `ToolSpec`. Running it never raises: arguments that do not fit and failures of
-the function are error results that a model can read, and a cancelled token ends the function with such a result. Only
-the cancellation of the running task passes through.
+`define_tool` turns a `ToolSpec` into a `DefinedTool`. Running one never raises: invalid arguments, failures of the
+function and a cancelled token all yield error results for the model. Only cancellation of the running task propagates.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import field
+from importlib import import_module
 from typing import Protocol, TypeAlias, cast
 
 from indusagi.capabilities.arguments import ArgumentChecker
@@ -23,9 +23,9 @@ from indusagi.core.records import record
 from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 
 ToolAnswer: TypeAlias = ToolResult | JsonLike
-"""What a tool function may return: a result, or a plain value (a string becomes text, the rest JSON)."""
+"""Return value of a tool function: a result or a plain value (a string becomes text, anything else JSON)."""
 RunTool: TypeAlias = Callable[[JsonObject, ToolContext], Awaitable[ToolAnswer]]
-"""The function of a tool: checked arguments and a context in, an answer out."""
+"""A tool function: takes checked arguments and a context, returns an answer."""
 
 _log = logging.getLogger(__name__)
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Tool(Protocol):
-    """What a registry, a deck or a bridge needs of a tool; `DefinedTool` implements it."""
+    """The interface registries, decks and bridges rely on; `DefinedTool` implements it."""
 
     @property
     def name(self) -> str:
@@ -51,12 +51,12 @@ class Tool(Protocol):
         ...
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Run the tool; a failure is an error result."""
+        """Run the tool; failures become error results."""
         ...
 
 
 class InvalidTool(CoreError):
-    """A tool definition that cannot work."""
+    """A tool definition that can't work."""
 
 
 @record
@@ -69,26 +69,26 @@ class ToolSpec:
     run: RunTool
     title: str | None = field(default=None, kw_only=True)
     read_only: bool = field(default=False, kw_only=True)
-    """Whether it changes nothing; such tools may run concurrently."""
+    """Whether it has no side effects; such tools may run concurrently."""
     annotations: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"], kw_only=True)
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
     check_arguments: bool = field(default=True, kw_only=True)
-    """False for a tool that passes its arguments on unchanged to a server that checks them."""
+    """False for a tool that forwards its arguments to a server that checks them."""
     terse: bool = field(default=False, kw_only=True)
-    """Whether the model's schema leaves out bounds of values, which the check explains when they are exceeded."""
+    """Whether to omit value bounds from the model's schema; the argument check explains violations."""
     foreign: bool = field(default=False, kw_only=True)
-    """Whether another party writes its results: the runner makes their invisible characters visible."""
+    """Whether a third party writes its results, so the runner has to reveal invisible characters."""
     definition: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
-    """The complete definition by the server of a remote tool."""
+    """The server's complete definition of a remote tool."""
     prepare: Callable[[JsonValue], JsonValue] | None = field(default=None, kw_only=True)
-    """Corrects harmless mistakes of models (see `coerce_to`) before the arguments are checked."""
+    """Fixes harmless mistakes of models (see `coerce_to`) before the argument check."""
 
 
 def define_tool(spec: ToolSpec) -> DefinedTool:
-    """Make a tool.
+    """Create a tool.
 
     Raises:
-        InvalidTool: Model providers reject the name, or the parameters describe something other than an object.
+        InvalidTool: Model providers would reject the name, or the parameters don't describe an object.
     """
     if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTool(f"{spec.name!r} cannot be the name of a tool: use 1 to 64 of letters, digits, _ and -")
@@ -100,11 +100,11 @@ def define_tool(spec: ToolSpec) -> DefinedTool:
     return DefinedTool(spec)
 
 
-def run_lazily(load: Callable[[], RunTool]) -> RunTool:
-    """Make the function of a tool from one that imports it, which the first call runs in a thread.
+def run_lazily(module: str, function: str = "run") -> RunTool:
+    """Return a tool function that imports its implementation on the first call, in a thread.
 
-    A listing needs the definitions of all tools and runs none of them: their implementations take longer to import than
-    everything else that it loads.
+    A listing needs the definitions of all tools but runs none of them, and importing the implementations takes longer
+    than everything else a listing loads.
     """
     loaded: list[RunTool] = []
 
@@ -112,7 +112,7 @@ def run_lazily(load: Callable[[], RunTool]) -> RunTool:
         if not loaded:
             from anyio import to_thread  # noqa: PLC0415 — by the first call
 
-            loaded.append(await to_thread.run_sync(load))
+            loaded.append(getattr(await to_thread.run_sync(import_module, module), function))
         return await loaded[0](arguments, ctx)
 
     return run
@@ -131,9 +131,9 @@ _BOUNDS = frozenset({"minimum", "maximum", "minLength", "maxLength", "minItems",
 
 
 def without_bounds(level: JsonValue) -> JsonValue:
-    """Leave bounds of values and `additionalProperties: false` out of a schema.
+    """Strip value bounds and `additionalProperties: false` from a schema.
 
-    A model receives the schemas with every request. The result accepts everything that the schema accepts.
+    Every model request includes the schemas. The result accepts everything the original accepts.
     """
     if isinstance(level, list):
         return [without_bounds(item) for item in level]
@@ -151,13 +151,13 @@ def without_bounds(level: JsonValue) -> JsonValue:
 
 
 class CheckedArguments(dict[str, JsonValue]):
-    """Arguments that `prepare_call` has copied, coerced and checked against `schema`."""
+    """Arguments that `prepare_call` copied, coerced and checked against `schema`."""
 
     __slots__ = ("schema",)
     schema: JsonSchema | None
 
     def __deepcopy__(self, memo: dict[int, object]) -> JsonObject:
-        """Return a plain copy, which counts as unchecked: its owner may change it."""
+        """Return a plain copy, which counts as unchecked because its owner may change it."""
         return copy.deepcopy({**self}, memo)
 
 
@@ -187,7 +187,7 @@ class DefinedTool:
 
     @property
     def label(self) -> str:
-        """The name for people."""
+        """Display name."""
         return self.spec.title or self.spec.name
 
     @property
@@ -202,17 +202,17 @@ class DefinedTool:
 
     @property
     def read_only(self) -> bool:
-        """Whether it changes nothing."""
+        """Whether it has no side effects."""
         return self.spec.read_only
 
     async def invoke(self, call: ToolCall, ctx: ToolContext) -> ToolOutcome:
-        """Run a call and answer it under its id."""
+        """Run a call and return the outcome under its id."""
         return ToolOutcome(call.id, await self.run(call.input, ctx))
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-        """Check the arguments and run the tool; raises nothing but the cancellation of the task."""
+        """Check the arguments and run the tool; only raises if the task is cancelled."""
         name, prepared = self.spec.name, await self.prepare_call(arguments)
-        if ctx.cancel.cancelled:  # the guard stops at the first await, which a quick tool doesn't reach
+        if ctx.cancel.cancelled:  # the guard stops at the first await, which a quick tool never reaches
             return ToolResult.stopped(name, ctx.cancel)
         if isinstance(prepared, ToolResult):
             return prepared
@@ -233,10 +233,10 @@ class DefinedTool:
     execute = run
 
     async def prepare_call(self, arguments: JsonValue) -> JsonObject | ToolResult:
-        """Copy, coerce and check arguments; return what the tool runs with, or an error result.
+        """Copy, coerce and check arguments; return the final arguments or an error result.
 
-        `run` accepts the returned object without a second check, so a caller that decides about a call by its
-        arguments decides about exactly what will run.
+        `run` accepts the returned object without checking it again, so a caller that approves a call approves exactly
+        the arguments it will run with.
         """
         if isinstance(arguments, CheckedArguments) and arguments.schema is self.spec.parameters:
             return arguments
@@ -251,12 +251,12 @@ async def prepare_call(
     checker: ArgumentChecker | None = None,
     coerce: Callable[[JsonValue], JsonValue] | None = None,
 ) -> JsonObject | ToolResult:
-    """Copy, coerce and check the arguments of the tool `name`; return them, or an error result.
+    """Copy, coerce and check the arguments of the tool `name`; return them or an error result.
 
-    Without a `checker` any JSON object is accepted.
+    Without a `checker`, accepts any JSON object.
     """
     try:
-        # A copy: neither the tool nor the caller can change the arguments of the other. Some models send null for none.
+        # Copy, so that tool and caller can't change each other's arguments. Some models send null for no arguments.
         prepared: JsonValue = {} if arguments is None else copy.deepcopy(arguments)
         if coerce is not None:
             prepared = coerce(prepared)
@@ -277,9 +277,9 @@ async def prepare_call(
 
 
 def make_result(name: str, answer: object) -> ToolResult:
-    """Make a result of what a tool function returned: text of a string, JSON of another plain value.
+    """Convert the return value of a tool function to a result: a string to text, other plain values to JSON.
 
-    A value that JSON cannot carry becomes an error result.
+    A value that isn't JSON becomes an error result.
     """
     if isinstance(answer, ToolResult):
         return answer
@@ -295,9 +295,9 @@ def make_result(name: str, answer: object) -> ToolResult:
 
 
 def _passes(exc: BaseException) -> bool:
-    """Tell whether an exception is an interrupt or the cancellation of the running task.
+    """Return whether an exception is an interrupt or the cancellation of the running task.
 
-    A tool that awaits a cancelled task of its own raises the same exception, but its own task is not being cancelled
+    A tool that awaits some other cancelled task raises the same exception, but its own task isn't being cancelled
     (https://docs.python.org/3/library/asyncio-task.html#asyncio.Task.cancelling).
     """
     if isinstance(exc, BaseExceptionGroup):
@@ -312,7 +312,7 @@ def _passes(exc: BaseException) -> bool:
 
 
 def _reason(exc: BaseException) -> str:
-    """Describe an exception, with its type unless it is one of ours or the system's."""
+    """Describe an exception, including its type unless it's ours or an OSError."""
     if isinstance(exc, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", exc)
         return "; ".join(_reason(inner) for inner in group.exceptions)

@@ -1,15 +1,15 @@
-"""Worker processes: one CPU-bound function in a Python process of its own, under limits.
+"""Worker processes: run a CPU-bound function in a separate Python process, with limits.
 
-A call into a C extension may keep the GIL until it returns: every other thread waits, the event loop included, and
-only the end of the process stops it. `run_in_worker` runs such a function in a new process, which costs one start of
-Python. The process sees neither the working directory nor `PYTHON*` variables (it starts with `-I`, see
-https://docs.python.org/3/using/cmdline.html#cmdoption-I), inherits no secret from the environment, and ends with the
+A call into a C extension may hold the GIL until it returns. Every other thread waits, including the event loop, and the
+only way to stop it is to kill the process. `run_in_worker` runs such a function in a new process, at the cost of
+starting Python. The process sees neither the working directory nor `PYTHON*` variables (it starts with `-I`, see
+https://docs.python.org/3/using/cmdline.html#cmdoption-I), inherits no secrets from the environment, and ends with the
 call: on return, at the deadline and on cancellation.
 
-A message is JSON (RFC 8259) followed by its large texts and bytes. Results are never unpickled, because a parser that
-a hostile document has taken over could then run code in this process.
+A message is JSON (RFC 8259) followed by its large texts and bytes. We never unpickle results, because a parser
+compromised by a hostile document could then run code in this process.
 
-The worker process imports this module too, so everything heavy is imported inside functions.
+The worker imports this module too, so heavy imports go inside functions.
 """
 
 from __future__ import annotations
@@ -38,24 +38,23 @@ sys.path.extend(filter(None, sys.argv[4:5]))
 from indusagi.capabilities.worker import main
 main(*sys.argv[5:])
 """
-"""Registers our packages without running their `__init__`, which takes four times as long as to start Python. An
-empty entry on `sys.path` would be the working directory, which may contain a module that another party wrote."""
+"""Registers our packages without running their `__init__`, which takes four times as long as starting Python. An empty
+entry on `sys.path` would mean the working directory, which may contain a third party's module."""
 _CAPABILITIES = os.path.dirname(__file__)
 _PACKAGE = os.path.dirname(_CAPABILITIES)
 _PASSED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
-"""What a library needs to be loaded; every other variable may hold a secret."""
+"""Variables needed to load libraries; any other may contain a secret."""
 _WRITE_BYTES = 256 * 1024
-"""Bytes that are copied to the pipe at once."""
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
-"""A longer result is cut, and so becomes invalid."""
+"""A longer result gets cut, which makes it invalid."""
 _LENGTH_BYTES = 8
-"""The length of the JSON, in front of a message."""
+"""Size of the length prefix of the JSON."""
 _SHORT_TEXT = 4096
-"""A longer text is not escaped as JSON."""
+"""Longer texts aren't escaped as JSON."""
 
 
 class WorkerError(Exception):
-    """A worker that gave no result; its text continues a sentence whose subject is the worker."""
+    """A worker returned no result. The message continues a sentence whose subject is the worker."""
 
     def __init__(self, code: Literal["timeout", "spawn", "failed"], message: str) -> None:
         super().__init__(message)
@@ -71,7 +70,7 @@ class WorkerLimits:
 
 
 async def run_in_thread(function: Callable[[*ArgumentsT], T], *arguments: *ArgumentsT) -> T:
-    """Call a function in a thread, which a cancelled caller leaves behind."""
+    """Call a function in a thread, abandoning the thread on cancellation."""
     from anyio import to_thread  # noqa: PLC0415 — the worker process does without it
 
     return await to_thread.run_sync(function, *arguments, abandon_on_cancel=True)
@@ -85,18 +84,18 @@ async def run_in_worker(
     limits: WorkerLimits | None = None,
     deadline_s: float,
 ) -> T:
-    """Call a function of ours in a process that ends with this call.
+    """Call one of our functions in a process that ends with this call.
 
     Args:
-        function: A function of a module; the worker imports it by name.
-        arguments: JSON values, bytes, tuples and dataclasses of these.
-        returns: The dataclasses that the result may contain.
-        library: A package the function imports, for when it is installed outside of the interpreter's own paths.
+        function: A module-level function; the worker imports it by name.
+        arguments: JSON values, bytes, and tuples and dataclasses of these.
+        returns: The dataclasses the result may contain.
+        library: A package the function imports, in case it's installed outside the interpreter's own paths.
         limits: Limits on the process.
-        deadline_s: The seconds after which the process is killed.
+        deadline_s: Kill the process after this many seconds.
 
     Raises:
-        WorkerError: It cannot be started, took longer than `deadline_s`, or ended without a result.
+        WorkerError: It failed to start, exceeded the deadline, or ended without a result.
     """
     from anyio import fail_after, to_thread  # noqa: PLC0415 — the worker process does without them
 
@@ -109,7 +108,7 @@ async def run_in_worker(
     child = ChildProcess(output)
     try:
         with fail_after(deadline_s):
-            # The worker reads its whole input before it works and writes at the end: without us it ends soon.
+            # The worker reads all input before working and writes at the end, so it soon ends if we die.
             await child.start(command, environment, None, die_with_parent=False)
             for part in message:
                 for start in range(0, len(part), _WRITE_BYTES):
@@ -131,7 +130,7 @@ async def run_in_worker(
 
 
 def build_command(function: Callable[..., object], library: str, limits: WorkerLimits | None) -> list[str]:
-    """Build the command line of a worker; `library` is searched on disk."""
+    """Build the command line of a worker, locating `library` on disk."""
     from importlib.util import find_spec  # noqa: PLC0415 — the worker process does without it
 
     spec = find_spec(library) if library else None
@@ -143,7 +142,7 @@ def build_command(function: Callable[..., object], library: str, limits: WorkerL
 
 
 class _Output:
-    """The standard output of a worker, up to a limit; its standard error is dropped."""
+    """The stdout of a worker, up to a limit. Discards stderr."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -163,7 +162,7 @@ class _Output:
 
 
 def main(target: str, *limits: str) -> None:
-    """Call the function `target` with the arguments on standard input; write its result to standard output."""
+    """Call the function `target` with the arguments from stdin and write its result to stdout."""
     if limits:
         set_rlimits(WorkerLimits(*map(int, limits)))
     module, _, name = target.partition(":")
@@ -174,13 +173,13 @@ def main(target: str, *limits: str) -> None:
 
 
 def set_rlimits(limits: WorkerLimits) -> None:
-    """Limit the CPU time and the address space of this process; a limit that cannot be set is left as it is."""
+    """Limit the CPU time and address space of this process, as far as possible."""
     import resource  # noqa: PLC0415 — absent on Windows
 
     for kind, limit in ((resource.RLIMIT_AS, limits.memory_bytes), (resource.RLIMIT_CPU, limits.cpu_s)):
         try:
             resource.setrlimit(kind, (limit, limit))
-        except (OSError, ValueError):  # a stricter limit is set already, or the system has no such limit
+        except (OSError, ValueError):  # there's already a stricter limit, or the system doesn't support it
             continue
 
 
@@ -188,7 +187,7 @@ def set_rlimits(limits: WorkerLimits) -> None:
 
 
 def encode_message(value: object) -> list[bytes]:
-    """Encode a value as pieces that are written one after the other; large bytes are not copied."""
+    """Encode a value as a list of chunks, without copying large bytes."""
     parts: list[bytes] = []
     tree = _to_tree(value, parts)
     head = json.dumps([tree, [len(part) for part in parts]]).encode("ascii")
@@ -199,8 +198,8 @@ def decode_message(pieces: Sequence[bytes], types: Mapping[str, type] | None = N
     """Decode a message.
 
     Args:
-        pieces: The bytes of the message.
-        types: The dataclasses it may contain, by name; None: every one, for a message from our own process.
+        pieces: The chunks of the message.
+        types: The dataclasses it may contain, by name; None allows all, for messages from our own process.
 
     Raises:
         ValueError: The message is invalid or incomplete.
@@ -221,7 +220,7 @@ def decode_message(pieces: Sequence[bytes], types: Mapping[str, type] | None = N
 
 
 def _to_tree(value: Any, parts: list[bytes]) -> Any:
-    """Convert a value to JSON, in which an object has one key: what it stands for."""
+    """Convert a value to JSON, representing objects as a single key that tags the type."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, list):
@@ -235,7 +234,7 @@ def _to_tree(value: Any, parts: list[bytes]) -> Any:
         return {"object": [_name_type(type(value)), members]}
     if isinstance(value, str) and len(value) <= _SHORT_TEXT and value.isascii():
         return value
-    # JSON would join two halves of a surrogate pair; as bytes they stay apart.
+    # JSON would join two halves of a surrogate pair; bytes keep them apart.
     is_text = isinstance(value, str)
     parts.append(value.encode("utf-8", "surrogatepass") if is_text else value)
     return {"text" if is_text else "bytes": len(parts) - 1}

@@ -375,7 +375,7 @@ async def test_program_that_waits_for_terminal_input_is_reported(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(foreground, "STALL_S", 0)
-    monkeypatch.setattr(foreground, "_LAP_S", 0.02)
+    monkeypatch.setattr(foreground, "_PROGRESS_INTERVAL_S", 0.02)
     script = "import os, pty; m, s = pty.openpty(); os.dup2(s, 0); os.read(0, 1)"
     told: list[ToolProgress] = []
     call = ToolCall("1", "bash", {"command": f'{PYTHON} -S -c "{script}"', "timeoutMs": 600_000})
@@ -389,7 +389,7 @@ async def test_program_that_waits_for_terminal_input_is_reported(
 
 async def test_slow_program_is_not_reported_as_waiting(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreground, "STALL_S", 0)
-    monkeypatch.setattr(foreground, "_LAP_S", 0.02)
+    monkeypatch.setattr(foreground, "_PROGRESS_INTERVAL_S", 0.02)
     looked: list[int] = []
 
     def look(pids: Iterable[int]) -> bool:

@@ -283,7 +283,7 @@ async def test_files_that_are_not_of_this_machine_are_not_found(tmp_path: Path) 
 
 
 async def test_a_tree_deeper_than_there_are_handles_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "_DEEPEST", 3)
+    monkeypatch.setattr(walk, "_MAX_DEPTH", 3)
     plant(tmp_path, ["1/2/3/4/x", "x"])
     outcome = await find(tmp_path, "x")
     assert "[1 directory could not be looked into.]" in str(outcome.output)

@@ -272,7 +272,7 @@ async def _write_fails(session: Session, job: str) -> bool:
 async def test_finding_f13_unread_input_is_queued_once(
     session: Session, eof: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indusagi.capabilities.tools.runs.process._WRITE_S", 0.05)
+    monkeypatch.setattr("indusagi.capabilities.tools.runs.process._WRITE_TIMEOUT_S", 0.05)
     job = await session.start("until [ -e go ]; do sleep 0.01; done; head -c 1000000 | wc -c")
     outcome = await session.call("write", id=job, input="x" * 1_000_000, eof=eof)
     assert not outcome.is_error
@@ -333,7 +333,7 @@ async def test_number_of_running_jobs_is_limited(session: Session, monkeypatch: 
 
 
 async def test_old_ended_jobs_are_forgotten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "_FINISHED_JOBS", 1)
+    monkeypatch.setattr(table, "_MAX_FINISHED_JOBS", 1)
     for number in range(1, 4):
         await session.start("true")
         await until(lambda number=number: _is_over(session, f"job-{number}"))

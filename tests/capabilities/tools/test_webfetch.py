@@ -249,7 +249,7 @@ async def test_a_pdf_file_is_shown_as_text_in_a_fence_and_saved(tmp_path: Path) 
     assert "--- page 1 ---\ntext of page 1 x" in fence_text
     assert "--- page 20 ---\ntext of page 20 x" in text_of(following)
     assert (following.details["path"], following.details["cached"]) == (path, True)
-    assert "It is not shown: this is no text" in text_of(as_it_is)
+    assert "It is not shown: it is not text" in text_of(as_it_is)
 
 
 @pytest.mark.process

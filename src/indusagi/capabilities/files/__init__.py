@@ -1,1 +1,1 @@
-"""What tools know about files: where a path leads, how text is written, how it is changed."""
+"""File handling for tools: path resolution, text decoding and editing."""

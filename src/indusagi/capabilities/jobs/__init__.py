@@ -1,1 +1,1 @@
-"""Commands that go on in the background: one table for a session."""
+"""Background commands, one table per session."""

@@ -1,7 +1,7 @@
-"""Foreground commands: waiting for one with a time limit, and the meaning of its exit code.
+"""Foreground commands: wait for one with a time limit, and interpret its exit code.
 
-For some programs exit code 1 is an answer rather than a failure: `grep` found nothing, `diff` found a difference. That
-holds if such a program ran last and so gave the code; if an earlier one may have given it, it is a failure.
+For some programs, exit code 1 is an answer rather than a failure: `grep` found nothing, `diff` found a difference. That
+only applies if such a program ran last and so set the code. If an earlier one may have set it, it's a failure.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import ShellProcess
 
 STALL_S = 15.0
-"""Silence after which a program is checked for waiting on terminal input."""
-_LAP_S = 0.25
+"""After this much silence, check whether the program is waiting for terminal input."""
+_PROGRESS_INTERVAL_S = 0.25
 _PROGRESS_BYTES = 4_096
 _SETTLE_S = 0.1
-_GLANCE_S = 0.02
+_POLL_INTERVAL_S = 0.02
 _ANSWERS = {
     "grep": "nothing matched",
     "egrep": "nothing matched",
@@ -44,9 +44,9 @@ _ANSWERS = {
     "git diff": "they differ",
 }
 _QUIET_FIRST = frozenset({"cd", "pushd", "export", "set", "echo", "printf", "true", ":", "mkdir"})
-"""Programs that may run before it: they print a message when they fail."""
+"""Programs that may precede it: they print a message if they fail."""
 _NEVER_FAIL = frozenset({"echo", "printf", "true", ":"})
-"""Programs that may run after it, behind `&&`: they did not give the code."""
+"""Programs that may follow it after `&&`: they didn't set the code."""
 _SKIPPED = frozenset({"command", "builtin", "time", "nice", "env", "then", "do", "{", "("})
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t]|\\\n)+)|(?P<comment>\#[^\n]*)|(?P<op>&&|\|\||[;|\n]|&(?![>0-9])|[()])"""
@@ -55,16 +55,16 @@ _TOKEN = re.compile(
     re.DOTALL,
 )
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-_LONGEST = 4_000
-"""Characters of a command that is parsed; a longer one is a script."""
+_MAX_PARSED = 4_000
+"""Longest command to parse; anything longer is a script."""
 
 
 class ForegroundWait:
-    """Waits for a command, and reports its progress."""
+    """Waits for a command and reports its progress."""
 
     def __init__(self, process: ShellProcess, ctx: ToolContext) -> None:
         self.stalled = False
-        """Whether it waited for terminal input, which cannot come."""
+        """Whether it waited for terminal input, which never comes."""
         self._process = process
         self._ctx = ctx
         self._reported = 0
@@ -72,14 +72,14 @@ class ForegroundWait:
         self._moved = anyio.current_time()
 
     async def wait(self, limit_s: float) -> Ended:
-        """Wait for the exit of the command itself, for `limit_s`, or for the context's cancel token.
+        """Wait until the command itself exits, `limit_s` passes, or the context's token is cancelled.
 
-        A cancellation of the task passes through unless the token is cancelled.
+        Cancellation of the task propagates unless the token is cancelled.
         """
         try:
             with anyio.move_on_after(limit_s):
                 while True:
-                    with anyio.move_on_after(_LAP_S):
+                    with anyio.move_on_after(_PROGRESS_INTERVAL_S):
                         await self._process.wait()
                         return Ended.EXITED
                     await self._report_progress()
@@ -107,23 +107,23 @@ class ForegroundWait:
     def _read_latest(self) -> str:
         try:
             return plain_text(self._process.read_output(max(self._reported - _PROGRESS_BYTES, 0)))
-        except OSError:  # reported at the end
+        except OSError:  # we report it at the end
             return ""
 
 
 async def find_lasting_survivors(process: ShellProcess) -> list[int]:
-    """List the processes that a command has left in the background, after a moment for those about to exit."""
+    """List the processes a command left in the background, after a grace period for ones about to exit."""
     left = list(await to_thread.run_sync(process.survivors))
     with anyio.move_on_after(_SETTLE_S):
         while left:
-            await anyio.sleep(_GLANCE_S)
+            await anyio.sleep(_POLL_INTERVAL_S)
             left = list(await to_thread.run_sync(process.survivors))
     return left
 
 
 def explain_exit_code(command: str, code: int, output: str) -> str | None:
-    """Return what exit code 1 of a command means if it is an answer, else None."""
-    if code != 1 or len(command) > _LONGEST or "<<" in command:
+    """Explain exit code 1 if it's an answer rather than a failure, otherwise return None."""
+    if code != 1 or len(command) > _MAX_PARSED or "<<" in command:
         return None
     steps = _steps(command)
     while steps and steps[-1][0] == "&&" and steps[-1][1][0] in _NEVER_FAIL:
@@ -131,7 +131,7 @@ def explain_exit_code(command: str, code: int, output: str) -> str | None:
     if not steps:
         return None
     answer = _answer(steps[-1][1])
-    # An earlier command may have given the code, so that the last one did not run.
+    # An earlier command may have set the code, so that the last one didn't run.
     earlier = [words for _, words in steps[:-1]]
     has_exit = any("exit" in words[:2] for words in earlier)
     is_strict = any(
@@ -148,7 +148,7 @@ def explain_exit_code(command: str, code: int, output: str) -> str | None:
             break
         if operator == "||" or (operator == "&&" and former[0] not in _QUIET_FIRST):
             return None
-    # A message of the shell itself: a program could not be run.
+    # A message from the shell itself: it couldn't run a program.
     return None if re.search(r"^\S*bash: (line \d+: )?", output, re.MULTILINE) else answer
 
 
@@ -174,5 +174,5 @@ def _steps(command: str) -> list[tuple[str, list[str]]]:
             steps.append((text, []))
         elif kind == "word":
             steps[-1][1].append(text)
-    # An operator at the end of a line, or an empty line, starts no command.
+    # An operator at the end of a line, or an empty line, doesn't start a command.
     return [step for step in steps if step[1]]

@@ -1,4 +1,4 @@
-"""Job: a command that runs in the background of a session."""
+"""Background jobs: commands that keep running while the session continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.files.text.lines import find_invisible
+from indusagi.capabilities.files.text.lines import describe_invisible
 from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.capabilities.ports import STOP_GRACE_MS
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.ports import ShellProcess
 
-_GLANCE_S = 0.05
+_POLL_INTERVAL_S = 0.05
 
 
 @record
 class JobState:
-    """The state of a job."""
+    """A snapshot of a job."""
 
     state: Literal["running", "exited", "stopped"]
     exit_code: int | None
-    """Of the command itself; None while it runs."""
+    """Exit code of the command itself; None while it runs."""
     left: int
-    """Processes that still run after the command itself has exited."""
+    """Number of processes still running after the command itself has exited."""
     age_s: float
 
     @property
     def running(self) -> bool:
-        """Whether a process of it still runs."""
+        """Whether any of its processes is running."""
         return self.state == "running"
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class JobState:
 
 
 def describe_exit(code: int) -> str:
-    """Describe an exit code; a shell reports a signal by a code above 128."""
+    """Describe an exit code. Shells report a signal as a code above 128."""
     number = -code if code < 0 else code - 128 if code > 128 else 0
     try:
         name = signal.Signals(number).name if number else ""
@@ -67,20 +67,20 @@ def describe_exit(code: int) -> str:
 
 
 def to_shell_exit_code(code: int | None) -> int | None:
-    """Convert an exit code to the convention of shells: 128 plus the number for a signal."""
+    """Convert an exit code to the shell convention: 128 + signal number."""
     return code if code is None or code >= 0 else 128 - code
 
 
 class JobStream:
-    """One output stream of a job: its last lines, and the last one that was returned."""
+    """One output stream of a job: its last lines and a read cursor."""
 
     def __init__(self) -> None:
         self.ring = LineRing()
         self.cursor = 0
-        """The number of the last returned line."""
+        """Number of the last line returned."""
 
     def read(self, *, lines: int | None, since_last: bool) -> OutputLines:
-        """Return the last `lines`, or those since the last read, and move the cursor."""
+        """Return the last `lines` or everything since the last read, and advance the cursor."""
         output = self.ring.last(lines) if lines is not None else self.ring.after(self.cursor if since_last else 0)
         self.cursor = output.last
         return output
@@ -103,13 +103,13 @@ class Job:
         self.command = command
         self.cwd = cwd
         self.path = path
-        """The file with its whole output, if it could be made."""
+        """The file with the full output, if we could create one."""
         self.errors_path = errors_path
-        """The file with its standard error, if that is separate."""
+        """The file with stderr, if separate."""
         self.process = process
         self.output = JobStream()
         self.errors: JobStream | None = None
-        """None if standard error is part of the output."""
+        """None if stderr is part of the output."""
         self._started = anyio.current_time()
         self._ended: float | None = None
         self._stopped = False
@@ -122,17 +122,17 @@ class Job:
 
     @property
     def streams(self) -> Sequence[JobStream]:
-        """Its output, and its standard error if that is separate."""
+        """The output, plus stderr if separate."""
         return (self.output,) if self.errors is None else (self.output, self.errors)
 
     @property
     def over(self) -> bool:
-        """Whether all of its processes are known to have ended."""
+        """Whether we know that all its processes have ended."""
         return self._ended is not None
 
     @property
     def where(self) -> str:
-        """Where more of its output is, as the end of a sentence; "" without a file."""
+        """Sentence fragment that says where to find more output; empty if there's no file."""
         try:
             self.process.read_output(0, 0)
         except OSError as exc:
@@ -140,7 +140,7 @@ class Job:
         return "" if self.path is None else f"; more of its output is in {self.path}"
 
     async def look(self) -> JobState:
-        """Update and return the state; a job that has ended by itself is closed."""
+        """Refresh and return the state. Closes a job that has ended by itself."""
         if not self.over and self.process.exit_code is not None:
             self._left = len(await to_thread.run_sync(self.process.survivors))
             if not self._left:
@@ -149,17 +149,17 @@ class Job:
         return self.state()
 
     def state(self) -> JobState:
-        """Return the state of the last `look`."""
+        """Return the state as of the last `look`."""
         end = anyio.current_time() if self._ended is None else self._ended
         kind = "running" if not self.over else "stopped" if self._stopped else "exited"
         return JobState(kind, self.process.exit_code, self._left, end - self._started)
 
     async def usage(self) -> ResourceUsage:
-        """Measure what its processes use."""
+        """Measure the resource usage of its processes."""
         return await to_thread.run_sync(lambda: measure_usage([self.process.pid, *self.process.survivors()]))
 
     async def poll(self, wait_ms: int, match: str | None) -> None:
-        """Wait for unread output, or for a line with `match`, or for the end of the job."""
+        """Wait for unread output, a line containing `match`, or the end of the job."""
         before = [stream.ring.progress if stream.ring.total == stream.cursor else (-1, 0) for stream in self.streams]
         searched: list[int] = [stream.cursor for stream in self.streams]
         with anyio.move_on_after(wait_ms / 1000):
@@ -172,31 +172,31 @@ class Job:
                     if await to_thread.run_sync(has_line_with, texts, match):
                         return
                     searched = [output.last for output in outputs]
-                await anyio.sleep(_GLANCE_S)
+                await anyio.sleep(_POLL_INTERVAL_S)
 
     async def skip(self) -> None:
-        """Count the output before the adoption of a command as read."""
+        """Mark all output before the command became a job as read."""
         await self.process.wait()
         for stream in self.streams:
             stream.cursor = stream.ring.total
 
     async def stop(self, first: signal.Signals = signal.SIGTERM) -> JobState:
-        """End its process tree: the first signal, then SIGKILL; safe to call twice."""
+        """Terminate its process tree with `first`, then SIGKILL; safe to call twice."""
         if (await self.look()).running:
             self._stopped = True
             grace_ms = STOP_GRACE_MS
             if first is not signal.SIGTERM:
                 grace_ms = 0
                 if self.process.exit_code is None:
-                    # Listed before the signal: descendants are remembered when their parents have ended.
+                    # List them before signalling, so we remember descendants of processes that exit.
                     await to_thread.run_sync(self.process.survivors)
                     signal_group(self.process.pid, first)
-                elif self.process.mark:  # one by one: the id of the group may have been reused
+                elif self.process.mark:  # one by one: the group id may have been reused
                     tree = ProcessTree(self.process.mark)
                     await to_thread.run_sync(lambda: signal_processes(tree.list_running(None), first))
                 with anyio.move_on_after(STOP_GRACE_MS / 1000, shield=True):
                     while (await self.look()).running:  # noqa: ASYNC110 — as in poll
-                        await anyio.sleep(_GLANCE_S)
+                        await anyio.sleep(_POLL_INTERVAL_S)
                     grace_ms = STOP_GRACE_MS
             await self.process.stop(grace_ms=grace_ms)
             self._left = len(await to_thread.run_sync(self.process.survivors))
@@ -211,34 +211,34 @@ class Job:
 
 # -- output -----------------------------------------------------------------------------------
 #
-# `LineRing` splits the output into lines as it arrives: a character may be split between two pieces, a line is open
-# until its newline, and a carriage return overwrites the line. Memory is bounded by the number of lines, the length of
-# one, and all of them together. `plain_text` removes escape sequences, overwritten progress and control characters.
+# `LineRing` splits output into lines as it arrives: a chunk may end within a character, a line stays open until its
+# newline, and a carriage return overwrites the line. The line count, line length and total size are all bounded.
+# `plain_text` strips escape sequences, overwritten progress bars and control characters.
 
 
 RING_LINES = 2_000
 LINE_CHARS = 8 * 1024
 RING_CHARS = 2 * 1024 * 1024
-"""2,000 lines of the longest length would take 16 MiB."""
+"""2,000 lines of maximum length would take 16 MiB."""
 SPLIT_MARK = " …[line goes on]"
 SHOWN_BYTES = 30_000
 SHOWN_LINES = 1_900
 _WHOLE_BYTES = 1024 * 1024
-"""Up to this size the whole output is read: a progress bar writes much and leaves little."""
+"""Read outputs up to this size in full: a progress bar writes a lot and leaves little."""
 _HEAD_SHARE = 5
 _SNIFFED_BYTES = 8 * 1024
 _BINARY_SHARE = 0.3
-# Every alternative starts with the same character; otherwise a megabyte takes fifty times as long. The sequences are
-# those of ECMA-48 (https://ecma-international.org/publications-and-standards/standards/ecma-48/).
+# Every alternative starts with the same character; otherwise a megabyte takes fifty times as long. See ECMA-48 for the
+# sequences (https://ecma-international.org/publications-and-standards/standards/ecma-48/).
 _ESCAPES = re.compile(
     r"\x1b(?:"
     r"\[[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor moves
-    # Control strings: titles, clipboards. Without a terminator they end with the line, or the rest would be lost.
+    # Control strings: titles, clipboards. Unterminated ones end with the line, or we'd lose the rest.
     r"|[\]PX^_](?:[^\x07\x1b]*(?:\x07|\x1b\\)|[^\x07\x1b\n]*)"
     r"|[ -/]*[0-~])"  # everything else
 )
 _SHORT_ESCAPE = re.compile(r"[\x80-\x9f]")
-"""C1 control characters: an escape and the character after it in one."""
+"""C1 control characters: an escape and the following character in one."""
 _OVERSTRUCK = re.compile(r"[^\n]\x08")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _CONTROL_BYTES = bytes({*range(32), 127} - {*b"\t\n"})
@@ -250,26 +250,26 @@ class OutputLines:
     """Consecutive lines of an output."""
 
     first: int
-    """The number of the first one, counted from 1."""
+    """1-based number of the first line."""
     texts: tuple[str, ...]
     dropped: int
-    """How many of the requested lines are no longer kept."""
+    """Number of requested lines that have been dropped."""
     open_line: str
     """The text after the last newline."""
 
     @property
     def last(self) -> int:
-        """The number of the last complete line."""
+        """Number of the last complete line."""
         return self.first + len(self.texts) - 1
 
     @property
     def all_texts(self) -> tuple[str, ...]:
-        """The complete lines, and the open one if it has text."""
+        """The complete lines, plus the open one unless it's empty."""
         return (*self.texts, self.open_line) if self.open_line else self.texts
 
 
 class LineRing:
-    """The last lines of an output; fed in one thread and read in another."""
+    """The last lines of an output, fed from one thread and read from another."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -281,28 +281,28 @@ class LineRing:
 
     @property
     def total(self) -> int:
-        """How many complete lines there have been."""
+        """Number of complete lines so far."""
         return self._total
 
     @property
     def progress(self) -> tuple[int, int]:
-        """A value that changes with every write: complete lines, and the length of the open one."""
+        """Changes with every write: (complete lines, length of the open line)."""
         return self._total, len(self._open)
 
     def feed(self, data: bytes) -> None:
-        """Take a piece of the output."""
+        """Append a chunk of output."""
         first, *more = self._decoder.decode(data).split("\n")
         complete, open_line = list[str](), self._open + first
         if more:
             complete, open_line = [open_line, *more[:-1]], more[-1]
             if max(map(len, complete)) > LINE_CHARS or any("\r" in line for line in complete):
                 complete = [part for line in complete for part in _split_line(line)]
-        # A carriage return at the end may be the first half of a line ending.
+        # A trailing carriage return may be the first half of a line ending.
         open_line = open_line[open_line.rfind("\r", 0, -1) + 1 :]
         if len(open_line) > LINE_CHARS:
             *parts, open_line = _split_line(open_line)
             complete += parts
-        # Only this much under the lock, so that readers wait little however much is written.
+        # Hold the lock for this part only, so readers don't wait long however much the command writes.
         with self._lock:
             self._open = open_line
             self._total += len(complete)
@@ -326,7 +326,7 @@ class LineRing:
 
 
 def _split_line(line: str) -> list[str]:
-    """Return what a terminal shows of a complete line, in parts if it is too long."""
+    """Return a complete line the way a terminal shows it, split into parts if it's too long."""
     shown = line.removesuffix("\r")
     shown = shown[shown.rfind("\r") + 1 :]
     if len(shown) <= LINE_CHARS:
@@ -336,7 +336,7 @@ def _split_line(line: str) -> list[str]:
 
 
 def plain_text(data: bytes) -> str:
-    """Decode an output as a terminal would show it."""
+    """Decode output the way a terminal would show it."""
     text = data.decode("utf-8", "replace").replace("\r\n", "\n")
     if b"\xc2" in data:
         text = _SHORT_ESCAPE.sub(lambda match: f"\x1b{chr(ord(match[0]) - 0x40)}", text)
@@ -349,7 +349,7 @@ def plain_text(data: bytes) -> str:
 
 
 def _remove(pattern: re.Pattern[str], text: str) -> str:
-    """Remove all matches; unlike `sub` this releases the GIL between matches."""
+    """Remove all matches. Unlike `sub`, this releases the GIL between matches."""
     kept: list[str] = []
     start = 0
     for match in pattern.finditer(text):
@@ -359,18 +359,18 @@ def _remove(pattern: re.Pattern[str], text: str) -> str:
 
 
 def has_line_with(lines: Iterable[str], text: str) -> bool:
-    """Tell whether a line, as it is shown, contains `text`."""
+    """Return whether any line, as displayed, contains `text`."""
     return any(text in line or (_CONTROLS.search(line) and text in plain_text(line.encode())) for line in lines)
 
 
 def hidden_note(text: str, first: int = 1) -> Sequence[str]:
-    """Describe invisible characters in a shown output whose first line has the number `first`; empty without any."""
-    hidden = find_invisible(enumerate(text.split("\n"), first))
-    return [f"hidden characters: {', '.join(map(str, hidden))}"] if hidden else []
+    """Describe invisible characters in an output that starts at line `first`; empty if it has none."""
+    note = describe_invisible(enumerate(text.split("\n"), first))
+    return [note] if note else []
 
 
 def is_binary(data: bytes) -> bool:
-    """Tell whether an output is binary: it has a NUL byte, or too many characters that no terminal shows."""
+    """Return whether an output is binary: it has a NUL byte or too many unprintable characters."""
     sample = data[:_SNIFFED_BYTES]
     if not sample:
         return False
@@ -381,22 +381,22 @@ def is_binary(data: bytes) -> bool:
 
 @record
 class RenderedOutput:
-    """The part of an output that a model gets."""
+    """The part of an output we send to the model."""
 
     text: str
     whole: bool
-    """Whether nothing was left out."""
+    """Whether it's the full output."""
 
 
 def render_output(process: ShellProcess, path: str | None) -> RenderedOutput:
-    """Read the output of a command and cut it for a model; blocks.
+    """Read the output of a command and cut it for the model. Blocks.
 
     Args:
         process: The command.
-        path: The file with the whole output, to be named in the text.
+        path: The file with the full output, to mention in the text.
 
     Raises:
-        OSError: The output could not be kept.
+        OSError: The output couldn't be stored.
     """
     size = process.output_size()
     if is_binary(process.read_output(0, _SNIFFED_BYTES)):

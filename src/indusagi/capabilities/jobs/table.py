@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import ShellProcess
 
 LIVE_JOBS = 32
-_FINISHED_JOBS = 64
-"""How many ended jobs are kept."""
+_MAX_FINISHED_JOBS = 64
+"""How many finished jobs to remember."""
 
 
 class JobLimitError(OSError):
-    """The limit of concurrent jobs is reached."""
+    """Too many concurrent jobs."""
 
 
 class JobSessionError(JobLimitError):
@@ -36,12 +36,12 @@ class JobSessionError(JobLimitError):
 
 @record
 class JobKind:
-    """What a tool calls its jobs, and where their outputs go."""
+    """How a tool names its jobs, and where their output goes."""
 
     prefix: str = "job"
     capture_dir: str | None = None
-    """A directory in the workspace for the outputs, which keeps standard output and standard error separate; by
-    default outputs go to the directory of the session."""
+    """A directory in the workspace for the output, with stdout and stderr in separate files. By default, output goes
+    to the session's directory."""
 
 
 JOB = JobKind()
@@ -58,7 +58,7 @@ class JobTable:
         self._keeps = True
 
     def bind(self, ctx: ToolContext) -> None:
-        """End all jobs when the context is closed."""
+        """Terminate all jobs when the context closes."""
         self._keeps = ctx.keeps_jobs
         if self._bound:
             return
@@ -71,7 +71,7 @@ class JobTable:
         return self._jobs.get(job_id)
 
     def all(self) -> list[Job]:
-        """List the jobs in the order in which they were started."""
+        """List the jobs in start order."""
         return list(self._jobs.values())
 
     async def start(self, ctx: ToolContext, command: str, cwd: str, kind: JobKind = JOB) -> Job:
@@ -79,7 +79,7 @@ class JobTable:
 
         Raises:
             JobLimitError: Too many are running.
-            OSError: It cannot be started.
+            OSError: It can't be started.
         """
         await self._require_slot()
         self._starting += 1
@@ -95,10 +95,12 @@ class JobTable:
                     command, cwd=cwd, output_path=path, with_input=True, errors_path=errors_path
                 )
             try:
-                return self._add(job_id, process, command, cwd, path, errors_path)
+                job = Job(job_id=job_id, command=command, cwd=cwd, process=process, path=path, errors_path=errors_path)
             except BaseException:
                 await process.aclose()
                 raise
+            self._jobs[job_id] = job
+            return job
         finally:
             self._starting -= 1
 
@@ -107,27 +109,15 @@ class JobTable:
         return f"{kind.prefix}-{self._count}"
 
     async def adopt(self, process: ShellProcess, command: str, cwd: str, path: str | None) -> Job:
-        """Make a job of the processes that a command has left in the background.
+        """Turn the background processes of a command into a job.
 
         Raises:
             JobLimitError: Too many are running.
         """
         await self._require_slot()
-        job = self._add(self._next_id(), process, command, cwd, path)
+        job = Job(job_id=self._next_id(), command=command, cwd=cwd, process=process, path=path)
+        self._jobs[job.id] = job
         await job.skip()
-        return job
-
-    def _add(
-        self,
-        job_id: str,
-        process: ShellProcess,
-        command: str,
-        cwd: str,
-        path: str | None,
-        errors_path: str | None = None,
-    ) -> Job:
-        job = Job(job_id=job_id, command=command, cwd=cwd, process=process, path=path, errors_path=errors_path)
-        self._jobs[job_id] = job
         return job
 
     async def _require_slot(self) -> None:
@@ -140,11 +130,11 @@ class JobTable:
         if len(live) + self._starting >= LIVE_JOBS:
             raise JobLimitError(f"{LIVE_JOBS} jobs are running already: stop one of them first")
         over = [job for job in self.all() if job.over]
-        for job in over[: max(len(over) - _FINISHED_JOBS, 0)]:
+        for job in over[: max(len(over) - _MAX_FINISHED_JOBS, 0)]:
             del self._jobs[job.id]
 
     async def aclose(self) -> None:
-        """End all jobs concurrently; processes that cannot be ended are left alone."""
+        """Terminate all jobs concurrently, giving up on processes that survive."""
         async with anyio.create_task_group() as tasks:
             for job in self.all():
                 tasks.start_soon(job.stop)
@@ -160,15 +150,12 @@ async def _choose_path(ctx: ToolContext, job_id: str, kind: JobKind) -> str | No
 
 
 async def capture_path(session: SessionDir, folder: str) -> str | None:
-    """Return the path of a new output file of the session; None if its directory cannot be made."""
-    return await to_thread.run_sync(_capture_path, session, folder)
-
-
-def _capture_path(session: SessionDir, folder: str) -> str | None:
+    """Return the path for a new output file of the session, or None if we can't create its directory."""
     try:
-        return os.path.join(make_private_dir(os.path.join(session.make(), folder)), f"{new_ulid()}.out")
+        parent = await to_thread.run_sync(lambda: make_private_dir(os.path.join(session.make(), folder)))
     except OSError:
         return None
+    return os.path.join(parent, f"{new_ulid()}.out")
 
 
 def _to_errors_path(path: str) -> str:
@@ -176,7 +163,7 @@ def _to_errors_path(path: str) -> str:
 
 
 def _project_path(folder: str, name: str) -> str | None:
-    """Return the path of a new output file in the workspace, ignored by git; None if it cannot be made."""
+    """Return the path for a new, git-ignored output file in the workspace; None if we can't create its directory."""
     try:
         make_private_dir(folder)
         gitignore = os.path.join(folder, ".gitignore")
@@ -192,7 +179,7 @@ def _project_path(folder: str, name: str) -> str | None:
 
 _TABLES: PerContext[JobTable] = PerContext(JobTable)
 _TABLES_BY_END: WeakKeyDictionary[CleanupStack, list[JobTable]] = WeakKeyDictionary()
-"""The tables whose jobs end together, by what ends them."""
+"""Groups tables by the cleanup stack that ends their jobs."""
 
 
 def jobs_of(ctx: ToolContext) -> JobTable:
@@ -203,5 +190,5 @@ def jobs_of(ctx: ToolContext) -> JobTable:
 
 
 def list_jobs(ctx: ToolContext) -> list[Job]:
-    """List the jobs of all tables that end with a context: its own, and those of its sub-sessions."""
+    """List all jobs that end with a context, including the ones of its sub-sessions."""
     return [job for table in _TABLES_BY_END.get(ctx.closing, ()) for job in table.all()]

@@ -1,4 +1,4 @@
-"""Context of a session on this machine."""
+"""Context of a local session."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from indusagi.core.cancel import CancelToken
 def make_local_context(
     cwd: str | os.PathLike[str], fs: Fs | None = None, shell: Shell | None = None, framework: Framework | None = None
 ) -> ToolContext:
-    """Make a context that works in `cwd` with the files and commands of this machine.
+    """Create a context that works in `cwd` with local files and commands.
 
-    Paths outside of `cwd` are refused, except the files of results past the budget; a host that wants another policy
-    passes a `LocalFs` of its own. Nothing is opened or created here. `dataclasses.replace` sets another budget or
-    session directory. Without a `framework` the context remembers which files were read. Closing the context closes
-    its shell; one that is made of it with another `closing`, as that of a sub-agent, leaves the shell open.
+    Refuses paths outside `cwd`, except files of results past the budget; for a different policy, pass your own
+    `LocalFs`. Doesn't open or create anything. Use `dataclasses.replace` to change the budget or session directory.
+    Without a `framework`, the context tracks which files were read. Closing the context closes its shell; a context
+    derived from it with another `closing`, such as a sub-agent's, leaves the shell open.
     """
-    # Only a relative path needs a system call.
+    # Avoid a system call unless the path is relative.
     root = os.path.normpath(cwd) if os.path.isabs(cwd) else os.path.abspath(cwd)
     shell = shell or LocalShell(root)
     context = ToolContext(

@@ -1,11 +1,11 @@
-"""Files of this machine: the local implementation of the `Fs` port.
+"""Local files: the default implementation of the `Fs` port.
 
-A path is resolved with its links followed; the policy names the directory from which it may be opened; from there it is
-opened component by component without following links (openat2(2) with `RESOLVE_NO_SYMLINKS`, or openat(2)). A link that
-appears meanwhile makes the path start over, and never leads out of the workspace. Without a policy the whole machine is
-the workspace.
+We resolve a path including its links, and the policy picks the base directory it may be opened from. From there we open
+it component by component without following links (openat2(2) with `RESOLVE_NO_SYMLINKS`, or openat(2)). If a link
+appears in between, we start over; it never leads out of the workspace. Without a policy, the workspace is the whole
+machine.
 
-Only regular files are opened: a pipe or a device can neither block a tool nor feed it without end.
+We only open regular files: a pipe or device could block a tool or feed it forever.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, Pa
 from indusagi.core.app_dirs import parts_below, sort_in_chunks
 
 LARGEST_READ = 128 * 1024 * 1024
-"""The most bytes of one read; of a larger file a part is read, or `reading` goes through it."""
+"""Maximum size of one read; for a larger file, read a part or scan it with `reading`."""
 _CHUNK_BYTES = 1024 * 1024
 _LARGEST_OFFSET = 2**63 - 1
 _ATTEMPTS = 10
-"""How often a path is resolved because a link appeared before it was opened."""
+"""How often to resolve a path again because a link appeared before we opened it."""
 _NOWHERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-"""Errors of `stat` for an absent path."""
+"""`stat` errors for a missing path."""
 T = TypeVar("T")
 
 
 class ResolvedPath(str):
-    """A path that `LocalFs.resolve` has checked for writing, so that the operations that follow need not.
+    """A path that `LocalFs.resolve` has already checked for writing, so later operations don't have to.
 
-    A link that appears on the way is found when the path is opened, and makes it an ordinary path again.
+    If a link appears along the way, opening the path detects it and treats it as an ordinary path again.
     """
 
     __slots__ = ("base", "policy")
@@ -50,7 +50,7 @@ class ResolvedPath(str):
 
 
 class LocalFs:
-    """Files of this machine; a relative path starts at `cwd`, and `policy` restricts which paths open."""
+    """Local files. Relative paths start at `cwd`, and `policy` restricts access."""
 
     def __init__(self, cwd: str, policy: PathPolicy | None = None) -> None:
         self._cwd = cwd
@@ -58,7 +58,7 @@ class LocalFs:
         self._rooted: PathPolicy | None = None
 
     def under(self, change: Callable[[PathPolicy], PathPolicy]) -> LocalFs:
-        """Return these files under the policy that `change` makes of the present one; without a policy, `self`.
+        """Return the same files with a modified policy, or `self` if there's no policy.
 
         The resolved workspace stays the same.
         """
@@ -70,14 +70,14 @@ class LocalFs:
         return changed
 
     async def stat(self, path: str, *, follow: bool = True) -> FileStat:
-        """Read the status of a path; a dangling link is absent unless `follow` is off."""
+        """Stat a path. A dangling link counts as missing unless `follow` is off."""
         read = DirFdPath.stat if follow else DirFdPath.lstat
         status = await to_thread.run_sync(partial(self._at, path, read, follow=follow))
         mode = stat.S_IMODE(status.st_mode)
         return FileStat(kind=_kind(status.st_mode), size=status.st_size, mode=mode, mtime_ns=status.st_mtime_ns)
 
     async def exists(self, path: str) -> bool:
-        """Tell whether `stat` finds the path; a directory that may not be searched is an error."""
+        """Return whether `stat` finds the path; raise if a directory isn't searchable."""
         try:
             await self.stat(path)
         except OSError as exc:
@@ -87,13 +87,13 @@ class LocalFs:
         return True
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read at most `limit` bytes of a regular file from `offset`, and at most `LARGEST_READ`."""
+        """Read up to `limit` bytes of a regular file from `offset`, and at most `LARGEST_READ`."""
         if not 0 <= offset <= _LARGEST_OFFSET or (limit is not None and limit < 0):
             raise OSError(errno.EINVAL, f"no such part: offset {offset}, limit {limit}", path)
         return await to_thread.run_sync(self._read, path, offset, limit)
 
     async def resolve(self, path: str, *, writing: bool = False) -> str:
-        """Return the absolute path with links followed, if the policy allows it; an absent path as far as it exists."""
+        """Return the absolute path with links resolved as far as it exists, if the policy allows it."""
         base, resolved = await to_thread.run_sync(
             lambda: self._locate(path, lambda base, resolved: (base, resolved), writing=writing)
         )
@@ -104,9 +104,9 @@ class LocalFs:
         return checked
 
     async def reading(self, path: str, work: Callable[[BinaryIO], WorkT]) -> WorkT:
-        """Open a regular file and run `work` with it in a thread: one open file, one version.
+        """Open a regular file and run `work` on it in a thread, so that all reads see the same version.
 
-        A cancelled caller returns at once; the thread closes the file after `work`.
+        If cancelled, returns immediately; the thread closes the file after `work`.
         """
 
         def open_and_work() -> WorkT:
@@ -131,12 +131,12 @@ class LocalFs:
             raise OSError(errno.EILSEQ, f"not UTF-8 at byte {exc.start}", path) from exc
 
     async def write_file(self, path: str, data: bytes | str) -> None:
-        """Replace or create a file in one step: a reader sees the old content or the new.
+        """Create or replace a file atomically: readers see the old content or the new.
 
-        Owner, group, mode and extended attributes stay where the system permits it; otherwise the mode is narrowed so
-        that no other user gains access. Other hard links of the file keep the old content. In a directory that takes
-        no new file the content is written in place: a reader may then see a part of it, and a failure may leave a
-        part behind; a file with several hard links is refused there.
+        Preserves the owner, group, mode and extended attributes if the system permits, and otherwise narrows the mode
+        so that no other user gains access. Other hard links keep the old content. If we can't create files in the
+        directory, we write in place: readers may then see partial content, and a failure may leave it behind. In that
+        case we refuse to write to a file with several hard links.
         """
         try:
             content = data.encode("utf-8") if isinstance(data, str) else data
@@ -147,7 +147,7 @@ class LocalFs:
         await _run_to_end(partial(self._at, path, put, writing=True))
 
     async def mkdir(self, path: str) -> None:
-        """Make a directory and its missing parents; an existing one is fine."""
+        """Create a directory and any missing parents; it may already exist."""
         await _run_to_end(partial(self._make, path))
 
     async def readdir(self, path: str) -> Sequence[DirEntry]:
@@ -159,10 +159,10 @@ class LocalFs:
         await _run_to_end(partial(self._at, path, _remove, writing=True, follow=False))
 
     def _resolve(self, path: str, *, writing: bool = False, follow: bool = True) -> tuple[str, str]:
-        """Return the directory from which the policy lets a path be opened, and the resolved path."""
+        """Return the base directory the policy opens a path from, and the resolved path."""
         if isinstance(path, ResolvedPath) and path.policy is self._rooted and follow:
             return path.base, path
-        # The system calls would raise ValueError; the port promises OSError.
+        # The system calls would raise ValueError, but the port promises OSError.
         try:
             is_valid = b"\0" not in os.fsencode(path)
         except UnicodeEncodeError:
@@ -178,14 +178,14 @@ class LocalFs:
         if self._policy is None:
             return os.sep, resolved
         if self._rooted is None:
-            # Once: the workspace does not move with a link that is changed later.
+            # Resolve once: changing a link later doesn't move the workspace.
             self._rooted = replace(self._policy, roots=tuple(real_path(root) for root in self._policy.roots))
         return self._rooted.find_base(path, resolved, writing=writing), resolved
 
     def _locate(self, path: str, work: Callable[[str, str], T], **how: bool) -> T:
-        """Run `work` with the base and the resolved path, again while links appear on the way.
+        """Run `work` with the base and resolved path, retrying while links appear along the way.
 
-        Errors name the resolved path instead of a temporary file or a part of the path.
+        Errors report the resolved path rather than a temporary file or part of the path.
         """
         for attempt in range(_ATTEMPTS, 0, -1):
             resolved = ""
@@ -203,7 +203,7 @@ class LocalFs:
         raise AssertionError("the last attempt returns or raises")
 
     def _at(self, path: str, work: Callable[[DirFdPath], T], **how: bool) -> T:
-        """Run `work` at a path whose directory is held open."""
+        """Run `work` on a path while holding its directory open."""
 
         def open_parent(base: str, resolved: str) -> T:
             with open_at(base, parts_below(resolved, base), resolved) as target:
@@ -217,7 +217,7 @@ class LocalFs:
             wanted = os.fstat(handle).st_size - offset
             if (wanted if limit is None else min(wanted, limit)) > LARGEST_READ:
                 raise _too_large(path, wanted)
-            # The size is no limit: a file may grow meanwhile, and files in /proc have size 0.
+            # We can't rely on the size: files may grow, and files in /proc have size 0.
             left = LARGEST_READ + 1 if limit is None else min(limit, LARGEST_READ + 1)
             chunks: list[bytes] = []
             while left > 0 and (chunk := os.pread(handle, min(left, _CHUNK_BYTES), offset)):
@@ -242,7 +242,7 @@ class LocalFs:
 
 
 async def _run_to_end(change: Callable[[], None]) -> None:
-    # A caller that returned early would release the lock of the file while it is written.
+    # Returning early would release the lock of the file while we're still writing it.
     from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
     await run_shielded(to_thread.run_sync(change), "change a file")
@@ -250,8 +250,8 @@ async def _run_to_end(change: Callable[[], None]) -> None:
 
 def _open(target: DirFdPath, given: str) -> int:
     """Open a regular file for reading."""
-    # Checked before, because opening and closing a pipe breaks it for a waiting writer (SIGPIPE), and after, because
-    # the file may have been replaced.
+    # Check before opening, because opening and closing a pipe breaks it for a waiting writer (SIGPIPE), and after,
+    # because the file may have been replaced.
     require_regular_file(target.stat(), given, target.path)
     handle = target.open(os.O_RDONLY)
     try:
@@ -292,7 +292,7 @@ def _list(target: DirFdPath) -> tuple[DirEntry, ...]:
                     kind = _kind(status.st_mode)
                     size = status.st_size if kind is FileKind.FILE else None
                     link = os.readlink(entry.name, dir_fd=handle) if entry.is_symlink() else None
-                except OSError:  # removed meanwhile, or not searchable: the name is known
+                except OSError:  # removed in the meantime, or not searchable: we still have the name
                     is_dir, is_file = entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)
                     mode = stat.S_IFDIR if is_dir else stat.S_IFREG if is_file else 0
                     kind = _kind(stat.S_IFLNK if entry.is_symlink() else mode)

@@ -1,8 +1,8 @@
-"""Commands of this machine: the local implementation of the `Shell` port.
+"""Local commands: the default implementation of the `Shell` port.
 
-A command leads a session of its own, inherits no secrets, runs in a sandbox where the machine has one, and writes into
-a pipe that is drained into a private file. It is over when it exits, not when its last background process closes the
-pipe; its descendants are ended then. Memory holds a small part of the output.
+Each command leads its own session, inherits no secrets, runs in a sandbox if the machine has one, and writes to a pipe
+that we drain into a private file. The command ends when it exits, not when its last background process closes the pipe;
+we then terminate its descendants. Only a small part of the output stays in memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import anyio
@@ -28,30 +27,30 @@ from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
 from indusagi.core.records import record
 
-if TYPE_CHECKING:  # loads the event loop, and is absent from public signatures
+if TYPE_CHECKING:  # loads the event loop, and isn't part of public signatures
     from indusagi.capabilities.reaper import Reaper
     from indusagi.core.process.child import ChildProcess
 
 OUTPUT_CAP_BYTES = 64 * 1024 * 1024
-"""A command that writes more than this in `exec` is ended, or it would fill the disk."""
+"""`exec` kills a command that writes more than this, before it fills the disk."""
 SHOWN_HEAD_BYTES = 64 * 1024
 SHOWN_TAIL_BYTES = 192 * 1024
 _DRAIN_S = 0.1
-"""How long to wait for the end of the output after the exit; a background process may hold it open."""
+"""How long to wait for the end of the output after the exit; a background process may hold the pipe open."""
 _LONGEST_ARGUMENT = 128 * 1024 - 1
-"""Bytes of one argument on Linux (`MAX_ARG_STRLEN`, execve(2))."""
+"""Linux's limit on a single argument (`MAX_ARG_STRLEN`, execve(2))."""
 _SHELLS = ("/bin/bash", "/bin/sh")
 
 
 class LocalProcess:
-    """A running command; leaving its `async with` block ends it."""
+    """A running command; leaving its `async with` block terminates it."""
 
     def __init__(
         self, child: ChildProcess, capture: Capture, command: SandboxedCommand, receipt: str | None = None
     ) -> None:
         self._child = child
         self._receipt = receipt
-        """The file by which a later run finds it after a crash; None without one."""
+        """The file a later run uses to find the process after a crash, if any."""
         self._capture = capture
         self._captures = (capture,) if capture.errors is None else (capture, capture.errors)
         self._command = command
@@ -62,14 +61,12 @@ class LocalProcess:
     async def __aenter__(self) -> LocalProcess:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
     @property
     def pid(self) -> int:
-        """The process, which leads a session and a process group of its own."""
+        """The process id, which is also its session and process group id."""
         return self._child.pid
 
     @property
@@ -98,52 +95,51 @@ class LocalProcess:
         return await self._finish_output()
 
     async def stop(self, *, grace_ms: int = STOP_GRACE_MS) -> int:
-        """End the process tree: SIGTERM, then SIGKILL; safe to call twice.
+        """Terminate the process tree with SIGTERM, then SIGKILL; safe to call twice.
 
-        A caller that is cancelled meanwhile still waits for the end.
+        Waits for the end even if the caller is cancelled.
         """
-        # A server does not exit at the end of its input, so the first request is SIGTERM.
+        # Servers don't exit on EOF, so we start with SIGTERM.
         await self._child.end(grace_ms / 1000, drain_s=_DRAIN_S, close_input=False)
         return await self._finish_output()
 
     async def _finish_output(self) -> int:
         for capture in self._captures:
             await capture.flush()
-        # None: the process could not be ended; the code of the last signal stands for it.
+        # None means the process survived; report the last signal we sent.
         code = self._child.exit_code
         return -signal.SIGKILL if code is None else code
 
     def read_output(self, offset: int = 0, limit: int | None = None) -> bytes:
-        """Read its output so far, from a byte offset.
+        """Read the output so far, from a byte offset.
 
         Raises:
-            OSError: The output could not be kept, for example because the disk is full.
+            OSError: The output couldn't be stored, e.g. because the disk is full.
         """
         return self._capture.read(offset, limit)
 
     def output_size(self) -> int:
-        """Return how many bytes it wrote so far."""
+        """Return the number of bytes written so far."""
         return self._capture.size
 
     def follow(self, sink: Callable[[bytes], None]) -> None:
-        """Call `sink` in a worker thread with all its output, from the first byte on."""
+        """Call `sink` in a worker thread with all output, starting at the first byte."""
         self._capture.follow(sink)
 
     def follow_errors(self, sink: Callable[[bytes], None]) -> bool:
-        """Call `sink` with its standard error; return False if that is part of the output."""
+        """Call `sink` with stderr; return False if stderr is part of the output."""
         if self._capture.errors is None:
             return False
         self._capture.errors.follow(sink)
         return True
 
     async def write_input(self, data: bytes, *, close: bool = False) -> None:
-        """Write to its standard input; `close` ends the input.
+        """Write to stdin; `close` sends EOF.
 
-        Data that the command hasn't read when the caller is cancelled stays queued: `unread_input` says how much.
+        If the caller is cancelled, unread data stays queued: see `unread_input`.
 
         Raises:
-            OSError: With EPIPE, the input is closed, or the command was started without one. With EAGAIN, it hasn't
-                read what was written before.
+            OSError: EPIPE if stdin is closed or absent, EAGAIN if earlier data is still unread.
         """
         if not self._child.input_open:
             raise BrokenPipeError(errno.EPIPE, "its standard input is closed")
@@ -155,7 +151,7 @@ class LocalProcess:
         await self._child.writable.wait()
 
     def unread_input(self) -> int:
-        """Return how many bytes wait in our buffer because the command doesn't read."""
+        """Return the number of bytes in our buffer that the command hasn't read."""
         return self._child.unread_input
 
     def survivors(self) -> Sequence[int]:
@@ -163,17 +159,17 @@ class LocalProcess:
         return sorted(process.pid for process in self._child.descendants() if not is_bubblewrap_helper(process.pid))
 
     async def final_cwd(self) -> str | None:
-        """Return the working directory of the shell at its exit; None if it is unknown."""
+        """Return the shell's working directory at exit, or None if unknown."""
         if self._final_cwd is None and not self._closed:
             self._final_cwd = await to_thread.run_sync(read_final_cwd, self._command.cwd_file)
         return self._final_cwd
 
     def limit_output(self, size: int, on_full: Callable[[], None]) -> None:
-        """Keep nothing of the output after `size` bytes; call `on_full` then."""
+        """Discard output beyond `size` bytes and call `on_full` at that point."""
         self._capture.limit(size, on_full)
 
     async def aclose(self) -> None:
-        """End the process tree and close the output; safe to call twice."""
+        """Terminate the process tree and close the output; safe to call twice."""
 
         def clean_up() -> None:
             if self._receipt is not None:
@@ -195,13 +191,13 @@ class LocalProcess:
 
 
 class LocalShell:
-    """Commands of this machine, run by bash or sh.
+    """Runs local commands with bash or sh.
 
     Args:
-        cwd: The workspace, in which commands start.
-        sandbox: What commands may do.
-        allowed_variables: Variables that commands inherit although they look like secrets.
-        has_reaper: Whether commands end if this process is killed: a second process waits for that.
+        cwd: The workspace, where commands start.
+        sandbox: Restrictions on commands.
+        allowed_variables: Variables to pass on even though they look like secrets.
+        has_reaper: Start a second process that terminates the commands if this one gets killed.
     """
 
     def __init__(
@@ -227,7 +223,7 @@ class LocalShell:
         timeout_ms: int | None = None,
         cancel: CancelToken | None = None,
     ) -> ShellResult:
-        """Run a command to its end, and end its descendants."""
+        """Run a command to completion, then terminate its descendants."""
         limit_s = (DEFAULT_TIMEOUT_MS if timeout_ms is None else timeout_ms) / 1000
         async with await self.spawn(command, cwd=cwd, env=env) as process:
             ended = Ended.CANCELLED
@@ -253,19 +249,18 @@ class LocalShell:
         with_input: bool = False,
         errors_path: str | None = None,
     ) -> LocalProcess:
-        """Start a command and return at once; the caller must `aclose` it.
+        """Start a command and return immediately; the caller must `aclose` it.
 
-        Standard input is empty unless `with_input`. Standard error is part of the output unless it goes to the file
-        `errors_path`.
+        Stdin is empty unless `with_input`. Stderr is part of the output unless you pass `errors_path`.
 
         Raises:
-            SandboxMissing: A sandbox is required, and none works here.
-            OSError: The command cannot be started.
+            SandboxMissing: A sandbox is required, but none works on this machine.
+            OSError: The command can't be started.
         """
         from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
         async def discard(process: LocalProcess) -> None:
-            # The caller was cancelled before it got the process.
+            # The caller got cancelled before it received the process.
             try:
                 await process.stop(grace_ms=0)
             finally:
@@ -287,11 +282,11 @@ class LocalShell:
         return await run_shielded(_start(prepare, command, folder, with_input), "start a command", undo=discard)
 
     async def sandbox_state(self) -> SandboxState:
-        """Return the sandbox that commands run in."""
+        """Return the sandbox commands run in."""
         return await to_thread.run_sync(self._backend.state)
 
     async def aclose(self) -> None:
-        """Remove the temporary files of commands, and end the reaper; safe to call twice."""
+        """Remove temporary files and stop the reaper; safe to call twice."""
 
         def close() -> None:
             self._backend.remove()
@@ -305,7 +300,7 @@ class LocalShell:
 
 @record
 class _Prepared:
-    """What a command needs before it starts."""
+    """A command that's ready to start."""
 
     command: SandboxedCommand
     descriptor: int
@@ -315,7 +310,7 @@ class _Prepared:
     child_type: type[ChildProcess]
 
     def discard(self) -> None:
-        """Remove what was made for a command that does not run."""
+        """Clean up after a command that won't run."""
         self.command.clean_up()
         for path in (self.output_path, self.errors_path):
             if path is not None:
@@ -331,7 +326,7 @@ def _prepare(
     output_path: str | None,
     errors_path: str | None,
 ) -> _Prepared:
-    """Find the shell, build the sandbox's command line and open the output files: blocking work for one thread."""
+    """Find the shell, build the sandboxed command line and open the output files. Blocks."""
     from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — the first command pays
 
     shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
@@ -361,7 +356,7 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
         child = capture.child = prepared.child_type(capture)
         if errors is not None:
             errors.child = child
-        # PR_SET_PDEATHSIG would make the start slow and spare the descendants; by the receipt all of them are found.
+        # PR_SET_PDEATHSIG would slow the start down and miss descendants; the receipt finds all of them.
         await child.start(
             wrapped.argv,
             wrapped.env,
@@ -383,16 +378,16 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
             raise OSError(errno.E2BIG, message) from exc
         raise
     receipt = None
-    with suppress(OSError, ValueError):  # a command runs without a receipt when the disk is full
+    with suppress(OSError, ValueError):  # with a full disk, run without a receipt
         receipt = await to_thread.run_sync(write_receipt, child.mark, child.pid, command, folder)
     return LocalProcess(child, capture, wrapped, receipt)
 
 
 def _require_valid_strings(command: str, folder: str, env: Mapping[str, str], output_path: str | None) -> None:
-    """Refuse strings that execve(2) cannot take.
+    """Reject strings execve(2) can't take.
 
     Raises:
-        OSError: With EINVAL, and a message that names the string.
+        OSError: With EINVAL and a message that identifies the string.
     """
     texts = [
         ("a command", command),

@@ -1,1 +1,1 @@
-"""What a command may see and touch: its environment and its sandbox."""
+"""The environment and sandbox of commands."""

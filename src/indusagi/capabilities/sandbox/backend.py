@@ -1,4 +1,4 @@
-"""Sandbox backend: chooses bubblewrap, Landlock or nothing, and builds the command line that runs a command in it."""
+"""Sandbox backend: picks bubblewrap, Landlock or nothing, and builds the command line to run a command in it."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ _ABI_WITH_TCP = 4
 
 @record
 class SandboxedCommand:
-    """The command line of a command in its sandbox; call `clean_up` when the command is over."""
+    """A sandboxed command line; call `clean_up` when the command is done."""
 
     argv: list[str]
     env: dict[str, str]
     state: SandboxState
     cwd_file: str
-    """The file into which the shell writes its final directory."""
+    """The file the shell writes its final directory to."""
     masked: tuple[str, ...]
-    """Protected paths that are covered while it runs."""
+    """Protected paths hidden while it runs."""
     unwelcome: tuple[str, ...] = ()
-    """Files that it must not leave behind."""
+    """Files it mustn't leave behind."""
     confine: Callable[[], None] | None = None
     """Restricts the thread that starts the command."""
 
     def clean_up(self) -> None:
-        """Remove what the sandbox and the shell have left on the machine."""
+        """Clean up after the sandbox and the shell."""
         MASKS.release(self.masked)
         for path in self.unwelcome:
             with suppress(OSError):
@@ -68,7 +68,7 @@ class SandboxedCommand:
 
 
 class SandboxBackend:
-    """Runs the commands of one shell in sandboxes. Every method blocks: call it in a worker thread."""
+    """Runs the commands of one shell in sandboxes. All methods block: call them in a worker thread."""
 
     def __init__(self, sandbox: Sandbox, workspace: str, allowed: frozenset[str]) -> None:
         self._sandbox = sandbox
@@ -78,15 +78,15 @@ class SandboxBackend:
         self._private: PrivateDir | None = None
 
     def state(self) -> SandboxState:
-        """Return the sandbox that commands get; the first call runs a program to find out."""
+        """Return the sandbox for commands; the first call runs a program to find out."""
         return self._choose(resolve_layout(self._sandbox, self._workspace, self._allowed))
 
     def wrap(self, shell: str, command: str, folder: str, env: Mapping[str, str]) -> SandboxedCommand:
         """Build the command line that runs `command` in the sandbox.
 
         Raises:
-            SandboxMissing: A sandbox is required, and none works here.
-            OSError: The private directory cannot be made.
+            SandboxMissing: A sandbox is required, but none works on this machine.
+            OSError: We couldn't create the private directory.
         """
         layout = resolve_layout(self._sandbox, self._workspace, self._allowed)
         state = self._choose(layout)
@@ -147,7 +147,7 @@ class SandboxBackend:
         return SandboxState(kind="none", detail="; ".join(reasons) or "no mechanism is allowed")
 
     def remove(self) -> None:
-        """Remove the private directory; a later command makes another."""
+        """Remove the private directory; a later command creates a new one."""
         import atexit  # noqa: PLC0415 — loaded with the first command
 
         with self._lock:
@@ -158,8 +158,8 @@ class SandboxBackend:
 
 
 def _find_bubblewrap(workspace: str) -> tuple[tuple[str, ...], str]:
-    # Root writes to files of other users by capabilities, which the user namespace of bubblewrap takes away; without
-    # that namespace root could change kernel settings. In containers such workspaces are common.
+    # Root writes to other users' files by virtue of capabilities that bubblewrap's user namespace drops; without that
+    # namespace, root could change kernel settings. Such workspaces are common in containers.
     with suppress(OSError):
         if os.geteuid() == 0 != os.stat(workspace).st_uid:
             return (), "in bubblewrap root could not write to a workspace of another user"
@@ -175,11 +175,11 @@ def _find_landlock() -> tuple[int, str]:
 
 
 def landlock_argv(layout: SandboxLayout, private: PrivateDir) -> list[str]:
-    """Build the command line in front of a command that `landlock_run` restricts."""
+    """Build the command prefix that applies Landlock via `landlock_run`."""
     write = [*layout.writable, private.tmp, private.notes, *_DEVICES]
     if not layout.read_only:
         write.append(layout.workspace)
-    # The readable paths are listed in the child: they may be longer than a command line can be.
+    # The child lists the readable paths itself: they might not fit on a command line.
     hidden = [*layout.hidden]
     read = [private.root] if any(is_within(private.root, path) for path in hidden) else []
     rules = json.dumps({"write": write, "hidden": hidden, "read": read, "network": layout.network})
@@ -187,10 +187,10 @@ def landlock_argv(layout: SandboxLayout, private: PrivateDir) -> list[str]:
 
 
 def landlock_lacks(abi: int, layout: SandboxLayout) -> tuple[str, ...]:
-    """List what the layout asks for and this version of Landlock cannot enforce.
+    """List the requested restrictions this version of Landlock can't enforce.
 
-    Rules grant rights to a whole directory tree, so a part of the workspace cannot be excluded; modes, owners and times
-    of files can be changed everywhere; sockets in the file system can be connected to
+    Rules grant rights to whole directory trees, so we can't exclude parts of the workspace; commands can change modes,
+    owners and times of files anywhere and connect to sockets in the file system
     (https://docs.kernel.org/userspace-api/landlock.html#current-limitations).
     """
     lacks = [LOCAL_SOCKETS, "guard of modes and times of files"]
@@ -204,16 +204,16 @@ def landlock_lacks(abi: int, layout: SandboxLayout) -> tuple[str, ...]:
 
 
 def _temporary_dirs(tmp: str) -> dict[str, str]:
-    """Send temporary files and caches to a writable directory: the user's caches are read-only."""
+    """Redirect temporary files and caches to a writable directory, since the user's caches are read-only."""
     cache_dir = os.path.join(tmp, ".cache")
     return {"TMPDIR": tmp, "XDG_CACHE_HOME": cache_dir, "npm_config_cache": os.path.join(cache_dir, "npm")}
 
 
 # -- environment ------------------------------------------------------------------------------
 #
-# A model writes the command and reads its output. A command doesn't inherit a variable that looks like a secret or
-# names a socket (`core.secrets`), unless the user has named the variable; it never inherits keys of model providers.
-# The added variables keep programs from paging, colouring, opening an editor or prompting.
+# The model writes the command and reads its output. So commands don't inherit variables that look like a secret or
+# point to a socket (`core.secrets`), unless the user allows the variable; keys of model providers never get through.
+# The variables we add stop programs from paging, coloring, opening an editor or prompting.
 
 
 QUIET: Mapping[str, str] = MappingProxyType(
@@ -229,9 +229,9 @@ QUIET: Mapping[str, str] = MappingProxyType(
         "EDITOR": "true",
         "VISUAL": "true",
         "GIT_EDITOR": "true",
-        # `true` would run an interactive rebase with the list unchanged; `false` aborts it.
+        # `true` would run an interactive rebase with an unchanged todo list; `false` aborts it.
         "GIT_SEQUENCE_EDITOR": "false",
-        # Without a terminal vim waits for keys on standard error; commands of `-c` run first.
+        # Without a terminal, vim waits for keys on stderr; `-c` commands run first.
         "VIMINIT": "autocmd VimEnter * cquit",
         "GIT_TERMINAL_PROMPT": "0",
         "GH_PROMPT_DISABLED": "1",
@@ -242,7 +242,7 @@ QUIET: Mapping[str, str] = MappingProxyType(
         "PYTHONUNBUFFERED": "1",
     }
 )
-"""Set for every command, whatever their values were."""
+"""Set for every command, overriding existing values."""
 
 _GIT_SETTING = re.compile(r"GIT_CONFIG_(KEY|VALUE)_\d+|GIT_CONFIG_COUNT")
 _GIT_CREDENTIALS = re.compile(r"extraheader|password|@.*insteadof", re.IGNORECASE)
@@ -254,7 +254,7 @@ def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) 
 
     Args:
         ours: The environment of this process.
-        allowed: Variables that commands inherit although they look like secrets or name a socket.
+        allowed: Variables to pass on even though they look like secrets or point to a socket.
     """
     kept = {
         name: value
@@ -267,16 +267,16 @@ def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) 
         _GIT_SETTING.fullmatch(name) and (holds_secret(value) or _GIT_CREDENTIALS.search(value))
         for name, value in ours.items()
     ):
-        # GIT_CONFIG_COUNT numbers them: removing one would break the others (git-config(1)).
+        # GIT_CONFIG_COUNT counts them: removing one would break the others (git-config(1)).
         kept = {name: value for name, value in kept.items() if not _GIT_SETTING.fullmatch(name)}
     return {name: value for name, value in kept.items() if not is_provider_key(name)} | dict(QUIET)
 
 
 # -- final cwd --------------------------------------------------------------------------------
 #
-# bash reads the preamble before the command (`BASH_ENV`,
+# bash sources the preamble before the command (`BASH_ENV`,
 # https://www.gnu.org/software/bash/manual/bash.html#Bash-Startup-Files). An EXIT trap writes the directory to a
-# private file, also when the command sets an EXIT trap of its own or replaces the shell by `exec`.
+# private file, even if the command sets its own EXIT trap or replaces the shell with `exec`.
 
 
 FILE_VARIABLE = "INDUS_CWD_FILE"
@@ -318,17 +318,17 @@ builtin trap -- __indus_cwd EXIT
 shopt -s expand_aliases
 alias exec='INDUS_CWD_KEPT=$(__indus_cwd) exec'
 """
-"""`exec` is an alias, because a function would undo its redirections."""
+"""`exec` is an alias because a function would undo its redirections."""
 
 
 def final_cwd_variables(preamble: str, cwd_file: str, env: dict[str, str]) -> dict[str, str]:
-    """Return the variables that make bash read the preamble and write its directory to `cwd_file`."""
+    """Return the variables that make bash source the preamble and write its directory to `cwd_file`."""
     own = {"INDUS_BASH_ENV": env["BASH_ENV"]} if env.get("BASH_ENV") else {}
     return {"BASH_ENV": preamble, FILE_VARIABLE: cwd_file, **own}
 
 
 def read_final_cwd(cwd_file: str) -> str | None:
-    """Read and remove the file of a shell; None unless it holds an absolute path, since any process may write it."""
+    """Read and remove the shell's file; None unless it contains an absolute path, since any process may write it."""
     try:
         handle = os.open(cwd_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
-"""bubblewrap: runs a command in mount, PID, IPC and user namespaces of its own (https://github.com/containers/bubblewrap).
+"""bubblewrap: run a command in separate mount, PID, IPC and user namespaces (https://github.com/containers/bubblewrap).
 
-The command sees the machine read-only, may write to the workspace and a private `/tmp`, and sees only its own
-processes. `--die-with-parent` is not used: processes that a command leaves in the background become a job. Ending the
-process tree of a command kills the first process of its PID namespace, and with it the kernel ends all the others
+The command sees the machine read-only, can write to the workspace and a private `/tmp`, and only sees its own
+processes. We don't use `--die-with-parent`, because background processes of a command become a job. Terminating the
+process tree kills the first process of the PID namespace, and with it the kernel kills all the others
 (pid_namespaces(7)).
 """
 
@@ -28,28 +28,28 @@ _USERS = (
     # Before --disable-userns (0.8.0), root would keep its capabilities over the mounts.
     ("--unshare-user", "--cap-drop", "ALL"),
 )
-"""A user namespace in which no further one can be made, by the options of newer and older versions."""
+"""A user namespace that can't be nested, with the options of newer and older versions."""
 
 
 _USELESS = "bubblewrap does not work here: {}"
 
 
 def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], str]:
-    """Find a `bwrap` that works, by running a probe in it once.
+    """Find a working `bwrap`, running a probe in it once.
 
     Args:
-        search_path: Directories of programs, as in `PATH`.
-        workspace: Programs in here are never run, since the repository may have brought them.
+        search_path: Directories to search, as in `PATH`.
+        workspace: Never run programs from here, since they may come from the repository.
 
     Returns:
-        The beginning of its command line, and "" or the reason why there is none.
+        The start of its command line, and the reason if it's empty.
     """
     program = find_trusted_program("bwrap", search_path, workspace)
     if program is None:
         return (), "bubblewrap is not installed"
     try:
         return _probe(program)
-    except OSError as exc:  # not cached: descriptors or memory may have run out
+    except OSError as exc:  # don't cache: we may have run out of descriptors or memory
         return (), _USELESS.format(exc)
 
 
@@ -65,7 +65,7 @@ def _probe(program: str) -> tuple[tuple[str, ...], str]:
 
 @cache
 def can_scope(start: tuple[str, ...]) -> bool:
-    """Tell whether this `bwrap` also works in a thread without abstract sockets; an installation as root doesn't."""
+    """Return whether this `bwrap` also works in a thread without abstract sockets; a setuid-root one doesn't."""
     from indusagi.capabilities.sandbox.landlock_run import scope_thread  # noqa: PLC0415 — loads ctypes
 
     failures: list[str] = []
@@ -84,7 +84,7 @@ def can_scope(start: tuple[str, ...]) -> bool:
 
 
 def _try_probe(start: Sequence[str]) -> str:
-    """Run the probe; return why it failed, or ""."""
+    """Run the probe and return the reason it failed, or an empty string."""
     from subprocess import DEVNULL, TimeoutExpired, run  # noqa: PLC0415 — once per process, in a thread
 
     argv = [*start, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _PROBE]
@@ -101,11 +101,11 @@ _PROBE = """read -r inside outside users < /proc/self/uid_map
 read -r first < /proc/1/comm
 case "$users $first" in 1\\ *bwrap*) exit 0;; esac
 echo "it runs commands without holding them in" >&2; exit 1"""
-"""In a namespace of bubblewrap one user is mapped (user_namespaces(7)) and process 1 is `bwrap`. Some containers
-have a program of this name that only runs the command, and some map one user themselves."""
+"""In a bubblewrap namespace, one user is mapped (user_namespaces(7)) and process 1 is `bwrap`. Some containers have a
+fake `bwrap` that just runs the command, and some map a single user themselves."""
 _NAMESPACES = ("--unshare-pid", "--unshare-ipc")
 _KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
-"""Kernel settings that root may write even from a user namespace without capabilities."""
+"""Kernel settings that root can write even in a user namespace without capabilities."""
 _MACHINE = (
     *("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"),
     *(word for path in _KERNEL for word in ("--ro-bind-try", path, path)),
@@ -115,12 +115,12 @@ _MACHINE = (
 def bubblewrap_argv(
     start: Sequence[str], layout: SandboxLayout, masked: Sequence[str], private: PrivateDir, folder: str
 ) -> list[str]:
-    """Build the command line in front of a command.
+    """Build the command prefix that runs a command in bubblewrap.
 
     Args:
-        start: Its beginning, from `find_bubblewrap`.
-        layout: What the command may read and write.
-        masked: Protected paths that are absent: an empty directory covers each.
+        start: Its start, from `find_bubblewrap`.
+        layout: The paths the command may read and write.
+        masked: Missing protected paths, each covered by an empty directory.
         private: The directory for temporary files.
         folder: The working directory.
     """
@@ -132,14 +132,14 @@ def bubblewrap_argv(
     argv += ["--bind", private.tmp, "/tmp"]
     if layout.workspace != "/":
         argv += ["--ro-bind" if layout.read_only else "--bind", layout.workspace, layout.workspace]
-    # A mount point cannot be renamed, so the held directories are mounts too.
+    # Mount points can't be renamed, so mount the held directories too.
     for path in (*sorted(layout.writable), *layout.held, private.notes):
         argv += ["--bind", path, path]
     argv += ["--ro-bind", private.preamble, private.preamble]
     for path in layout.protected:
-        # A dangling link exists and cannot be bound.
+        # A dangling link exists but can't be bound.
         argv += _empty(path) if path in masked else ("--ro-bind-try", path, path)
-    # After the protected paths: a credential may lie in one.
+    # Must come after the protected paths, which may contain credentials.
     shown = (layout.workspace, *layout.writable)
     for path in layout.hidden:
         if is_within(path, "/tmp") and not is_within(path, *shown):
@@ -153,14 +153,14 @@ def _empty(path: str) -> tuple[str, ...]:
 
 
 def bubblewrap_lacks(layout: SandboxLayout, *, scoped: bool) -> tuple[str, ...]:
-    """List what the layout asks for and bubblewrap cannot enforce."""
+    """List the requested restrictions bubblewrap can't enforce."""
     names = (os.path.relpath(path, layout.workspace) for path in layout.links)
     sockets = (ABSTRACT_SOCKETS,) if layout.network and not scoped else ()
     return (*sockets, *(f"guard of {name}, which is a link" for name in names))
 
 
 def is_bubblewrap_helper(pid: int) -> bool:
-    """Tell whether a process is the `bwrap` above a command, or has ended."""
+    """Return whether a process is the `bwrap` above a command, or has ended."""
     try:
         with open(f"/proc/{pid}/comm", "rb") as file:
             return file.read() == b"bwrap\n"
@@ -171,7 +171,7 @@ def is_bubblewrap_helper(pid: int) -> bool:
 
 
 class PrivateDir:
-    """The private directory of a shell: temporary files, the bash preamble, and the files with final directories."""
+    """The private directory of a shell: temporary files, the bash preamble and the files for final directories."""
 
     def __init__(self, root: str) -> None:
         self.root = root
@@ -180,17 +180,17 @@ class PrivateDir:
         self.preamble = os.path.join(root, "preamble.sh")
 
     def remove(self) -> None:
-        """Remove the directory with everything that commands have left there."""
+        """Remove the directory and everything commands left in it."""
         from shutil import rmtree  # noqa: PLC0415 — once per shell, in a thread
 
         rmtree(self.root, ignore_errors=True)
 
 
 class MaskedPaths:
-    """The empty directories that bubblewrap makes on the host to cover absent protected paths.
+    """The empty directories bubblewrap creates on the host to cover missing protected paths.
 
-    They are removed after the last command that needs them: removing one earlier would uncover the path for commands
-    that still run.
+    We remove them after the last command that needs them; removing one earlier would uncover the path for commands
+    that are still running.
     """
 
     def __init__(self) -> None:
@@ -198,7 +198,7 @@ class MaskedPaths:
         self._users: dict[str, int] = {}
 
     def acquire(self, protected: Sequence[str]) -> tuple[str, ...]:
-        """Return the paths that must be covered, and count one more command for each."""
+        """Return the paths to cover, adding a reference to each."""
         with self._lock:
             masked = tuple(path for path in protected if path in self._users or not os.path.lexists(path))
             for path in masked:
@@ -206,7 +206,7 @@ class MaskedPaths:
         return masked
 
     def release(self, masked: Sequence[str]) -> None:
-        """Count one command less, and remove directories without commands."""
+        """Drop a reference to each path, and remove unreferenced directories."""
         with self._lock:
             for path in masked:
                 self._users[path] -= 1

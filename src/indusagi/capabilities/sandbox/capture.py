@@ -1,7 +1,7 @@
-"""Capture of a command's output: a file, written in a worker thread.
+"""Capture a command's output in a file, written from a worker thread.
 
-While a piece is written the pipe is not read, so memory holds one piece. The file is bounded: of a very long output it
-keeps the first and the last 32 MiB.
+We don't read the pipe while writing a piece, so memory only holds one piece. The file is bounded: for a very long
+output, it contains the first and last 32 MiB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIECE_BYTES = 1024 * 1024
 
 
 def open_capture(path: str | None) -> int:
-    """Open the file of an output: a new private file at `path`, or an unnamed temporary file."""
+    """Open the output file: a new private file at `path`, or an unnamed temporary file."""
     if path is not None:
         return create_private_file(path)
     from tempfile import TemporaryFile  # noqa: PLC0415 — only commands without a file pay
@@ -33,9 +33,9 @@ def open_capture(path: str | None) -> int:
 
 
 class Capture:
-    """The output of a command so far, and an optional sink that receives it.
+    """The output of a command so far, with an optional sink.
 
-    Standard error is part of the output, unless a second capture takes the `errors`.
+    Includes stderr unless there's a second capture for `errors`.
     """
 
     child: ChildProcess
@@ -60,10 +60,8 @@ class Capture:
         self._sent = 0
         self._closed = False
 
-    # -- for the child ------------------------------------------------------------------------
-
     def stdout_received(self, data: bytes) -> None:
-        """Write to the file; data past the limit is dropped."""
+        """Write to the file, dropping data past the limit."""
         if self._closed or self._is_full():
             return
         self._waiting.append(data)
@@ -71,14 +69,12 @@ class Capture:
             self._write()
 
     def stderr_received(self, data: bytes) -> None:
-        """Write to the capture of errors."""
+        """Write to the stderr capture."""
         if self.errors is not None:
             self.errors.stdout_received(data)
 
     def state_changed(self) -> None:
-        """Ignore it: waiters look at the child."""
-
-    # -- the file -----------------------------------------------------------------------------
+        """Do nothing: waiters watch the child."""
 
     def _write(self) -> None:
         piece = b"".join(self._waiting)
@@ -91,7 +87,7 @@ class Capture:
         sink = self._sink
         start, self._sent = self._sent, self.size + len(piece) if sink is not None else self._sent
         file = self._file if self._failure is None else None
-        # A plain future: no task awaits it, so cancellation cannot stop it.
+        # Use a plain future: no task awaits it, so cancellation can't stop it.
         future = self._loop.run_in_executor(None, _write_piece, file, piece, sink, start)
         future.add_done_callback(self._finish_write)
 
@@ -119,46 +115,46 @@ class Capture:
         return self._sink is not None and self._sent < self.size and self._failure is None
 
     def _is_full(self) -> bool:
-        # A sink receives more although the file cannot be written.
+        # The sink keeps receiving data even if we can't write the file.
         failed = self._failure is not None and self._sink is None
         return failed or (self._cap is not None and self.size > self._cap)
 
     def limit(self, size: int, on_full: Callable[[], None]) -> None:
-        """Keep nothing after `size` bytes; call `on_full` then, and after a failed write."""
+        """Drop data after `size` bytes; call `on_full` at that point, or after a failed write."""
         self._cap, self._on_full = size, on_full
         if self._is_full():
             on_full()
 
     def follow(self, sink: Callable[[bytes], None]) -> None:
-        """Call `sink` in a thread with all output, earlier pieces included."""
+        """Call `sink` in a thread with all output, including earlier pieces."""
         self._sink = sink
         if self._idle.is_set() and self._is_behind() and not self._closed:
             self._write()
 
     async def flush(self) -> None:
-        """Wait until everything read from the pipe is in the file."""
+        """Wait until the file contains everything read from the pipe."""
         await self._idle.wait()
 
     def read(self, offset: int, limit: int | None) -> bytes:
-        """Read a part of the output.
+        """Read part of the output.
 
         Raises:
-            OSError: Something of it could not be written.
+            OSError: Some of it couldn't be written.
         """
         if self._failure is not None:
             raise self._failure
         return self._file.read(offset, limit, self.size)
 
     def settle(self) -> None:
-        """Bring a named file into reading order; blocks.
+        """Put a named file into reading order. Blocks.
 
         Raises:
-            OSError: The file stays as it is, the last part of a very long output in two halves.
+            OSError: The file stays as is, with the last part of a very long output in two halves.
         """
         self._file.reorder()
 
     def close(self) -> None:
-        """Close the file after the last piece."""
+        """Close the file once the last piece is written."""
         if self._closed:
             return
         self._closed = True
@@ -167,7 +163,7 @@ class Capture:
 
 
 def _write_piece(file: CaptureFile | None, piece: bytes, sink: Callable[[bytes], None] | None, start: int) -> int:
-    """Append a piece to `file`, and call `sink` with everything from offset `start` on."""
+    """Append a piece to `file`, and call `sink` with everything from offset `start`."""
     try:
         if file is not None and sink is not None:
             for earlier in file.pieces(start, file.size):
@@ -181,16 +177,16 @@ def _write_piece(file: CaptureFile | None, piece: bytes, sink: Callable[[bytes],
 
 
 class CaptureFile:
-    """A file with the first part of an output, followed by a ring buffer with the last part."""
+    """A file with the first part of an output, then a ring buffer with the last part."""
 
     def __init__(self, descriptor: int, path: str | None = None) -> None:
         self.size = 0
-        """Bytes of the output, kept or not."""
+        """Total size of the output, including dropped bytes."""
         self._descriptor = descriptor
         self._path = path
 
     def append(self, data: bytes) -> None:
-        """Write a piece, overwriting the oldest of the last part if necessary."""
+        """Write a piece, overwriting the oldest data in the ring if necessary."""
         left = memoryview(data)
         while left:
             position, room = _position(self.size)
@@ -199,12 +195,12 @@ class CaptureFile:
             left = left[done:]
 
     def read(self, offset: int, limit: int | None, size: int) -> bytes:
-        """Read from `offset` of the output, or from the first kept byte after it."""
+        """Read from an offset of the output, or from the next stored byte."""
         end = size if limit is None else min(size, offset + limit)
         return b"".join(self.pieces(offset, end))
 
     def pieces(self, offset: int, end: int) -> Iterator[bytes]:
-        """Yield what is kept between two offsets."""
+        """Yield the stored bytes between two offsets."""
         while offset < end:
             if KEPT_HEAD_BYTES <= offset < self.size - KEPT_TAIL_BYTES:
                 offset = self.size - KEPT_TAIL_BYTES
@@ -217,10 +213,10 @@ class CaptureFile:
             yield data
 
     def reorder(self) -> None:
-        """Rewrite a named file so that it reads from beginning to end.
+        """Rewrite a named file in reading order.
 
         Raises:
-            OSError: The disk is full; the file stays as it is.
+            OSError: The disk is full; the file stays as is.
         """
         if self._path is None or self.size <= KEPT_HEAD_BYTES + KEPT_TAIL_BYTES:
             return
@@ -243,7 +239,7 @@ class CaptureFile:
 
 
 def _position(offset: int) -> tuple[int, int]:
-    """Return the position of an output byte in the file, and how many bytes follow it contiguously."""
+    """Return the file position of an output byte, and the number of contiguous bytes from there."""
     if offset < KEPT_HEAD_BYTES:
         return offset, KEPT_HEAD_BYTES - offset
     in_ring = (offset - KEPT_HEAD_BYTES) % KEPT_TAIL_BYTES

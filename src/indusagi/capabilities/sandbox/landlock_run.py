@@ -1,8 +1,8 @@
-"""Landlock launcher: restricts this process, then executes the command (https://docs.kernel.org/userspace-api/landlock.html).
+"""Landlock launcher: restrict this process, then exec the command (https://docs.kernel.org/userspace-api/landlock.html).
 
-Started by path with `python -I -S`, so it imports nothing of this package. Landlock rules only take rights away, for
-good and for every descendant: writable paths are listed, and everything else is read-only. A program of its own,
-because this much Python is not safe between fork and exec of a program with threads.
+Started by path with `python -I -S`, so it doesn't import anything from this package. Landlock rules only take rights
+away, permanently and for all descendants: we list writable paths, and everything else is read-only. It's a separate
+program because running this much Python between fork and exec isn't safe in a multi-threaded process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PATH_BENEATH = 1
 _PR_CAPBSET_DROP = 24
 _PR_SET_NO_NEW_PRIVS = 38
 _POWERS = (16, 17, 19, 21, 22, 27, 38, 39)
-"""Capabilities by which root could leave the sandbox (capabilities(7)): CAP_SYS_MODULE, SYS_RAWIO, SYS_PTRACE,
+"""Capabilities root could use to escape the sandbox (capabilities(7)): CAP_SYS_MODULE, SYS_RAWIO, SYS_PTRACE,
 SYS_ADMIN, SYS_BOOT, MKNOD, PERFMON, BPF."""
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
@@ -27,12 +27,12 @@ _FIRST_ABI_RIGHTS = (1 << 13) - 1
 _TCP = 0b11
 _ABSTRACT_SOCKETS = 1
 _SCOPES = 0b11
-"""Abstract UNIX sockets and signals reach only processes of the same sandbox."""
+"""Abstract UNIX sockets and signals only reach processes in the same sandbox."""
 _ABI_OF = {"refer": 2, "truncate": 3, "network": 4, "scopes": 6}
 
 
 def landlock_abi() -> int:
-    """Return the kernel's Landlock ABI version; 0 without Landlock."""
+    """Return the kernel's Landlock ABI version, or 0 if it lacks Landlock."""
     if sys.platform != "linux":  # pragma: no cover — macOS
         return 0
     found = ctypes.CDLL(None).syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)
@@ -40,12 +40,12 @@ def landlock_abi() -> int:
 
 
 def scope_thread() -> None:
-    """Keep what this thread starts from abstract sockets of other programs.
+    """Cut processes started by this thread off from other programs' abstract sockets.
 
-    Landlock restricts a thread, and a process inherits the restrictions of the thread that started it.
+    Landlock restricts a thread, and a process inherits the restrictions of the thread that starts it.
 
     Raises:
-        OSError: The kernel refuses, or knows no scopes.
+        OSError: The kernel refuses, or doesn't support scopes.
     """
     if landlock_abi() < _ABI_OF["scopes"]:
         raise OSError("this kernel has no Landlock scopes")
@@ -58,7 +58,7 @@ def scope_thread() -> None:
 
 
 def list_without(folder: str, hidden: list[str]) -> list[str]:
-    """List paths that together are `folder` without the hidden ones."""
+    """List paths that together make up `folder` minus the hidden ones."""
     inside = folder.rstrip("/") + "/"
     if folder not in hidden and not any(path.startswith(inside) for path in hidden):
         return [folder]
@@ -73,7 +73,7 @@ def list_without(folder: str, hidden: list[str]) -> list[str]:
 
 def restrict(
     *, write: list[str], read: list[str], hidden: list[str], network: bool
-) -> None:  # pragma: no cover — runs in a process that is restricted for good
+) -> None:  # pragma: no cover — runs in a permanently restricted process
     """Restrict this process to these rights.
 
     Raises:
@@ -88,12 +88,12 @@ def restrict(
     known = fields[: 1 + (abi >= _ABI_OF["network"]) + (abi >= _ABI_OF["scopes"])]
     attributes = (ctypes.c_uint64 * len(known))(*known)
     ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(ctypes.sizeof(attributes)), 0)
-    # Directories can be listed everywhere; files are readable outside of `hidden`.
+    # Directories are listable everywhere; files are readable outside `hidden`.
     _allow(ruleset, "/", _READ_DIR)
     for path in [*list_without("/", hidden), *read]:
         _allow(ruleset, path, reading)
     for path in write:
-        # Rights only add up: a folder that holds hidden paths gets no right to read, its other entries do.
+        # Rights only add up: a folder with hidden paths can't be readable itself, but its other entries can.
         has_hidden = list_without(path, hidden) != [path]
         _allow(ruleset, path, handled & ~reading if has_hidden else handled)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -113,7 +113,7 @@ def _enforce(ruleset: int) -> None:
 def _allow(ruleset: int, path: str, rights: int) -> None:  # pragma: no cover — see restrict
     try:
         handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # removed since it was listed, or not searchable
+    except OSError:  # removed since we listed it, or not searchable
         return
     try:
         if not os.path.isdir(f"/proc/self/fd/{handle}"):
@@ -133,9 +133,9 @@ def _call(number: int, *arguments: object) -> int:
     return found
 
 
-if __name__ == "__main__":  # pragma: no cover — runs in a process that is restricted for good
+if __name__ == "__main__":  # pragma: no cover — runs in a permanently restricted process
     restrict(**json.loads(sys.argv[1]))
-    # Python ignores these signals, and the command would inherit that: `yes | head` would not end by SIGPIPE.
+    # Python ignores these signals and the command would inherit that: SIGPIPE wouldn't end `yes | head`.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     os.execv(sys.argv[2], sys.argv[2:])

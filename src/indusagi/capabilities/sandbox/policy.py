@@ -1,4 +1,4 @@
-"""Sandbox policy: the settings, and the paths they mean in a given workspace."""
+"""Sandbox policy: the settings, and the paths they resolve to in a workspace."""
 
 from __future__ import annotations
 
@@ -22,62 +22,59 @@ if TYPE_CHECKING:
 Mechanism: TypeAlias = Literal["bubblewrap", "landlock"]
 
 PROTECTED = (".git/hooks", ".git/config", ".indusvx", ".indus")
-"""Parts of a workspace from which programs are run later, outside of any sandbox."""
+"""Parts of a workspace that later run programs outside any sandbox."""
 
 UNPROTECTED = "guard of protected paths in the workspace"
-"""Lacking in Landlock: a part of a writable tree cannot be excluded."""
+"""Missing in Landlock, which can't exclude parts of a writable tree."""
 LOCAL_SOCKETS = "guard of local sockets"
-"""Lacking in Landlock, which can't keep a command from a socket that has a path."""
+"""Missing in Landlock, which can't stop a command from connecting to a socket that has a path."""
 ABSTRACT_SOCKETS = "guard of abstract sockets"
-"""Lacking in bubblewrap where commands share the network and the kernel has no Landlock scopes."""
+"""Missing in bubblewrap if commands share the network and the kernel lacks Landlock scopes."""
 
 
 @record(kw_only=True)
 class Sandbox:
-    """What commands may do: read everything, write to the workspace.
+    """Restrictions on commands. By default they can read everything and write to the workspace.
 
-    `required` runs nothing without a sandbox, `auto` uses what the machine has and reports it, `off` uses none.
+    `required` runs nothing without a sandbox, `auto` uses and reports the best available, `off` uses none.
     """
 
     mode: Literal["required", "auto", "off"] = "auto"
     network: bool = True
-    """Whether commands reach the network. Without, each command has a loopback of its own: a server started by one
-    command cannot be reached by the next."""
+    """Whether commands can reach the network. Otherwise each command gets a separate loopback, so it can't reach a
+    server started by an earlier one."""
     read_only: bool = False
-    """Whether only temporary files can be written."""
+    """Whether commands can only write temporary files."""
     writable: tuple[str, ...] = ()
-    """Further writable paths."""
     hidden: tuple[str, ...] | None = None
-    """Paths that cannot be read; `None`: the credentials and sockets of `core.secrets`. Our own state is always
-    hidden."""
+    """Unreadable paths; `None` means the credentials and sockets of `core.secrets`. Our own state is always hidden."""
     protected: tuple[str, ...] = PROTECTED
-    """Paths of the workspace that cannot be written, whether they exist or not."""
+    """Read-only paths of the workspace, whether they exist or not."""
     mechanisms: tuple[Mechanism, ...] = ("bubblewrap", "landlock")
-    """The mechanisms to try, in this order."""
 
 
 @record
 class SandboxLayout:
-    """The paths of a sandbox on this machine now; every path is resolved."""
+    """The current paths of a sandbox on this machine, all resolved."""
 
     workspace: str
     read_only: bool
     network: bool
     writable: tuple[str, ...]
     hidden: tuple[str, ...]
-    """Only existing ones."""
+    """Existing paths only."""
     protected: tuple[str, ...]
-    """Those that would be writable otherwise, whether they exist or not."""
+    """Paths that would otherwise be writable, whether they exist or not."""
     held: tuple[str, ...]
-    """Directories with protected paths: moving one away would replace what it holds."""
+    """Directories with protected paths: moving one away would replace its contents."""
     unwelcome: tuple[str, ...]
-    """Absent files that must be absent afterwards."""
+    """Missing files that must not exist afterwards."""
     links: tuple[str, ...]
-    """Protected paths that are links: they cannot be mount points, so they can be replaced."""
+    """Protected paths that are links: they can't be mount points, so commands can replace them."""
 
 
 def resolve_layout(sandbox: Sandbox, workspace: str, allowed: Collection[str] = ()) -> SandboxLayout:
-    """Resolve the paths of a sandbox; blocks. Sockets that the `allowed` variables name stay visible."""
+    """Resolve the paths of a sandbox. Blocks. Sockets in the `allowed` variables stay visible."""
     workspace = os.path.realpath(workspace)
     writable = tuple(path for path in _resolve_all(sandbox.writable, workspace) if os.path.exists(path))
     roots = (*writable, *(() if sandbox.read_only else (workspace,)))
@@ -86,7 +83,7 @@ def resolve_layout(sandbox: Sandbox, workspace: str, allowed: Collection[str] = 
         for path in _list_protected(sandbox, workspace)
         if is_within(path, *roots) and (os.path.lexists(path) or os.access(f"{os.path.dirname(path)}/.", os.W_OK))
     )
-    # A workspace in a hidden directory must be readable, and a path in a hidden directory can't be a mount point.
+    # A workspace in a hidden directory must stay readable, and paths in a hidden directory can't be mount points.
     hidden: list[str] = []
     for path in sorted(_find_hidden(sandbox, workspace, roots, allowed)):
         if not is_within(workspace, path) and not is_within(path, *hidden):
@@ -106,8 +103,8 @@ def resolve_layout(sandbox: Sandbox, workspace: str, allowed: Collection[str] = 
         hidden=tuple(hidden),
         protected=protected,
         held=tuple(sorted(held)),
-        # Files that would make git take its hooks and settings from elsewhere. An absent one cannot be covered: git
-        # would read the cover.
+        # These files would redirect git to other hooks and settings. We can't cover a missing one, since git would
+        # read the cover.
         unwelcome=tuple(
             path
             for path in _further_files(workspace)
@@ -120,8 +117,8 @@ def resolve_layout(sandbox: Sandbox, workspace: str, allowed: Collection[str] = 
 
 
 def _find_hidden(sandbox: Sandbox, workspace: str, roots: tuple[str, ...], allowed: Collection[str]) -> Iterator[str]:
-    """Yield the existing paths that commands don't see, resolved."""
-    with suppress(OSError):  # no home, and so no state
+    """Yield the existing paths to hide from commands, resolved."""
+    with suppress(OSError):  # no home, so no state
         yield from filter(os.path.exists, (os.path.realpath(state_dir()),))
     if sandbox.hidden is not None:
         yield from filter(os.path.exists, _resolve_all(sandbox.hidden, workspace))
@@ -134,7 +131,7 @@ def _find_hidden(sandbox: Sandbox, workspace: str, roots: tuple[str, ...], allow
             yield os.path.realpath(place)
     for place in (*find_socket_places(ours), *find_sockets_of_user(SystemClock().now_ms() / 1000)):
         path = os.path.realpath(place)
-        # Commands may serve and use sockets where they may write.
+        # Commands may serve and use sockets wherever they can write.
         if (
             os.path.exists(path)
             and not is_within(path, *roots)
@@ -151,7 +148,7 @@ def _resolve_all(paths: tuple[str, ...], workspace: str) -> Iterator[str]:
 def _list_protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
     entry = os.path.join(workspace, ".git")
     if any(path.startswith(".git/") for path in sandbox.protected):
-        # The file that locates a repository decides which hooks run (gitrepository-layout(5)).
+        # The file that points to a repository determines which hooks run (gitrepository-layout(5)).
         yield from (entry,) if _is_file(entry) else ()
         yield from filter(_is_file, _further_files(workspace))
     for path in sandbox.protected:
@@ -163,7 +160,7 @@ def _list_protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
 
 
 def _further_files(workspace: str) -> Iterator[str]:
-    """List the files that locate the settings, and those read beside them."""
+    """Yield the files that point to git's settings, and the ones it reads along with them."""
     for folder in find_git_directories(workspace):
         yield from (os.path.join(folder, name) for name in ("commondir", "config.worktree"))
 
@@ -175,8 +172,8 @@ def _is_file(path: str) -> bool:
 def find_git_directories(workspace: str) -> list[str]:
     """List the directories with the settings and hooks of the workspace's repository.
 
-    In a linked worktree `.git` is a file that names the worktree's directory, whose `commondir` names the shared one
-    (https://git-scm.com/docs/gitrepository-layout).
+    In a linked worktree, `.git` is a file pointing to the worktree's directory, whose `commondir` points to the shared
+    one (https://git-scm.com/docs/gitrepository-layout).
     """
     entry = os.path.join(workspace, ".git")
     if os.path.isdir(entry):

@@ -1,1 +1,1 @@
-"""Finding files and text in a tree: ripgrep where there is one, our own walk elsewhere."""
+"""Find files and text in a tree: ripgrep for contents, our own walk for names."""

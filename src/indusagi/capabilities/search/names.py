@@ -1,4 +1,4 @@
-"""Search for files and directories by name: the query and the walk that answers it."""
+"""Find files and directories by name: the query, and the walk that answers it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ if TYPE_CHECKING:
 
 TIME_LIMIT_S = 20.0
 COLLECTED = 100_000
-"""Names that are collected before the walk is ended."""
 _GLOB = re.compile(r"[*?\[{]")
 
 
 class EntryKind(StrEnum):
-    """The kind of entry that is searched for."""
+    """The kind of entry to find."""
 
     FILE = "file"
     DIRECTORY = "dir"
@@ -37,18 +36,18 @@ class EntryKind(StrEnum):
 
 @record
 class NameQuery:
-    """Names that are searched for below one directory."""
+    """A query for names below a directory."""
 
     text: str
-    """A substring of a name or path, case-insensitive, or a glob for all of it."""
+    """A case-insensitive substring of a name or path, or a glob that matches all of it."""
     by_path: bool = False
-    """Match the path, not only the name."""
+    """Match against the path instead of the name."""
     kind: EntryKind | None = None
     no_ignore: bool = False
     hidden: bool = True
     by_time: bool = False
     secrets: Sequence[str] = ()
-    """Directories that are not entered, by path."""
+    """Paths of directories not to enter."""
 
     @property
     def is_glob(self) -> bool:
@@ -56,7 +55,7 @@ class NameQuery:
         return _GLOB.search(self.text) is not None
 
     def build_matcher(self) -> Callable[[DirListing], list[os.DirEntry[str]]]:
-        """Build the function that selects the matching entries of a directory.
+        """Return a function that selects the matching entries of a directory.
 
         Raises:
             TooManyAlternatives: The braces expand to too many patterns.
@@ -83,7 +82,7 @@ class NameQuery:
 
 
 def split_query(text: str) -> tuple[str, str]:
-    """Split the leading plain directories off a glob: the walk can start there."""
+    """Split the leading literal directories off a glob, so the walk can start there."""
     if not _GLOB.search(text):
         return "", text
     *above, last = text.split("/")
@@ -96,28 +95,27 @@ def split_query(text: str) -> tuple[str, str]:
 
 @dataclass(slots=True)
 class NameResult:
-    """The names that match."""
+    """The matching names."""
 
     paths: list[str] = field(default_factory=list[str])
-    """Sorted; a directory ends with a slash."""
+    """Sorted; directories have a trailing slash."""
     hidden_by_rules: int = 0
-    """Names that match and are ignored."""
+    """Number of matching but ignored names."""
     ignored_dirs: int = 0
-    """Ignored directories, which were not entered."""
+    """Number of ignored directories, which we didn't enter."""
     unreadable: list[str] = field(default_factory=list[str])
-    """Directories that could not be opened."""
     examined: int = 0
     timed_out: bool = False
     is_full: bool = False
 
 
 def find_names(handle: DirHandle, path: str, query: NameQuery) -> NameResult:
-    """Walk through a directory and collect the names that match. Blocks.
+    """Walk a directory and collect the matching names. Blocks.
 
     Args:
         handle: The directory.
-        path: Its path, for the ignore rules above it.
-        query: What is searched for.
+        path: Its path, to find the ignore rules above it.
+        query: The query.
     """
     with handle.use() as descriptor:
         if descriptor is None:
@@ -155,7 +153,7 @@ class _NameSearch:
                 break
         result.unreadable = self._walk.unreadable
         result.ignored_dirs = self._walk.skipped - self._skipped_secrets
-        # Without `by_time` all times are 0.
+        # All times are 0 unless `by_time` is set.
         result.paths = sort_in_chunks(list(self._times), lambda path: (self._times[path], path_key(path)))
         return result
 
@@ -175,7 +173,7 @@ class _NameSearch:
             is_wanted = True
         if not is_wanted:
             return
-        # An ignored entry counts only if the query is its exact name.
+        # An ignored entry only counts if the query is its exact name.
         if entry.is_ignored() and (entry.path if query.by_path else entry.entry.name) != query.text:
             self._result.hidden_by_rules += 1
             return
@@ -183,6 +181,6 @@ class _NameSearch:
         if query.by_time:
             try:
                 time = -entry.entry.stat(follow_symlinks=False).st_mtime_ns
-            except OSError:  # removed meanwhile
+            except OSError:  # removed in the meantime
                 pass
         self._times[f"{entry.path}/" if entry.is_dir else entry.path] = time

@@ -1,8 +1,7 @@
-"""Readers of ripgrep's output, piece by piece: memory holds only what is shown.
+"""Incremental readers for ripgrep's output, which only store the results to show.
 
-`MatchReader` reads the JSON records of `rg --json` (https://docs.rs/grep-printer/latest/grep_printer/struct.JSON.html),
-`CountReader` the list of names and numbers of `rg --count`. A reader sets `is_full` when it has enough; the program is
-ended then.
+`MatchReader` parses the JSON records of `rg --json` (https://docs.rs/grep-printer/latest/grep_printer/struct.JSON.html),
+`CountReader` the names and counts of `rg --count`. A reader sets `is_full` once it has enough, and we kill the program.
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
 
 RECORD_BYTES = 1024 * 1024
-"""A longer record is skipped."""
+"""Skip longer records."""
 _HEAD_BYTES = 32 * 1024
-"""The part of a skipped record in which its file name is searched for."""
+"""Prefix of a skipped record to search for its file name."""
 _MATCH_LINES = 20
-"""Lines that are shown of one match."""
 _PATH = re.compile(rb'"path":(\{"(?:text|bytes)":"(?:[^"\\]|\\.)*"\})')
 _SEARCHED = re.compile(rb"^(\d+) files? searched$", re.MULTILINE)
 
@@ -36,10 +34,10 @@ class MatchReader:
     """Matching lines, grouped by file.
 
     Args:
-        limit: Matches that are kept; one more sets `is_full`.
-        skip: Matches that are dropped first, for a search in the order of paths.
-        max_files: The largest number of files.
-        accepts: Filters files by their path.
+        limit: Number of matches to store; one more sets `is_full`.
+        skip: Number of matches to drop first, for a search in path order.
+        max_files: Maximum number of files.
+        accepts: Filters files by path.
     """
 
     def __init__(
@@ -47,12 +45,12 @@ class MatchReader:
     ) -> None:
         self.files: list[FileMatches] = []
         self.matches = 0
-        """Matches that were read, dropped ones included."""
+        """Number of matches read, including dropped ones."""
         self.is_full = False
         self.searched: int | None = None
-        """Files that were searched; known once an unfiltered search has run to its end."""
+        """Number of files searched; known once an unfiltered search completes."""
         self.too_long: list[str] = []
-        """Files with a matching line that is too long to be read."""
+        """Files with a matching line that's too long to read."""
         self._limit = limit
         self._skip = skip
         self._max_files = max_files
@@ -64,7 +62,7 @@ class MatchReader:
 
     @property
     def binary(self) -> list[str]:
-        """Binary files that match."""
+        """Matching binary files."""
         return [file.path for file in self.files if file.is_binary]
 
     def sorted_files(self) -> list[FileMatches]:
@@ -73,7 +71,7 @@ class MatchReader:
         return sorted(files, key=lambda file: path_key(file.path))
 
     def feed(self, data: bytes) -> None:
-        """Read a piece of the output."""
+        """Parse a chunk of output."""
         *ended, rest = data.split(b"\n")
         for piece in ended:
             self._append(piece)
@@ -139,7 +137,7 @@ class MatchReader:
 
 
 class _Part(NamedTuple):
-    """The lines of one match, and the position of the match in them."""
+    """The lines of one match, and its position in them."""
 
     number: int
     lines: list[bytes]
@@ -147,7 +145,7 @@ class _Part(NamedTuple):
     end: int
 
     def to_lines(self, match: int) -> Iterator[SearchLine]:
-        """Yield the first lines as lines of the match with this index."""
+        """Yield the first lines, labelled with this match index."""
         start, end = self.start, self.end
         for index, line in enumerate(self.lines[:_MATCH_LINES]):
             yield SearchLine(self.number + index, _decode_line(line, max(0, start), max(0, end)), match)
@@ -159,7 +157,7 @@ class _Part(NamedTuple):
 
 
 def _split_matches(data: JsonObject) -> Iterator[_Part]:
-    """Split a record: ripgrep joins multi-line matches on adjacent lines; matches that share a line stay together."""
+    """Split a record: ripgrep joins multi-line matches on adjacent lines. Matches that share a line stay together."""
     lines = _decode_bytes(data["lines"]).removesuffix(b"\n").split(b"\n")
     number = cast("int", data["line_number"])
     places = cast("list[dict[str, int]]", data["submatches"])
@@ -186,7 +184,7 @@ def _decode_line(raw: bytes, start: int, end: int) -> str:
 
 
 def _decode_bytes(value: object) -> bytes:
-    """Decode a text field: plain, or base64 where the text is not UTF-8."""
+    """Decode a text field: plain, or base64 if it isn't UTF-8."""
     held = cast("dict[str, str]", value)
     if "text" in held:
         return held["text"].encode("utf-8", "surrogatepass")
@@ -198,7 +196,7 @@ def _decode_path(value: object) -> str:
 
 
 class CountReader:
-    """Files and the numbers of their matching lines."""
+    """Files with their number of matching lines."""
 
     def __init__(self, max_files: int, accepts: Callable[[str], bool] | None = None) -> None:
         self.counts: dict[str, int] = {}
@@ -209,12 +207,12 @@ class CountReader:
 
     @property
     def searched(self) -> int | None:
-        """Files that were searched; known once an unfiltered search has run to its end."""
+        """Number of files searched; known once an unfiltered search completes."""
         match = None if self._accepts else _SEARCHED.search(self._buffer)
         return int(match[1]) if match else None
 
     def feed(self, data: bytes) -> None:
-        """Read a piece of the output."""
+        """Parse a chunk of output."""
         self._buffer += data
         at = 0
         while not self.is_full:

@@ -1,4 +1,4 @@
-"""The answer of a search as text: first what the reader must know about the lines, then the lines."""
+"""Format the answer of a search: first the notices about the lines, then the lines."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _Answer: TypeAlias = "tuple[str, list[str], dict[str, JsonValue]]"
 """Head line, body lines, details."""
-_NAMED = 5
-"""Files that a notice names; the others are counted."""
+_MAX_NAMED = 5
+"""How many files a notice lists; it counts the rest."""
 _COMPLAINT_CHARS = 500
 _MIB = 1024 * 1024
 _BAD_PATTERN = re.compile(r"regex parse error|could not be compiled|error compiling|not allowed in")
@@ -34,15 +34,15 @@ _OTHER_ENGINE = re.compile(r"^PCRE2: (.*)", re.MULTILINE)
 
 @record
 class GrepRequest:
-    """The part of a request that the answer depends on."""
+    """The parts of a request that affect the answer."""
 
     search: Search
     base: str
-    """The searched directory, relative to the user's directory."""
+    """The directory we searched, relative to the user's directory."""
     limit: int
     offset: int
     file: str | None = None
-    """The name of the file, if a single file was searched."""
+    """The name of the file, for a single-file search."""
 
     def name(self, path: str) -> str:
         """Return the path of a file, relative to the user's directory."""
@@ -50,7 +50,7 @@ class GrepRequest:
 
 
 def describe_failure(result: SearchResult, search: Search) -> ToolResult | None:
-    """Describe a search that failed; None for a search that gave a result, even a partial one."""
+    """Describe a failed search; None if there's a result, even a partial one."""
     run = result.run
     reader = result.reader
     is_empty = not (reader.counts if isinstance(reader, CountReader) else reader.files)
@@ -63,10 +63,10 @@ def describe_failure(result: SearchResult, search: Search) -> ToolResult | None:
         reason = first[1] if first else message.removeprefix("rg: ")
         is_rewritten = accept_any_line_ending(search) is not None
         if second and "not supported" in reason:
-            # The default engine has no look-around; the error is the one PCRE2 reports.
+            # The default engine doesn't support look-around, so report PCRE2's error.
             reason, is_rewritten = f"error: {second[1]}", True
         if is_rewritten:
-            # Without the position, which refers to the rewritten pattern.
+            # Omit the position, which refers to the rewritten pattern.
             reason = f"regex parse error:\n    {search.pattern}\nerror: {reason.rpartition('error: ')[2]}"
         shown = cut_text(clean_text(reason)[0], 4 * _COMPLAINT_CHARS)
         hint = "Escape what is meant literally, or pass literal: true."
@@ -82,10 +82,10 @@ def build_report(
     """Build the answer.
 
     Args:
-        request: What was searched for.
+        request: The query.
         result: The output of the search.
-        files: The files of a search for files, sorted.
-        ignored: Some ignored names, if nothing was found.
+        files: The sorted files, if the search was for files.
+        ignored: Some ignored names, if there were no matches.
     """
     if request.search.mode is Mode.CONTENT and isinstance(result.reader, MatchReader):
         head, body, details = _format_content(request, result, result.reader)
@@ -107,7 +107,7 @@ def _format_content(request: GrepRequest, result: SearchResult, reader: MatchRea
     files = reader.sorted_files()
     page = select_page(files, request.offset - result.skipped, request.limit, request.search)
     shown = sum(file.matches for file in page)
-    # A search that was ended early may have more matches than were counted.
+    # There may be more matches than we counted if the search ended early.
     is_known = not reader.is_full and not result.run.timed_out
     total = reader.matches
     more = total > request.offset + shown
@@ -146,7 +146,7 @@ def _format_files(request: GrepRequest, result: SearchResult, files: Sequence[st
     if counts is not None:
         matches = sum(counts.values())
         details["matches"] = matches
-        # A match of several lines counts once.
+        # A multi-line match counts once.
         of_what = ("match", "matches") if request.search.multiline else ("matching line",)
         head = f"{format_count(matches, *of_what)} in {head}"
     if not page:
@@ -162,7 +162,7 @@ def _format_files(request: GrepRequest, result: SearchResult, files: Sequence[st
 
 
 def _describe_empty(request: GrepRequest, result: SearchResult, ignored: Sequence[str]) -> str:
-    """Describe an empty result, and what was not searched."""
+    """Describe an empty result and which files weren't searched."""
     searched, reader = result.reader.searched, result.reader
     unseen = not isinstance(reader, CountReader) and (reader.binary or reader.too_long)
     message = "No matches that can be shown" if unseen else "No matches"
@@ -207,6 +207,6 @@ def _build_notices(request: GrepRequest, result: SearchResult, body: Sequence[st
 
 
 def _format_some(request: GrepRequest, paths: Sequence[str]) -> str:
-    names = ", ".join(request.name(path) for path in paths[:_NAMED])
-    more = len(paths) - _NAMED
+    names = ", ".join(request.name(path) for path in paths[:_MAX_NAMED])
+    more = len(paths) - _MAX_NAMED
     return names if more <= 0 else f"{names} and {more:,} more"

@@ -1,4 +1,4 @@
-"""Values of a search: what is searched for, what was found, and how paths and long lines are ordered and cut."""
+"""Search values: the query, the matches, and how to order paths and cut long lines."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Set
 
 WINDOW_CHARS = 500
-"""The longest part of a line that is shown: the part around the match."""
+"""Longest part of a line to show, around the match."""
 MAX_FILE_BYTES = 20 * 1024 * 1024
-"""Larger files are skipped when a tree is searched."""
+"""Skip larger files when searching a tree."""
 _ELLIPSIS = "…"
-_MOST_ALTERNATIVES = 256
-"""Patterns that one pattern with braces may expand to."""
+_MAX_ALTERNATIVES = 256
 
 
 class Mode(StrEnum):
-    """The result of a search: lines, the names of files, or the number of matching lines in each file."""
+    """The kind of result: lines, file names, or the number of matching lines per file."""
 
     CONTENT = "content"
     FILES = "files"
@@ -31,7 +30,7 @@ class Mode(StrEnum):
 
 @record(kw_only=True)
 class Search:
-    """One search."""
+    """A search query."""
 
     pattern: str
     mode: Mode = Mode.CONTENT
@@ -40,16 +39,15 @@ class Search:
     extended: bool = False
     """Ignore whitespace and comments in the pattern (flag `x`)."""
     multiline: bool = False
-    """A match may span several lines."""
     dot_all: bool = False
-    """A dot matches the end of a line too (flag `s`)."""
+    """A dot also matches line ends (flag `s`)."""
     glob: str | None = None
     type: str | None = None
     before: int = 0
     after: int = 0
     no_ignore: bool = False
     secrets: Sequence[str] = ()
-    """Paths that are skipped, whatever else is set."""
+    """Paths to skip unconditionally."""
 
 
 @record
@@ -59,7 +57,7 @@ class SearchLine:
     number: int
     text: str
     match: int | None = None
-    """Index of its match within the file; None for a line of context."""
+    """Index of its match within the file; None for a context line."""
 
 
 @dataclass(slots=True)
@@ -73,7 +71,7 @@ class FileMatches:
 
 
 class TooManyAlternatives(ValueError):
-    """A pattern whose braces expand to more patterns than are tried."""
+    """The braces of a pattern expand to too many patterns."""
 
 
 def expand_braces(glob: str) -> list[str]:
@@ -86,7 +84,7 @@ def expand_braces(glob: str) -> list[str]:
     waiting = [glob]
     while waiting:
         text = waiting.pop()
-        # The first pair of braces that contains no other pair; a backslash escapes a brace.
+        # Find the first innermost pair of braces; a backslash escapes a brace.
         start, end, index = -1, -1, 0
         while index < len(text) and end < 0:
             if text[index] == "\\":
@@ -101,14 +99,14 @@ def expand_braces(glob: str) -> list[str]:
         else:
             choices = reversed(text[start + 1 : end].split(","))
             waiting.extend(text[:start] + choice + text[end + 1 :] for choice in choices)
-        if len(waiting) + len(done) > _MOST_ALTERNATIVES:
-            raise TooManyAlternatives(f"stands for more than {_MOST_ALTERNATIVES} patterns")
+        if len(waiting) + len(done) > _MAX_ALTERNATIVES:
+            raise TooManyAlternatives(f"stands for more than {_MAX_ALTERNATIVES} patterns")
     return list(dict.fromkeys(done))
 
 
 def path_key(path: str) -> str:
-    """Return the sort key of a path: component by component, in the order a walk visits them."""
-    # A name cannot contain NUL, which sorts before every other character: one string, compared quickly.
+    """Return a sort key for a path: by component, in the order of a walk."""
+    # Names can't contain NUL, which sorts before everything else. A single string compares fast.
     return path.replace("/", "\0")
 
 
@@ -126,20 +124,20 @@ def cut_window(text: str, start: int, end: int) -> str:
 
 # -- line endings -----------------------------------------------------------------------------
 #
-# `\n` in a pattern matches both `\n` and `\r\n`; the rest of such a pattern treats the two as one character. A pattern
-# that contains `\r` matches that very character (ripgrep's `--crlf` is off then).
+# `\n` in a pattern matches both `\n` and `\r\n`, and the rest of such a pattern treats the two as one character. If a
+# pattern contains `\r`, it matches just that character (we turn ripgrep's `--crlf` off).
 
 
 _ANY_ENDING = r"(?:\r?\n)"
 _SPACES = {r"\s": r"(?:\r\n|[^\S\r])", r"\W": r"(?:\r\n|[^\w\r])", r"\D": r"(?:\r\n|[^\d\r])"}
-"""Classes that match line endings among others; `\r\n` counts as one character of the class."""
+"""Classes that include line endings; `\r\n` counts as one character of the class."""
 _RETURNS = frozenset({"\r", r"\r"})
 _EXTENDED = re.compile(r"\(\?[a-wyz]*x")
 _SET = re.compile(r"\[(\^?)(.*)\]", re.DOTALL)
 _PIECE = re.compile(
-    # An unclosed set extends to the end, so that its end is searched for only once.
+    # An unclosed set extends to the end, so we only look for its end once.
     r"\[\^?\]?(?:\[:\^?[a-z]+:\]|\\.?|[^\\\]])*+(?:\]|\Z)"
-    # A look-behind keeps its `\n`: engines without variable length could not compile the replacement.
+    # A look-behind keeps its `\n`: engines limited to fixed-length look-behinds couldn't compile the replacement.
     r"|\(\?<[=!]\\[ns]"
     r"|\\.|.",
     re.DOTALL,
@@ -148,12 +146,12 @@ _MEMBER = re.compile(r"\\.|.", re.DOTALL)
 
 
 def has_carriage_return(search: Search) -> bool:
-    """Tell whether the pattern names carriage returns, which then belong to their lines."""
+    """Return whether the pattern mentions carriage returns, which then belong to their lines."""
     return any(piece in _RETURNS for piece in _split_pattern(search))
 
 
 def accept_any_line_ending(search: Search) -> str | None:
-    r"""Rewrite the pattern so that `\n` matches `\r\n` too; None where nothing has to change."""
+    r"""Rewrite the pattern so that `\n` also matches `\r\n`; None if there's nothing to change."""
     if has_carriage_return(search):
         return None
     if search.literal:
@@ -181,7 +179,7 @@ def _rewrite_piece(piece: str, endings: Set[str]) -> str:
     if not negation:
         return rf"(?:\r\n|{piece})" if matches_ending else piece
     if matches_ending and "\\" in members:
-        return piece  # a class in it may exclude line endings under another name
+        return piece  # a class inside it may exclude line endings under another name
     guard = "\\" if members.startswith(("-", "]")) else ""
     without_return = rf"[^\r{guard}{members}]"
     return rf"(?:\r\n|{without_return})" if matches_ending else without_return

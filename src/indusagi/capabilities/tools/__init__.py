@@ -1,4 +1,4 @@
-"""The twelve native tools, in one table. A tool's module is imported on first use, without the libraries it needs."""
+"""The twelve native tools, in one table. First use imports a tool's module, but not the libraries it needs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Row(NamedTuple):
     read_only: bool
 
 
-# In the order of the catalog: read-only tools first.
+# In catalog order: read-only tools first.
 _TABLE = (
     _Row("read", "read", read_only=True),
     _Row("ls", "ls", read_only=True),
@@ -49,7 +49,7 @@ _TABLE = (
 )
 _HOMES = {f"{row.name}_tool": row.home for row in _TABLE}
 _ALIASES = {"web_fetch_tool": "webfetch_tool", "web_search_tool": "websearch_tool"}
-"""Second names of factories, with an underscore."""
+"""Alternative names of factories, with an underscore."""
 READ_ONLY_NAMES = tuple(row.name for row in _TABLE if row.read_only)
 MUTATING_NAMES = tuple(row.name for row in _TABLE if not row.read_only)
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] — factories are loaded by name, below
@@ -65,15 +65,15 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] — factories are loa
 
 
 def native_tools() -> tuple[DefinedTool, ...]:
-    """Make the twelve tools, in the order of the table."""
+    """Create the twelve tools, in table order."""
     return tuple(_load_factory(name)() for name in _HOMES)
 
 
 def native_tool(name: str) -> DefinedTool:
-    """Make one of the tools.
+    """Create one of the tools.
 
     Raises:
-        KeyError: There is no tool with this name.
+        KeyError: There's no such tool.
     """
     return _load_factory(f"{name}_tool")()
 

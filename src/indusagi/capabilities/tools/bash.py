@@ -1,20 +1,15 @@
-"""`bash` tool: run a command and return its output.
+"""`bash`: run a command and return its output.
 
-The command is over when the shell exits. Processes that it leaves in the background become a job of the session; a
-command that exceeds its time limit or is cancelled is ended with its process tree.
+The command ends when the shell exits. Processes it leaves in the background become a job of the session. We terminate
+the process tree of a command that's cancelled or exceeds its time limit.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.runtime.contract import JsonSchema
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.tool import RunTool
 
 LONGEST_TIMEOUT_MS = 600_000
 _DESCRIPTION = (
@@ -52,20 +47,14 @@ _ALIASES = {
 }
 
 
-def _load_run() -> RunTool:
-    from indusagi.capabilities.tools.runs.bash import run  # noqa: PLC0415 — imported by the first call
-
-    return run
-
-
 def bash_tool() -> DefinedTool:
-    """Make the tool."""
+    """Create the `bash` tool."""
     return define_tool(
         ToolSpec(
             "bash",
             _DESCRIPTION,
             _SCHEMA,
-            run_lazily(_load_run),
+            run_lazily("indusagi.capabilities.tools.runs.bash"),
             title="Run a command",
             prepare=coerce_to(_SCHEMA, _ALIASES),
             terse=True,

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.json import JsonLike
 from indusagi.runtime.contract import JsonSchema
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.tool import RunTool
 
 MAX_EDITS = 200
 _TEXTS: dict[str, JsonLike] = {
@@ -21,7 +16,7 @@ _TEXTS: dict[str, JsonLike] = {
 }
 _ITEM: JsonSchema = {
     "type": "object",
-    # Described above, and not twice.
+    # Not described again.
     "properties": {"oldText": {"type": "string"}, "newText": {"type": "string"}, "replaceAll": {"type": "boolean"}},
     "required": ["oldText", "newText"],
     "additionalProperties": False,
@@ -61,20 +56,14 @@ _DESCRIPTION = (
 )
 
 
-def _load_run() -> RunTool:
-    from indusagi.capabilities.tools.runs.change import run_edit  # noqa: PLC0415 — imported by the first call
-
-    return run_edit
-
-
 def edit_tool() -> DefinedTool:
-    """Build the tool `edit`."""
+    """Create the `edit` tool."""
     return define_tool(
         ToolSpec(
             "edit",
             _DESCRIPTION,
             _PARAMETERS,
-            run_lazily(_load_run),
+            run_lazily("indusagi.capabilities.tools.runs.change", "run_edit"),
             title="Edit a file",
             annotations={"destructiveHint": True, "idempotentHint": False},
             prepare=coerce_to(

@@ -1,17 +1,12 @@
-"""`find`: files and directories by name."""
+"""`find`: find files and directories by name."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.json import JsonValue
 from indusagi.runtime.contract import JsonSchema
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.tool import RunTool
 
 _KINDS = {
     "any": None,
@@ -25,7 +20,7 @@ _KINDS = {
     "l": "link",
     "symlink": "link",
 }
-"""Names that other tools use."""
+"""Names used by other tools."""
 _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
@@ -47,14 +42,8 @@ _DESCRIPTION = (
 )
 
 
-def _load_run() -> RunTool:
-    from indusagi.capabilities.tools.runs.find import run  # noqa: PLC0415 — imported by the first call
-
-    return run
-
-
 def find_tool() -> DefinedTool:
-    """Make the tool."""
+    """Create the `find` tool."""
     prepare = coerce_to(_SCHEMA, _ALIASES)
 
     def translate_kind(arguments: JsonValue) -> JsonValue:
@@ -70,7 +59,7 @@ def find_tool() -> DefinedTool:
         "find",
         _DESCRIPTION,
         _SCHEMA,
-        run_lazily(_load_run),
+        run_lazily("indusagi.capabilities.tools.runs.find"),
         title="Find files",
         read_only=True,
         prepare=translate_kind,

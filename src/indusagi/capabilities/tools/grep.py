@@ -1,17 +1,12 @@
-"""`grep`: lines of files that match a pattern."""
+"""`grep`: search file contents for a pattern."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.json import JsonValue
 from indusagi.runtime.contract import JsonSchema
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.tool import RunTool
 
 ALIASES = {
     **PATH_ALIASES,
@@ -35,7 +30,7 @@ _ANY_CASE = {
 }
 """Boolean arguments about case, with the value that means case-insensitive."""
 _ALWAYS = ("-n", "lineNumbers", "line_numbers")
-"""Arguments for what this tool always does."""
+"""Arguments for behavior that's always on."""
 _SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
@@ -68,7 +63,7 @@ _DESCRIPTION = (
 
 
 def rename_arguments(arguments: JsonValue) -> JsonValue:
-    """Translate the names and values that other search tools use."""
+    """Translate the names and values of other search tools."""
     if not isinstance(arguments, dict):
         return arguments
     renamed = {name: value for name, value in arguments.items() if name not in _ALWAYS}
@@ -82,20 +77,14 @@ def rename_arguments(arguments: JsonValue) -> JsonValue:
     return renamed if flags is None else {**renamed, "flags": flags}
 
 
-def _load_run() -> RunTool:
-    from indusagi.capabilities.tools.runs.grep import run  # noqa: PLC0415 — imported by the first call
-
-    return run
-
-
 def grep_tool() -> DefinedTool:
-    """Make the tool."""
+    """Create the `grep` tool."""
     prepare = coerce_to(_SCHEMA, ALIASES)
     spec = ToolSpec(
         "grep",
         _DESCRIPTION,
         _SCHEMA,
-        run_lazily(_load_run),
+        run_lazily("indusagi.capabilities.tools.runs.grep"),
         title="Search in files",
         read_only=True,
         prepare=lambda arguments: rename_arguments(prepare(arguments)),

@@ -1,8 +1,6 @@
-"""`ls`: the entries of a directory, and of the directories below it up to a depth."""
+"""`ls`: list a directory and its subdirectories up to a depth."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import MOST_ENTRIES
@@ -10,10 +8,7 @@ from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_l
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.runtime.contract import JsonSchema
 
-if TYPE_CHECKING:
-    from indusagi.capabilities.tool import RunTool
-
-_DEEPEST = 3
+_MAX_DEPTH = 3
 _ALIASES = {
     **PATH_ALIASES,
     "directory": "path",
@@ -32,8 +27,8 @@ _PARAMETERS: JsonSchema = {
         "depth": {
             "type": "integer",
             "minimum": 1,
-            "maximum": _DEEPEST,
-            "description": f"Levels: 1 (default) to {_DEEPEST}.",
+            "maximum": _MAX_DEPTH,
+            "description": f"Levels: 1 (default) to {_MAX_DEPTH}.",
         },
         "ignore": {"type": "array", "items": {"type": "string"}, "description": "Names to leave out: *.log, dist/."},
     },
@@ -45,20 +40,14 @@ _DESCRIPTION = (
 )
 
 
-def _load_run() -> RunTool:
-    from indusagi.capabilities.tools.runs.ls import run  # noqa: PLC0415 — imported by the first call
-
-    return run
-
-
 def ls_tool() -> DefinedTool:
-    """Make the tool that lists directories."""
+    """Create the `ls` tool."""
     return define_tool(
         ToolSpec(
             "ls",
             _DESCRIPTION,
             _PARAMETERS,
-            run_lazily(_load_run),
+            run_lazily("indusagi.capabilities.tools.runs.ls"),
             title="List directory",
             read_only=True,
             prepare=coerce_to(_PARAMETERS, _ALIASES),

@@ -1,4 +1,4 @@
-"""The path argument of the tools, and the error result of a path that fails."""
+"""Path arguments of tools, and error results for paths."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from indusagi.core.json import JsonObject
 from indusagi.runtime.contract import ToolResult
 
 PATH_ALIASES = {"file_path": "path", "filePath": "path", "filepath": "path", "file": "path"}
-"""Names that other agents use for the argument."""
+"""Names used by other agents."""
 _FILE_URL = "file://"
 _CODES = {
     errno.ENOENT: "not_found",
@@ -35,7 +35,7 @@ def path_given(arguments: JsonObject, name: str = "path", default: str = ".") ->
     given = arguments.get(name)
     text = given if isinstance(given, str) and given else default
     if text.startswith(_FILE_URL):
-        # RFC 8089. A host other than localhost is the start of a relative path; `#` and `?` belong to the name.
+        # RFC 8089. A host other than localhost starts a relative path; `#` and `?` are part of the name.
         rest = text.removeprefix(_FILE_URL)
         host, slash, path = rest.partition("/")
         named = slash + path if slash and host in {"", "localhost"} else rest
@@ -44,7 +44,7 @@ def path_given(arguments: JsonObject, name: str = "path", default: str = ".") ->
 
 
 def path_trouble(exc: OSError, path: str) -> ToolResult:
-    """Build the error result of a failed path: name, reason, code."""
+    """Build the error result for a path: name, reason, code."""
     shown = format_path(path)
     if isinstance(exc, PathRefused):
         return ToolResult.error(f"{shown}: {exc.strerror}", code="denied", refusal=exc.refusal)

@@ -1,16 +1,11 @@
-"""`process` tool: jobs, the background commands of a session."""
+"""`process`: manage jobs, the background commands of a session."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.ports import LONGEST_WAIT_MS
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.runtime.contract import JsonSchema
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.tool import RunTool
 
 _SIGNALS = ("TERM", "INT", "HUP", "QUIT", "KILL")
 _DESCRIPTION = (
@@ -54,20 +49,14 @@ _ALIASES = {
 }
 
 
-def _load_run() -> RunTool:
-    from indusagi.capabilities.tools.runs.process import run  # noqa: PLC0415 — imported by the first call
-
-    return run
-
-
 def process_tool() -> DefinedTool:
-    """Make the tool."""
+    """Create the `process` tool."""
     return define_tool(
         ToolSpec(
             "process",
             _DESCRIPTION,
             _SCHEMA,
-            run_lazily(_load_run),
+            run_lazily("indusagi.capabilities.tools.runs.process"),
             title="Background processes",
             prepare=coerce_to(_SCHEMA, _ALIASES),
             terse=True,

@@ -1,21 +1,16 @@
-"""`read`: the content of a file for a model, as numbered lines, an image, pages, cells or a directory listing.
+"""`read`: show a file to the model as numbered lines, an image, pages, cells or a directory listing.
 
-A text is read once and never loaded as a whole. The result says which lines it shows, of how many, and how to continue.
-What was shown is recorded with a digest of the whole file, which `edit` and `write` check.
+We read a text once and never load it as a whole. The result says which lines it shows, of how many, and how to
+continue. We record the lines shown with a digest of the whole file, which `edit` and `write` check.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES, STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.runtime.contract import JsonSchema
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.tool import RunTool
 
 _ALIASES = {**PATH_ALIASES, "line": "offset", "start_line": "offset", "startLine": "offset"}
 _PARAMETERS: JsonSchema = {
@@ -40,20 +35,14 @@ _DESCRIPTION = (
 )
 
 
-def _load_run() -> RunTool:
-    from indusagi.capabilities.tools.runs.read import run  # noqa: PLC0415 — imported by the first call
-
-    return run
-
-
 def read_tool() -> DefinedTool:
-    """Build the tool `read`."""
+    """Create the `read` tool."""
     return define_tool(
         ToolSpec(
             "read",
             _DESCRIPTION,
             _PARAMETERS,
-            run_lazily(_load_run),
+            run_lazily("indusagi.capabilities.tools.runs.read"),
             title="Read file",
             read_only=True,
             prepare=coerce_to(_PARAMETERS, _ALIASES),

@@ -1,7 +1,7 @@
 """`todo_read` and `todo_set`: the checklist of a session.
 
-Both tools share one list per context. A list is always replaced as a whole; the answer names unfinished items that
-the new list no longer contains.
+Both tools share one list per context. `todo_set` always replaces the whole list; its answer mentions unfinished items
+missing from the new one.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ITEMS: JsonSchema = {
 
 
 def todo_read_tool() -> DefinedTool:
-    """Make the tool that shows the list."""
+    """Create the tool that shows the list."""
     description = "Show the checklist that todo_set has written."
     return define_tool(
         ToolSpec("todo_read", description, _NO_ARGUMENTS, _read, title="Read checklist", read_only=True, terse=True)
@@ -49,7 +49,7 @@ def todo_read_tool() -> DefinedTool:
 
 
 def todo_set_tool() -> DefinedTool:
-    """Make the tool that replaces the list."""
+    """Create the tool that replaces the list."""
     description = (
         "Replace the checklist of this session. Send every item each time. Keep one active while "
         "you work on it, and mark it done as soon as it is."

@@ -1,16 +1,11 @@
-"""`write`: give a file its complete content in one step."""
+"""`write`: create or replace a whole file."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.runtime.contract import JsonSchema
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.tool import RunTool
 
 _PARAMETERS: JsonSchema = {
     "type": "object",
@@ -29,20 +24,14 @@ _DESCRIPTION = (
 )
 
 
-def _load_run() -> RunTool:
-    from indusagi.capabilities.tools.runs.change import run_write  # noqa: PLC0415 — imported by the first call
-
-    return run_write
-
-
 def write_tool() -> DefinedTool:
-    """Build the tool `write`."""
+    """Create the `write` tool."""
     return define_tool(
         ToolSpec(
             "write",
             _DESCRIPTION,
             _PARAMETERS,
-            run_lazily(_load_run),
+            run_lazily("indusagi.capabilities.tools.runs.change", "run_write"),
             title="Write a file",
             annotations={"destructiveHint": True, "idempotentHint": True},
             prepare=coerce_to(_PARAMETERS, _ALIASES),

@@ -1,1 +1,1 @@
-"""The way out to the web: checked addresses, capped bodies, pages as text."""
+"""Web access: vetted addresses, size-limited bodies, pages as text."""

@@ -1,8 +1,8 @@
-"""The body of a response: decompressed in small steps within a size limit, and decoded as text.
+"""Response bodies: decompress in small steps within a size limit, then decode as text.
 
-A compression bomb costs as much as a body of the largest allowed size. Decoding trusts a byte order mark first, then
-the label of the server or the page, then UTF-8 (mislabelled pages are common); undecodable bytes are replaced and
-counted (https://encoding.spec.whatwg.org/#bom-sniff).
+A compression bomb costs no more than a body of maximum size. Decoding tries a byte order mark first, then the charset
+declared by the server or page, then UTF-8 (mislabelled pages are common). We replace and count undecodable bytes
+(https://encoding.spec.whatwg.org/#bom-sniff).
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ class ResponseBody:
         return bytes(self._data)
 
     def feed(self, piece: bytes) -> bool:
-        """Add a piece; return whether more is wanted.
+        """Add a chunk; return whether we want more.
 
         Raises:
-            FetchError: The body is not compressed the way the server says.
+            FetchError: The body isn't compressed the way the server claims.
         """
         left = self._cap - self.packed
         self.packed += len(piece)
@@ -74,7 +74,7 @@ class ResponseBody:
         return self.cut is None
 
     def finish(self, *, early: bool) -> None:
-        """Mark the end of the body; `early` says that the connection closed first."""
+        """Mark the end of the body; `early` means the connection closed first."""
         unfinished = self._decompressor is not None and self.packed > 0 and not self._decompressor.eof
         if early or (unfinished and not self._is_padding):
             self.cut = self.cut or "ended early"
@@ -112,21 +112,21 @@ _IN_PAGE = re.compile(
     r"|^\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_:.-]{1,40})",
     re.IGNORECASE,
 )
-_LOOKED_AT: Final = 1024
-"""Bytes in which a page may declare its charset (HTML standard: the first 1024)."""
+_DECLARATION_BYTES: Final = 1024
+"""Where a page may declare its charset (HTML standard: the first 1024 bytes)."""
 _SNIFFED: Final = 32 * 1024
 _PIECE: Final = 256 * 1024
 _TEXT_CODECS = re.compile(
     r"ascii|utf-8|utf-16(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[rut]|gb\w+|hz|big5\w*|shift_jis\w*"
     r"|euc_\w+|iso2022_\w+|mac-\w+|tis-620|johab"
 )
-"""Python codecs that decode text; others decompress, unescape or are very slow."""
+"""Python codecs for text; others decompress, unescape or are very slow."""
 _AS_BROWSERS_DO: Final = {"ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030"}
 
 
 @record
 class DecodedText:
-    """A decoded text, its charset, and the number of replaced places."""
+    """A decoded text, its charset, and the number of replacements."""
 
     text: str
     charset: str
@@ -134,15 +134,15 @@ class DecodedText:
 
 
 def decode_text(data: bytes, content_type: str, *, whole: bool = True) -> DecodedText:
-    """Decode bytes as text; a character truncated at the end of an incomplete body is dropped."""
+    """Decode bytes as text, dropping a truncated character at the end of an incomplete body."""
     for mark, charset in _BOMS:
         if data.startswith(mark):
             return _decode_first(data[len(mark) :], [charset], charset, whole=whole)
     match = _LABEL.search(content_type)
     label = None if match is None else _find_codec(match[1])
-    if label is None and (match := _IN_PAGE.search(data[:_LOOKED_AT].decode("latin-1"))):
+    if label is None and (match := _IN_PAGE.search(data[:_DECLARATION_BYTES].decode("latin-1"))):
         label = _find_codec(match[1] or match[2])
-        # The declaration was read as ASCII, so the page cannot be UTF-16.
+        # We could read the declaration as ASCII, so the page can't be UTF-16.
         label = "utf-8" if label is not None and label.startswith("utf-16") else label
     tried = list(dict.fromkeys(filter(None, (label, "utf-8"))))
     return _decode_first(data, tried, label, whole=whole)
@@ -174,7 +174,7 @@ def _find_codec(label: str) -> str | None:
 
 
 def _decode_in_pieces(data: bytes, charset: str, errors: str, *, whole: bool) -> str:
-    """Decode in pieces: a codec holds the interpreter lock while it works."""
+    """Decode in chunks, because codecs hold the GIL while they work."""
     decoder = codecs.getincrementaldecoder(charset)(errors)
     parts = [decoder.decode(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
     return "".join((*parts, decoder.decode(b"", whole)))

@@ -1,8 +1,7 @@
-"""HTTP client of the web tools, guarded against SSRF: each hop is checked and connected to the checked address.
+"""HTTP client for the web tools, hardened against SSRF: vets every hop and connects to the vetted address.
 
-A host name is looked up once per hop. All its addresses must be public, and the connection goes to one of them, so a
-later DNS answer (DNS rebinding) changes nothing. Redirects are followed under the same rules, within one site or within
-one origin.
+We look up a host name once per hop. All its addresses must be public and we connect to one of them, so a later DNS
+answer (DNS rebinding) changes nothing. Redirects follow the same rules and stay within one site or one origin.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
 @record
 class WebRequest:
-    """A request: what is sent, and how far redirects are followed."""
+    """A request, and how far to follow redirects."""
 
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Besides those of the client; they may hold credentials."""
+    """In addition to the client's; may contain credentials."""
     body: bytes | None = field(default=None, repr=False)
     follow: Literal["site", "origin"] = "site"
-    """`origin` for requests with credentials: a redirect leads to the same scheme, host and port."""
+    """Use `origin` for requests with credentials: redirects must keep the scheme, host and port."""
 
 
 @record
 class WebResponse:
-    """An answer."""
+    """A response."""
 
     target: WebUrl
     """The URL after all redirects."""
@@ -66,14 +65,13 @@ class WebResponse:
     received: int
     """Bytes received, before decompression."""
     cut: Truncation | None
-    """Why the body is incomplete."""
     hops: Sequence[str] = ()
     """The URLs that redirected here."""
 
 
 @record
 class CrossSiteRedirect:
-    """A redirect to another site, which is reported instead of followed."""
+    """A redirect to another site, which we report instead of following."""
 
     status: int
     url: str
@@ -82,7 +80,7 @@ class CrossSiteRedirect:
 
 
 class WebClient:
-    """Fetches URLs within the limits of its settings; no connection stays open between two calls."""
+    """Fetches URLs within the limits of its settings. Doesn't keep connections open between calls."""
 
     def __init__(self, settings: WebSettings) -> None:
         self._settings = settings
@@ -93,24 +91,23 @@ class WebClient:
     async def fetch(
         self, url: str, *, accept: str, cap: Callable[[Mapping[str, str]], int]
     ) -> WebResponse | CrossSiteRedirect:
-        """Fetch a page; `cap` tells from the headers how many bytes of it are wanted.
+        """Fetch a page; `cap` maps the headers to the number of bytes to read.
 
         Raises:
-            FetchError: It may not be fetched, or could not be.
+            FetchError: Fetching isn't allowed, or failed.
         """
         return await self.send(WebRequest(url, headers={"Accept": accept}), cap=cap)
 
     async def send(
         self, request: WebRequest, *, cap: Callable[[Mapping[str, str]], int]
     ) -> WebResponse | CrossSiteRedirect:
-        """Send a request; `cap` tells from the headers how many bytes of the answer are wanted.
+        """Send a request; `cap` maps the headers to the number of bytes to read.
 
-        A redirect keeps the method and body if its status is 307 or 308; 303 leads to a GET request. After another
-        method than GET and HEAD, 301 and 302 are returned as they are: clients disagree about the method of the next
-        request (RFC 9110 §15.4).
+        Status 307 and 308 keep the method and body; 303 turns into a GET. For methods other than GET and HEAD we return
+        301 and 302 as is, because clients disagree about the method of the next request (RFC 9110 §15.4).
 
         Raises:
-            FetchError: It may not be sent, or there was no answer. Messages name the URL.
+            FetchError: Sending isn't allowed, or there was no answer. Messages include the URL.
         """
         try:
             with fail_after(self._settings.total_s):
@@ -120,10 +117,10 @@ class WebClient:
             raise FetchError(message, code="timeout", reason="total") from None
 
     async def check_address(self, url: str) -> None:
-        """Check whether a request to a URL may be sent, without sending one; its host name is looked up.
+        """Check whether a request to a URL is allowed, without sending one. Looks up the host name.
 
         Raises:
-            FetchError: It may not be sent, or its host is unknown.
+            FetchError: It isn't allowed, or the host is unknown.
         """
         target = parse_url(url)
         self._refuse_by_name(target)
@@ -160,7 +157,7 @@ class WebClient:
             location = answer.headers.get("location")
             if location is not None and _is_followed(request.method, answer.status):
                 following = target.join(location)
-                # Refused before the redirect is reported: naming such a URL would invite another try.
+                # Check before reporting the redirect: mentioning a private URL would invite another try.
                 self._refuse_by_name(following)
                 is_near = is_same_site if request.follow == "site" else is_same_origin
                 if not is_near(target, following):
@@ -198,10 +195,8 @@ class WebClient:
         route = dial.Route(addresses, settings.connect_s, tls, proxy, settings.proxy_auth)
         return partial(dial.exchange, route=route)
 
-    # -- what may be dialled ----------------------------------------------------------------
-
     async def _resolve_addresses(self, target: WebUrl) -> Sequence[str]:
-        """Return the addresses of a URL, all of them allowed; none if the proxy looks them up."""
+        """Return the vetted addresses of a URL, or none if the proxy does the lookup."""
         if target.port not in self._settings.ports and not self._is_allowed_private(target):
             allowed = ", ".join(map(str, self._settings.ports))
             message = f"{target.authority}: port {target.port} is not fetched from, only {allowed}; "
@@ -210,7 +205,7 @@ class WebClient:
             raise FetchError(message, code="denied", reason="port", host=target.host)
         if self._proxy is not None and not self._is_allowed_private(target):
             self._refuse_by_name(target)
-            if ":" in target.host:  # the library sends it to a proxy without brackets
+            if ":" in target.host:  # the library passes it to the proxy without brackets
                 message = f"{target.host}: an IPv6 address cannot be fetched through a proxy"
                 raise FetchError(message, code="unsupported", reason="proxy")
             return ()
@@ -232,7 +227,7 @@ class WebClient:
         return addresses
 
     def _refuse_by_name(self, target: WebUrl) -> None:
-        """Refuse private hosts and addresses, without a look-up."""
+        """Reject private hosts and addresses without a lookup."""
         if target.address is not None:
             self._refuse_private(target, [target.host])
             return
@@ -258,14 +253,14 @@ class WebClient:
 
 
 def _is_local_name(target: WebUrl) -> bool:
-    """Tell whether a name can only belong to a local network (RFC 6761, RFC 8375)."""
+    """Return whether a name can only belong to a local network (RFC 6761, RFC 8375)."""
     if target.address is not None:
         return False
     return "." not in target.host or is_subdomain(target.host, _LOCAL_NAMES)
 
 
 def _allow_hint(target: WebUrl) -> str:
-    """Describe how the user can allow a server of the local network."""
+    """Describe how the user can allow a server on the local network."""
     own = f"{target.authority.removesuffix(f':{target.port}')}:{target.port}"
     flag = f"the user can allow it with --web-allow '{own}'"
     return f"if it is a server of the user's, {flag} or in the setting `web.allow_private`"

@@ -1,7 +1,7 @@
-"""Conversion of a fetched page: HTML to Markdown or plain text, JSON indented, invisible characters escaped.
+"""Convert a fetched page: HTML to Markdown or plain text, JSON indented, invisible characters escaped.
 
-The HTML converter holds the interpreter lock while it works. A short page is converted in a thread, a longer one in a
-worker process with a time and memory limit, which a cancelled caller kills.
+The HTML converter holds the GIL while it works. Short pages are converted in a thread, longer ones in a worker process
+with a time and memory limit, which cancellation kills.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _LINE_ENDS = re.compile(r"\r\n?|\u2028|\u2029|\x85")
 _STEP: Final = 128 * 1024
 LONGEST_JSON: Final = 128 * 1024
-"""Longer JSON is shown as it came: the parser holds the interpreter lock for 10 ms at this length."""
-
-_DEEPEST: Final = 16
-"""The deepest indentation: a few nested bytes must not become megabytes of spaces."""
+"""Longer JSON stays unformatted: at this length, the parser holds the GIL for 10 ms."""
+_MAX_INDENT: Final = 16
+"""Limits indentation, so that a few nested bytes don't become megabytes of spaces."""
 
 
 def format_json(text: str) -> str:
-    """Indent JSON by two spaces, every token as it was written; invalid or very deep JSON is returned unchanged."""
+    """Indent JSON by two spaces without changing any token; returns invalid or very deep JSON unchanged."""
     if len(text) > LONGEST_JSON:
         return text
     try:
         json.loads(text)
     except (ValueError, RecursionError):
         return text
-    # `finditer` releases the interpreter lock between two tokens; `findall` would not.
+    # Unlike `findall`, `finditer` releases the GIL between tokens.
     written: list[str] = []
     depth, before = 0, ""
     for match in _TOKEN.finditer(text):
@@ -47,7 +46,7 @@ def format_json(text: str) -> str:
         closes, is_first = token in {"}", "]"}, before in {"{", "["}
         depth -= closes
         if before and (closes != is_first if is_first else closes or before == ","):
-            written.append("\n" + "  " * min(depth, _DEEPEST))
+            written.append("\n" + "  " * min(depth, _MAX_INDENT))
         written.append(": " if token == ":" else token)
         depth += token in {"{", "["}
         before = token
@@ -55,11 +54,11 @@ def format_json(text: str) -> str:
 
 
 def show_invisible(text: str) -> tuple[str, int]:
-    """Normalize line endings and escape invisible characters and lone surrogates; also count the escaped ones."""
+    """Normalize line endings and escape invisible characters and lone surrogates; also return the number escaped."""
     shown: list[str] = []
     start = hidden = 0
-    # In pieces, so that a pattern runs over little at a time. No piece ends inside of a CRLF or of a sequence of
-    # non-ASCII characters, which may be one visible sign.
+    # Work in chunks, so that each pattern runs over a small text. Never split inside CRLF or inside a run of non-ASCII
+    # characters, which may form a single visible glyph.
     while start < len(text):
         end = start + _STEP
         while end < start + 2 * _STEP and not text[end : end + 1].isascii():
@@ -74,9 +73,9 @@ def show_invisible(text: str) -> tuple[str, int]:
 
 
 SHORT: Final = 32 * 1024
-"""Characters up to which a page is converted in a thread."""
+"""Pages up to this length are converted in a thread."""
 _LIMITS: Final = WorkerLimits(cpu_s=20, memory_bytes=1024 * 1024 * 1024)
-"""Hostile pages of the largest size take two seconds."""
+"""Hostile pages of maximum size take two seconds."""
 _HEAD: Final = 64 * 1024
 _TITLE = re.compile(r"<title[^>]{0,200}>([^<]{0,500})", re.IGNORECASE)
 
@@ -88,16 +87,16 @@ class ConvertedPage:
     text: str
     title: str
     shortened: bool
-    """Whether deeply nested parts were dropped."""
+    """Whether the converter dropped deeply nested parts."""
 
 
 async def convert_page(html: str, base_url: str, style: Style) -> ConvertedPage:
-    """Convert a page; its links become absolute.
+    """Convert a page, making its links absolute.
 
     Raises:
-        FetchError: The page cannot be converted, or not in time.
+        FetchError: The page can't be converted, at least not in time.
     """
-    # The converter takes a text with many NULs for a binary file.
+    # The converter mistakes a text with many NULs for a binary file.
     html = html.replace("\x00", "")
     try:
         if len(html) <= SHORT:

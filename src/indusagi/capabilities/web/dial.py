@@ -1,8 +1,8 @@
-"""One HTTP request to a checked address, by httpcore.
+"""Send one HTTP request to a vetted address, using httpcore.
 
-The library receives the parsed URL and a network backend that connects to the checked addresses only. The host name
-goes into the `Host` header and the TLS handshake (SNI), and the certificate must be valid for it. There are no cookies,
-redirects or environment variables.
+We give the library the parsed URL and a network backend that only connects to the vetted addresses. The host name goes
+into the `Host` header and the TLS handshake (SNI), and the certificate must match it. No cookies, redirects or
+environment variables.
 
 Importing this module loads the library: import it in a thread, on first use.
 """
@@ -30,25 +30,25 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.web.url import WebUrl
 
-_TRIED: Final = 4
-"""Addresses of one name that are tried, one after the other."""
+_MAX_ADDRESSES: Final = 4
+"""How many addresses of a name to try, one after the other."""
 _Connection: TypeAlias = "httpcore2.AsyncHTTPConnection | httpcore2.AsyncHTTPProxy"
 _making_tls = threading.Lock()
 
 
 @record
 class HttpAnswer:
-    """The head of a response, and its body in pieces."""
+    """The head of a response, and its body as a stream."""
 
     status: int
     headers: Mapping[str, str]
-    """By lower-case name; the first of repeated headers."""
+    """Keys are lower-case; for repeated headers, the first one."""
     pieces: AsyncGenerator[bytes]
 
 
 @record
 class Route:
-    """The route to a server: one of its addresses or, without addresses, a proxy."""
+    """The route to a server: one of its addresses or, if there are none, a proxy."""
 
     addresses: Sequence[str]
     connect_s: float
@@ -66,11 +66,11 @@ class Route:
 
 
 class PinnedBackend(httpcore2.AsyncNetworkBackend):
-    """A network backend that connects to given addresses, whatever the host name."""
+    """A network backend that connects to fixed addresses, ignoring the host name."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = addresses[:_TRIED]
-        # httpcore2 exports a stub under this name where anyio is missing.
+        self._addresses = addresses[:_MAX_ADDRESSES]
+        # httpcore2 exports a stub by this name if anyio is missing.
         self._inner = cast("httpcore2.AsyncNetworkBackend", httpcore2.AnyIOBackend())
 
     async def connect_tcp(
@@ -99,7 +99,7 @@ async def exchange(
     """Send a request; the connection closes at the end of the block.
 
     Raises:
-        FetchError: There was no response, or an invalid one.
+        FetchError: There was no valid response.
     """
     url = httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
     framing = {} if body is None else {"Content-Length": str(len(body))}
@@ -171,12 +171,12 @@ def _to_fetch_error(target: WebUrl, exc: Exception) -> FetchError:
 
 
 def _shorten_error(exc: Exception) -> str:
-    """Shorten an error to the words of the library, without quotes from the server."""
+    """Shorten an error to the library's own words, without quoting the server."""
     return str(exc).partition(":")[0][:200]
 
 
 def shared_tls() -> ssl.SSLContext:
-    """Return the TLS context of the process; the first call loads the certificates. Blocks."""
+    """Return the process-wide TLS context; the first call loads the certificates. Blocks."""
     with _making_tls:
         return _make_tls()
 
@@ -188,9 +188,9 @@ def _make_tls() -> ssl.SSLContext:
 
 # -- addresses --------------------------------------------------------------------------------
 #
-# Only `public` addresses may be fetched. The tables follow the IANA special-purpose registries
-# (https://www.iana.org/assignments/iana-ipv4-special-registry/, RFC 6890): `ipaddress.is_global` differs between Python
-# versions and accepts IPv6 ranges that embed an IPv4 address. An unlisted IPv6 address outside 2000::/3 is refused too.
+# Only `public` addresses are allowed. The tables follow the IANA special-purpose registries
+# (https://www.iana.org/assignments/iana-ipv4-special-registry/, RFC 6890), since `ipaddress.is_global` differs between
+# Python versions and accepts IPv6 ranges that embed an IPv4 address. Unlisted IPv6 outside 2000::/3 isn't allowed.
 
 
 AddressKind: TypeAlias = Literal[
@@ -209,7 +209,7 @@ AddressKind: TypeAlias = Literal[
 ]
 """Kinds of addresses; `shared` is carrier-grade NAT (RFC 6598)."""
 PRIVATE_KINDS: Final[frozenset[AddressKind]] = frozenset({"loopback", "private", "shared"})
-"""Kinds that a user may allow; the others are refused whatever is configured."""
+"""Kinds the user may allow; no setting allows the others."""
 
 _METADATA: Final = frozenset(
     ipaddress.ip_address(text)
@@ -241,7 +241,7 @@ _IPV4: Final[dict[str, AddressKind]] = {
     "240.0.0.0/4": "reserved",
 }
 _GLOBAL_IPV6: Final = IPv6Network("2000::/3")
-"""All IPv6 addresses that are allocated so far."""
+"""All IPv6 addresses allocated so far."""
 _MAPPED: Final = IPv6Network("::ffff:0:0/96")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
 """IPv4 addresses embedded for NAT64 (RFC 6052): classified as the embedded address."""
@@ -280,7 +280,7 @@ def classify_address(address: str | IPv4Address | IPv6Address) -> AddressKind:
         except ValueError:
             return "malformed"
     if isinstance(address, IPv6Address) and address.scope_id is not None:
-        return "link-local"  # a zone names a network interface of this machine
+        return "link-local"  # a zone identifies a local network interface
     if isinstance(address, IPv6Address) and (address in _MAPPED or address in _NAT64):
         address = IPv4Address(int(address) & 0xFFFF_FFFF)
     if address in _METADATA:
@@ -294,19 +294,19 @@ def classify_address(address: str | IPv4Address | IPv6Address) -> AddressKind:
     return "transition" if is_isatap else "public"
 
 
-_AT_ONCE: Final = 16
-"""Look-ups cannot be cancelled, only abandoned: so many threads may wait in one."""
-_free = threading.BoundedSemaphore(_AT_ONCE)
+_MAX_LOOKUPS: Final = 16
+"""We can't cancel a lookup, only abandon it, so this limits the number of stuck threads."""
+_free = threading.BoundedSemaphore(_MAX_LOOKUPS)
 
 
 async def system_resolver(host: str, port: int) -> Sequence[str]:
-    """Look up the addresses of a host name; a cancelled caller does not wait for them.
+    """Look up the addresses of a host name. Cancelling doesn't wait for the lookup.
 
     Raises:
-        OSError: The name has no address, or too many look-ups are running.
+        OSError: The name has no address, or too many lookups are running.
     """
     if not _free.acquire(blocking=False):
-        raise OSError(f"{_AT_ONCE} names are being looked up already: try again later")
+        raise OSError(f"{_MAX_LOOKUPS} names are being looked up already: try again later")
 
     def look_up() -> Sequence[str]:
         try:

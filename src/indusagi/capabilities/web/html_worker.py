@@ -9,7 +9,7 @@ _EXCLUDED: Final = ["nav", "script", "style", "noscript", "template", "iframe", 
 
 
 def convert_html(html: str, base_url: str, style: Style) -> tuple[str, bool] | str:
-    """Convert a page; return the text and whether deeply nested parts were dropped, or why the page is refused."""
+    """Convert a page; return the text and whether deeply nested parts were dropped, or an error message."""
     import html_to_markdown as converter  # noqa: PLC0415 — a large library, only for HTML
 
     try:

@@ -1,27 +1,24 @@
-"""An answer from the web, as what a model can be shown."""
+"""Turn a web response into a page for the model."""
 
 from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
-
-from anyio import to_thread
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from indusagi.capabilities.budget import MAX_PAGES
-from indusagi.capabilities.files.media.images import fit_image
 from indusagi.capabilities.files.media.pdf import read_pdf_pages
 from indusagi.capabilities.files.text.lines import ReadFailure
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.body import decode_text
 from indusagi.capabilities.web.convert import convert_page, format_json, show_invisible
+from indusagi.capabilities.worker import run_in_thread
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from indusagi.capabilities.files.media.images import EncodedImage
     from indusagi.capabilities.files.media.pdf import PdfPages
     from indusagi.capabilities.web.client import WebResponse
 
@@ -36,7 +33,7 @@ _TEXT_TYPES = re.compile(
 )
 _JSON = re.compile(r"(application|text)/(json|.*\+json)")
 _UNSPECIFIC_TYPES: Final = frozenset({"", "application/octet-stream", "binary/octet-stream", "text/plain"})
-"""Media types of files that a server knows nothing about."""
+"""Generic media types, for files the server knows nothing about."""
 _IMAGE_MAGIC: Final = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
     (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
@@ -45,7 +42,7 @@ _IMAGE_MAGIC: Final = (
 )
 _HTML_START = re.compile(rb"\s*(<!--.{0,500}?-->\s*)?<(!doctype\s+html|html|head|body)\b", re.I | re.S)
 _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
-_LOOKED_AT: Final = 8 * 1024
+_HEAD_BYTES: Final = 8 * 1024
 _EXTENSIONS: Final = {
     "application/pdf": ".pdf",
     "application/zip": ".zip",
@@ -66,13 +63,13 @@ _EXTENSIONS: Final = {
 
 
 def media_type(headers: Mapping[str, str]) -> str:
-    """Return the media type without its parameters (RFC 9110 §8.3); empty if there is none."""
+    """Return the media type without parameters (RFC 9110 §8.3); empty if it's missing or malformed."""
     named = headers.get("content-type", "").partition(";")[0].strip().lower()
     return named if _TYPE.fullmatch(named) else ""
 
 
 def is_text(headers: Mapping[str, str]) -> bool:
-    """Tell whether the headers name a text type, of which a part is useful."""
+    """Return whether the headers declare a text type, where a part is useful on its own."""
     named = media_type(headers)
     return not named or _TEXT_TYPES.fullmatch(named) is not None
 
@@ -85,7 +82,7 @@ def detect_medium(headers: Mapping[str, str], body: bytes) -> tuple[Medium, str]
             return "image", kind
     if body.startswith(b"%PDF-"):
         return "binary", "application/pdf"
-    head = body[:_LOOKED_AT]
+    head = body[:_HEAD_BYTES]
     wide = body.startswith(_WIDE) or "utf-16" in headers.get("content-type", "").lower()
     if named in _HTML or (named in _UNSPECIFIC_TYPES - {"text/plain"} and _HTML_START.match(head)):
         return "html", named or "text/html"
@@ -93,7 +90,7 @@ def detect_medium(headers: Mapping[str, str], body: bytes) -> tuple[Medium, str]
         return "binary", named or "application/octet-stream"
     if _JSON.fullmatch(named):
         return "json", named
-    # The last character may be truncated: its first bytes are ignored.
+    # The last character may be truncated: ignore its first bytes.
     is_utf8 = "\N{REPLACEMENT CHARACTER}" not in head[:-3].decode("utf-8", "replace")[:-1]
     if _TEXT_TYPES.fullmatch(named) or (named in _UNSPECIFIC_TYPES and (wide or is_utf8)):
         return "text", named or "text/plain"
@@ -105,7 +102,6 @@ def file_extension(named: str) -> str:
     return _EXTENSIONS.get(named, ".bin")
 
 
-T = TypeVar("T")
 Format: TypeAlias = Literal["markdown", "text", "html", "raw"]
 ACCEPT: Final[dict[Format, str]] = {
     "markdown": "text/markdown, text/html;q=0.9, application/xhtml+xml;q=0.9, text/plain;q=0.8, "
@@ -122,11 +118,9 @@ class TextPage:
 
     text: str
     kind: str
-    """The media type of the response."""
     notes: Sequence[str] = ()
-    """Facts a reader should know about the text."""
     hidden: int = 0
-    """Invisible characters that were escaped."""
+    """Number of invisible characters we escaped."""
 
 
 @record
@@ -139,12 +133,12 @@ class BytesPage:
 
 
 async def build_page(fetched: WebResponse, form: Format) -> TextPage | BytesPage:
-    """Build the page a model is shown; HTML that cannot be converted is shown as its source."""
+    """Build the page to show; HTML we can't convert is shown as source."""
     medium, kind = detect_medium(fetched.headers, fetched.body)
     if medium in {"image", "binary"}:
         return BytesPage(fetched.body, kind, medium == "image")
     content_type = fetched.headers.get("content-type", "")
-    read = await _run_in_thread(partial(decode_text, fetched.body, content_type, whole=fetched.cut is None))
+    read = await run_in_thread(partial(decode_text, fetched.body, content_type, whole=fetched.cut is None))
     notes: list[str] = []
     if read.replaced:
         said = f"{format_count(read.replaced, 'place is', 'places are')} not {read.charset}"
@@ -152,20 +146,20 @@ async def build_page(fetched: WebResponse, form: Format) -> TextPage | BytesPage
     text = read.text
     if form in {"markdown", "text"}:
         text = await _convert_text(text, medium, fetched.target.url, form, notes)
-    visible, hidden = await _run_in_thread(partial(show_invisible, text))
+    visible, hidden = await run_in_thread(show_invisible, text)
     if hidden:
         notes.append(describe_invisible(hidden))
     return TextPage(visible, kind, tuple(notes), hidden)
 
 
 def describe_invisible(hidden: int) -> str:
-    """Describe how many invisible characters were escaped."""
+    """Describe the number of invisible characters we escaped."""
     return f"{format_count(hidden, 'character')} that cannot be seen: written as <U+…>"
 
 
 async def _convert_text(text: str, medium: Medium, url: str, form: Format, notes: list[str]) -> str:
     if medium == "json":
-        return await _run_in_thread(partial(format_json, text))
+        return await run_in_thread(format_json, text)
     if medium != "html":
         return text
     try:
@@ -180,25 +174,15 @@ async def _convert_text(text: str, medium: Medium, url: str, form: Format, notes
     return f"Title: {page.title}\n\n{page.text}" if page.title else page.text
 
 
-async def _run_in_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread; a cancelled caller does not wait for it."""
-    return await to_thread.run_sync(work, abandon_on_cancel=True)
-
-
 PDF: Final = "application/pdf"
 
 
-async def fit_picture(page: BytesPage) -> EncodedImage | ReadFailure:
-    """Shrink an image for a model, or say why that fails."""
-    return await fit_image(page.data, page.kind)
-
-
 async def extract_pdf_text(page: BytesPage) -> TextPage | ReadFailure:
-    """Extract the text of the first pages of a PDF file, or say why that fails."""
+    """Extract the text of the first pages of a PDF."""
     found = await read_pdf_pages(page.data, 1, MAX_PAGES)
     if isinstance(found, ReadFailure):
         return found
-    return await to_thread.run_sync(_format_pages, found, abandon_on_cancel=True)
+    return await run_in_thread(_format_pages, found)
 
 
 def _format_pages(found: PdfPages) -> TextPage:

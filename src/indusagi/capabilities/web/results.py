@@ -1,4 +1,4 @@
-"""The work of `websearch`: ask one provider after the other, and clean, filter and deduplicate the results."""
+"""Implementation of `websearch`: query providers in turn, then clean, filter and deduplicate the results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # -- providers --------------------------------------------------------------------------------
 #
-# The host program passes in others. Result pages of search engines are never scraped here.
+# The host program can supply more. We never scrape result pages of search engines.
 
 
 SEARXNG_VARIABLE: Final = "INDUS_SEARXNG_URL"
@@ -43,7 +43,7 @@ _ANSWER_BYTES: Final = 2 * 1024 * 1024
 
 
 def list_providers(settings: WebSettings, given: Sequence[SearchProvider]) -> Sequence[SearchProvider]:
-    """List the providers in their order: those of the host program, SearXNG, ddgs."""
+    """List the providers in order: the host program's, SearXNG, ddgs."""
     found = list(given)
     address = settings.searxng_url or os.environ.get(SEARXNG_VARIABLE)
     if address:
@@ -73,7 +73,7 @@ class SearxngProvider:
         """Query the instance.
 
         Raises:
-            SearchError: The instance cannot be reached, or its answer is invalid.
+            SearchError: The instance is unreachable, or its answer is invalid.
         """
         asked = {"q": add_site_filters(query), "format": "json"}
         if query.freshness is not None:
@@ -85,7 +85,7 @@ class SearxngProvider:
             # The user configured this host, so its private address is allowed.
             own = f"{base.authority.removesuffix(f':{base.port}')}:{base.port}"
             allowed = replace(self.settings, allow_private=[*self.settings.allow_private, own])
-            found = await WebClient(allowed).fetch(url, accept="application/json", cap=_cap)
+            found = await WebClient(allowed).fetch(url, accept="application/json", cap=lambda _headers: _ANSWER_BYTES)
         except FetchError as trouble:
             raise SearchError(str(trouble), code=trouble.code) from trouble
         if isinstance(found, CrossSiteRedirect):
@@ -95,10 +95,6 @@ class SearxngProvider:
             hint = "; its settings.yml must list json under search: formats" if found.status == 403 else ""
             raise SearchError(f"it answered {found.status}{hint}", code="http_status")
         return await to_thread.run_sync(_searxng_hits, found.body)
-
-
-def _cap(headers: Mapping[str, str]) -> int:
-    return _ANSWER_BYTES
 
 
 def _searxng_hits(body: bytes) -> Sequence[SearchHit]:
@@ -120,16 +116,16 @@ def _searxng_hits(body: bytes) -> Sequence[SearchHit]:
 
 @record
 class DdgsProvider:
-    """The package `ddgs`, if it is installed; it queries several search engines."""
+    """The `ddgs` package, if installed; it queries several search engines."""
 
     timeout_s: float
     name: str = "ddgs"
 
     async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
-        """Query the package in a thread, which a cancelled caller abandons.
+        """Query the package in a thread, abandoning it on cancellation.
 
         Raises:
-            SearchError: The package raised any exception.
+            SearchError: The package raised an exception.
         """
 
         def ask() -> Sequence[SearchHit]:
@@ -158,16 +154,16 @@ def _text(row: Mapping[str, JsonValue], key: str) -> str:
 # -- results ---------------------------------------------------------------------------------
 
 
-_TITLE: Final = 200
-_SNIPPET: Final = 500
-_LONGEST: Final = 20_000
+_MAX_TITLE: Final = 200
+_MAX_SNIPPET: Final = 500
+_MAX_MARKUP: Final = 20_000
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 _TRACKING = re.compile(r"utm_\w+|gclid|fbclid|msclkid|dclid|yclid|mc_[ce]id|igshid|ref_src", re.I)
 
 
 @record
 class ResultRow:
-    """One result."""
+    """A search result."""
 
     title: str
     url: str
@@ -175,7 +171,7 @@ class ResultRow:
     published: str | None = None
 
     def format(self) -> str:
-        """Format the result for a model: title, URL, snippet."""
+        """Format the result for the model: title, URL, snippet."""
         dated = f" ({self.published})" if self.published else ""
         snippet = f"\n   {self.snippet}" if self.snippet else ""
         return f"{self.title}{dated}\n   {self.url}{snippet}"
@@ -187,7 +183,7 @@ class ResultRow:
 
 
 def select_results(hits: Iterable[SearchHit], query: SearchQuery) -> Sequence[ResultRow]:
-    """Select the results to show: valid URLs within the requested domains, each page once."""
+    """Select the results to show: valid URLs in the requested domains, without duplicates."""
     found: dict[str, ResultRow] = {}
     for hit in hits:
         try:
@@ -198,30 +194,30 @@ def select_results(hits: Iterable[SearchHit], query: SearchQuery) -> Sequence[Re
             continue
         if is_subdomain(target.host, query.exclude_domains) or page_key(target) in found:
             continue
-        title = _clean_line(hit.title, _TITLE) or target.host
+        title = _clean_line(hit.title, _MAX_TITLE) or target.host
         published = _clean_line(hit.published, 40) if hit.published else None
-        found[page_key(target)] = ResultRow(title, target.url, _clean_line(hit.snippet, _SNIPPET), published)
+        found[page_key(target)] = ResultRow(title, target.url, _clean_line(hit.snippet, _MAX_SNIPPET), published)
         if len(found) == query.limit:
             break
     return list(found.values())
 
 
 def page_key(target: WebUrl) -> str:
-    """Return a key that equal pages share: without tracking parameters, `www.` and scheme."""
+    """Return a key for deduplication: ignores tracking parameters, `www.` and the scheme."""
     path, _, asked = target.path.partition("?")
     kept = [pair for pair in parse_qsl(asked, keep_blank_values=True) if not _TRACKING.fullmatch(pair[0])]
-    # http and https of one page are one page.
+    # http and https versions are the same page.
     port = 443 if target.port == 80 else target.port
     return f"{target.host.removeprefix('www.')}:{port}{path.rstrip('/')}?{urlencode(kept)}"
 
 
 def _clean_line(text: str, limit: int) -> str:
-    """Reduce a text to one line without markup and invisible characters."""
-    plain = unescape(_TAG.sub("", text[:_LONGEST]))
+    """Reduce a text to one line without markup or invisible characters."""
+    plain = unescape(_TAG.sub("", text[:_MAX_MARKUP]))
     return cut_text(" ".join(show_invisible(plain)[0].split()), limit)
 
 
-_USUAL: Final = 5
+_DEFAULT_RESULTS: Final = 5
 _NOT_CONFIGURED = (
     "No web search is configured. Its user can put a SearXNG instance with JSON answers into the "
     f"setting `search.searxng_url` or the variable {SEARXNG_VARIABLE}, or install the package "
@@ -230,7 +226,7 @@ _NOT_CONFIGURED = (
 
 
 async def search(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-    """Answer a call of the tool."""
+    """Run a call of `websearch`."""
     settings = ctx.framework.web or WebSettings()
     try:
         query = _parse_query(arguments)
@@ -259,7 +255,7 @@ async def search(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 def _parse_query(arguments: JsonObject) -> SearchQuery:
     def domains(key: str) -> Sequence[str]:
-        # Models write a scheme, a path, `*.` and `www.` around a domain.
+        # Models wrap domains in a scheme, a path, `*.` and `www.`.
         named = (
             text.strip().rpartition("://")[2].partition("/")[0] for text in cast("list[str]", arguments.get(key, []))
         )
@@ -267,7 +263,7 @@ def _parse_query(arguments: JsonObject) -> SearchQuery:
 
     return SearchQuery(
         text=cast("str", arguments["query"]),
-        limit=cast("int", arguments.get("maxResults", _USUAL)),
+        limit=cast("int", arguments.get("maxResults", _DEFAULT_RESULTS)),
         domains=domains("domains"),
         exclude_domains=domains("excludeDomains"),
         freshness=cast("Freshness | None", arguments.get("freshness")),
@@ -289,7 +285,7 @@ class _SearchState:
 
 
 async def _ask_in_turn(chain: Sequence[SearchProvider], query: SearchQuery, settings: WebSettings) -> _SearchState:
-    """Ask the providers in turn until one has results."""
+    """Query the providers in turn until one returns results."""
     state, provider = _SearchState(), chain[0]
     with move_on_after(settings.search_total_s) as whole:
         for provider in chain:
@@ -301,7 +297,7 @@ async def _ask_in_turn(chain: Sequence[SearchProvider], query: SearchQuery, sett
                 state.add_failure(provider, trouble.code, str(trouble))
             except TimeoutError:
                 state.add_failure(provider, "timeout", f"it did not answer within {settings.search_each_s:g} s")
-            except Exception as exc:  # noqa: BLE001 — boundary: a provider of the host program
+            except Exception as exc:  # noqa: BLE001 — boundary: the host program's provider
                 state.add_failure(provider, "failed", f"{type(exc).__name__}: {exc}")
             if state.found:
                 break

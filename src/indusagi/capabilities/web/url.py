@@ -1,8 +1,8 @@
-"""Parser of http and https URLs: the parts that are checked are the parts that are connected to.
+"""Parser for http and https URLs, so that we connect to exactly the host we checked.
 
-Two parsers that disagree about the host of a URL are how SSRF checks are bypassed
-(https://owasp.org/www-community/attacks/Server_Side_Request_Forgery). This parser is the only one, stricter than
-RFC 3986, and its parts go to the HTTP library unchanged. Hosts are normalized before any comparison.
+SSRF checks get bypassed when two parsers disagree about the host of a URL
+(https://owasp.org/www-community/attacks/Server_Side_Request_Forgery). We only use this parser, which is stricter than
+RFC 3986, and pass its parts to the HTTP library unchanged. Hosts are normalized before any comparison.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _AUTHORITY = re.compile(r"(?P<host>\[[^\]]*\]|[^:]*)(?::(?P<port>[0-9]{0,5}))?")
 _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 _SAFE = "/?:@!$&'()*+,;=-._~%"
-"""Characters that are not percent-encoded in a path and query."""
+"""Characters we don't percent-encode in a path and query."""
 
 
 @record
@@ -41,16 +41,16 @@ class WebUrl:
 
     scheme: Scheme
     host: str
-    """Lower case, ASCII, without a trailing dot; an IPv6 address without brackets."""
+    """Lower-case ASCII without a trailing dot; an IPv6 address without brackets."""
     port: int
     path: str
-    """With the query, as it is sent."""
+    """Includes the query, as sent."""
     address: IPv4Address | IPv6Address | None = None
-    """The host, if it is an IP address."""
+    """The host, if it's an IP address."""
 
     @property
     def authority(self) -> str:
-        """The value of the `Host` header: the host, and the port unless it is the default."""
+        """The `Host` header: the host, plus the port unless it's the default."""
         host = f"[{self.host}]" if isinstance(self.address, IPv6Address) else self.host
         return host if self.port == STANDARD_PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -63,9 +63,9 @@ class WebUrl:
         """Resolve a relative reference (RFC 3986 §5).
 
         Raises:
-            FetchError: The result is not a URL that can be fetched.
+            FetchError: The result isn't a fetchable URL.
         """
-        # `urljoin` removes control characters silently: they are refused first.
+        # `urljoin` silently drops control characters, so reject them first.
         _check_characters(reference)
         return parse_url(urljoin(self.url, reference))
 
@@ -74,13 +74,13 @@ def parse_url(url: str) -> WebUrl:
     """Parse a URL.
 
     Raises:
-        FetchError: It is not an http or https URL, or its host is ambiguous.
+        FetchError: It isn't an http or https URL, or its host is ambiguous.
     """
     url = url.strip(" ")
     _check_characters(url)
     found = _URL.fullmatch(url)
     if found is None:
-        problem = "is no web address: it must begin with https:// or http://"
+        problem = "is not a web address: it must begin with https:// or http://"
         if _ANY_SCHEME.match(url) and "://" in url:
             problem = "has another scheme: only http and https addresses can be fetched"
         raise FetchError(f"{_quote_url(url)} {problem}", code="unsupported", reason="scheme")
@@ -103,9 +103,9 @@ def parse_host_and_port(text: str) -> tuple[str, int | None]:
 
 
 def is_same_site(one: WebUrl, other: WebUrl) -> bool:
-    """Tell whether two URLs belong to one site: the same host, or a domain and its subdomain.
+    """Return whether two URLs belong to the same site: same host, or a domain and its subdomain.
 
-    Domains under which the public can register names (`co.uk`, `github.io`) are no common site.
+    Domains open to public registration (`co.uk`, `github.io`) don't count as a common site.
     """
     if one.host == other.host:
         return True
@@ -118,16 +118,16 @@ def is_same_site(one: WebUrl, other: WebUrl) -> bool:
 
 
 def is_same_origin(one: WebUrl, other: WebUrl) -> bool:
-    """Tell whether two URLs have one origin (RFC 6454 §5).
+    """Return whether two URLs have the same origin (RFC 6454 §5).
 
-    From `http` on its standard port, `https` on its own counts as the same origin.
+    Upgrading from `http` to `https`, both on their standard ports, counts as the same origin.
     """
     is_upgrade = (one.scheme, one.port, other.scheme, other.port) == ("http", 80, "https", 443)
     return one.host == other.host and ((one.scheme, one.port) == (other.scheme, other.port) or is_upgrade)
 
 
 def is_subdomain(host: str, domains: Sequence[str]) -> bool:
-    """Tell whether a host is one of the domains or a subdomain of one."""
+    """Return whether a host is one of the domains or a subdomain of one."""
     return any(host == domain or host.endswith(f".{domain}") for domain in domains)
 
 
@@ -146,10 +146,10 @@ def _parse_authority(text: str, url: str) -> tuple[str, int | None, IPv4Address 
         raise FetchError(message, code="denied", reason="userinfo")
     found = _AUTHORITY.fullmatch(text)
     if found is None:
-        raise _host_error(url, "its host and port cannot be told apart")
+        raise _host_error(url, "its host and port are ambiguous")
     port = int(found["port"]) if found["port"] else None
     if port is not None and not 0 < port < 65_536:
-        raise _host_error(url, f"{port} is no port")
+        raise _host_error(url, f"{port} is not a valid port")
     host, address = _parse_host(found["host"], url)
     return host, port, address
 
@@ -159,7 +159,7 @@ def _parse_host(text: str, url: str) -> tuple[str, IPv4Address | IPv6Address | N
         try:
             address = IPv6Address(text[1:-1])
         except ValueError:
-            raise _host_error(url, "what is in brackets is no IPv6 address") from None
+            raise _host_error(url, "the text in brackets is not an IPv6 address") from None
         if address.scope_id is not None:
             raise _host_error(url, "an address with a zone cannot be fetched")
         return address.compressed, address
@@ -171,15 +171,15 @@ def _parse_host(text: str, url: str) -> tuple[str, IPv4Address | IPv6Address | N
         try:
             text = idna.encode(text, uts46=True).decode("ascii")
         except idna.IDNAError:
-            raise _host_error(url, "its host is no host name") from None
+            raise _host_error(url, "its host is not a valid host name") from None
     name = text.lower().removesuffix(".")
     labels = name.split(".")
     if len(name) > _LONGEST_HOST or not all(_LABEL.fullmatch(label) for label in labels):
-        raise _host_error(url, "its host is no host name")
+        raise _host_error(url, "its host is not a valid host name")
     if _NUMBER.fullmatch(labels[-1]) is None:
         return name, None
-    # A host that ends in a number is an address (https://url.spec.whatwg.org/#ends-in-a-number-checker): systems
-    # read `0x7f.1`, `2130706433` and `010.0.0.1` differently, so only the dotted form is accepted.
+    # A host that ends in a number is an address (https://url.spec.whatwg.org/#ends-in-a-number-checker). Systems
+    # disagree about `0x7f.1`, `2130706433` and `010.0.0.1`, so only accept the dotted form.
     try:
         return name, ipaddress.IPv4Address(name)
     except ValueError:
@@ -203,4 +203,4 @@ _SHARED_HOSTS = frozenset(
         *("pages.dev", "readthedocs.io", "vercel.app", "web.app", "windows.net", "workers.dev"),
     }
 )
-"""The best-known domains with public registration of names. A missing entry means one redirect followed."""
+"""The best-known domains open to public registration. A missing entry means we follow one redirect too many."""

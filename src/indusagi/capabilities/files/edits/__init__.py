@@ -1,1 +1,1 @@
-"""Planning of edits: matching, splicing, diffs and checks."""
+"""Plan edits: matching, splicing, diffs and checks."""

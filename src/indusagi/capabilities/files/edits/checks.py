@@ -1,8 +1,8 @@
-"""Checks of the text that an edit produces: elisions and syntax errors.
+"""Checks on the text an edit produces: elisions and syntax errors.
 
-An elision is a comment such as `# ... rest of the code unchanged ...`: written to a file, it would delete that code. A
-syntax error is reported only if the former text had none, and only for formats whose parser is part of Python. A file
-that is too large to be parsed at once is not checked.
+An elision is a comment like `# ... rest of the code unchanged ...`: writing it to the file would delete that code. We
+report a syntax error only if the old text had none, and only for formats with a parser in the standard library. Files
+that are too large to parse in one go aren't checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LEADERS = r"//++|/\*++|\{/\*|\*++|<!--|#++|--|;++|%++|\(\*|'|rem\b|\"{3}"
 _PROSE_LEADERS = r"<!--|//++|/\*++"
-"""In prose, the other comment marks are headings and list items."""
+"""In prose, the other comment markers are headings and list items."""
 _PROSE = (".md", ".markdown", ".mdx", ".rst", ".txt", ".adoc")
 _THING = (
     r"(?:code|file|class(?:es)?|functions?|methods?|implementations?|contents?|lines?|logic|module"
@@ -42,29 +42,29 @@ _PLACEHOLDER = re.compile(
 )
 _DOTS = re.compile(r"\.{3,}|\u2026")
 _FRAME = " \t.\u2026-\u2013\u2014:;,!*/<>{}()[]#\"'"
-"""Characters around the words of an elision."""
+"""Characters surrounding the words of an elision."""
 _SEARCH_CHARACTERS = 64 * 1024
-"""Characters that one call of `re` searches: it keeps the GIL meanwhile."""
+"""How much to search per call of `re`, which holds the GIL."""
 _LONGEST_ELISION = 200
-"""A longer comment explains something."""
+"""Longer comments actually explain something."""
 
 
 def find_elisions(text: str, former: str, path: str) -> list[tuple[int, str]]:
-    """Find lines that consist of a comment which stands for omitted code.
+    """Find comment-only lines that stand for omitted code.
 
     Args:
         text: The new text of the file.
-        former: The present text; an elision that it contains is kept.
-        path: The path of the file, which tells code from prose.
+        former: The current text; elisions it already contains are fine.
+        path: The path of the file, to tell code from prose.
 
     Returns:
-        The number and the text of each such line.
+        The number and text of each such line.
     """
     leaders = _PROSE_LEADERS if path.lower().endswith(_PROSE) else _LEADERS
-    # The possessive `++` keeps the search linear on a line that is one long row of signs.
+    # The possessive `++` keeps the search linear on a line of repeated marks.
     comment = re.compile(rf"^[ \t]*+(?:{leaders})[ \t]*+(?P<words>[^\n]{{3,{_LONGEST_ELISION}}})$", re.I | re.M)
     elisions: list[re.Match[str]] = []
-    # Only the part between the common start and end of both texts is searched, in pieces of whole lines.
+    # Only search between the common start and end of both texts, in chunks of whole lines.
     start = common_start(text, former)
     end = len(text) - common_end(text, former, start)
     start = text.rfind("\n", 0, start) + 1
@@ -72,7 +72,7 @@ def find_elisions(text: str, former: str, path: str) -> list[tuple[int, str]]:
         stop = text.find("\n", min(start + _SEARCH_CHARACTERS, end))
         stop = stop if stop >= 0 else len(text)
         for match in comment.finditer(text, start, stop):
-            # Only the usual words, with dots or with a word such as `unchanged`.
+            # Require the usual words, plus dots or a word like `unchanged`.
             words = match["words"].rstrip()
             placeholder = _PLACEHOLDER.fullmatch(_DOTS.sub(" ", words).strip(_FRAME))
             if placeholder is not None and (_DOTS.search(words) or placeholder["kept"]):
@@ -90,35 +90,35 @@ def find_elisions(text: str, former: str, path: str) -> list[tuple[int, str]]:
 
 _MAX_CHARACTERS = 400_000
 _SLOW_PYTHON_CHARACTERS = 16 * 1024
-"""Python's parser keeps the GIL: for so many characters, about ten milliseconds."""
+"""Python's parser holds the GIL: for this many characters, about ten milliseconds."""
 _MAX_TOML_STEPS = 10_000_000
-"""The parser of TOML walks through all enclosing tables for each key."""
+"""The TOML parser walks all enclosing tables for each key."""
 _JSON_WITH_COMMENTS = ("tsconfig", "jsconfig", "devcontainer", ".eslintrc", ".babelrc")
-"""Names of `.json` files that may contain comments begin like this."""
+"""Prefixes of `.json` files that may contain comments."""
 _FILE_NAME = "<edited file>"
 
 
 def find_new_syntax_error(path: str, former: str | None, text: str) -> str | None:
-    """Find a syntax error in a file whose former text had none.
+    """Return a syntax error in a file whose old text had none.
 
     Args:
-        path: The path of the file, which tells its format.
-        former: The former text; None for a new file.
+        path: The path of the file, which determines the format.
+        former: The old text; None for a new file.
         text: The new text.
     """
-    check = _find_parser(path)
-    if check is None:
-        return None
-    error = check(text.removeprefix("\ufeff"))
-    if error is None:
-        return None
-    if former and former.strip() and check(former.removeprefix("\ufeff")) is not None:
+    error = _find_error(path, text)
+    if error is not None and former and former.strip() and _find_error(path, former) is not None:
         return None
     return error
 
 
+def _find_error(path: str, text: str) -> str | None:
+    parse, text = _find_parser(path), text.removeprefix("\ufeff")
+    return None if parse is None or len(text) > _MAX_CHARACTERS else parse(text)
+
+
 def is_slow_to_parse(path: str, size: int) -> bool:
-    """Tell whether parsing so many characters would keep the GIL for long."""
+    """Return whether parsing this many characters would hold the GIL for long."""
     return _SLOW_PYTHON_CHARACTERS < size <= _MAX_CHARACTERS and _find_parser(path) is _parse_python
 
 
@@ -131,12 +131,10 @@ def _find_parser(path: str) -> Callable[[str], str | None] | None:
 
 
 def _parse_python(text: str) -> str | None:
-    if len(text) > _MAX_CHARACTERS:
-        return None
     import ast  # noqa: PLC0415 — only after an edit of Python
     import warnings  # noqa: PLC0415 — only after an edit of Python
 
-    # An invalid escape sequence is only a warning. The filter applies to this file name alone.
+    # Invalid escape sequences are just warnings. The filter only applies to this file name.
     warnings.filterwarnings("ignore", module=f"^{_FILE_NAME}$")
     try:
         ast.parse(text, _FILE_NAME)
@@ -148,8 +146,6 @@ def _parse_python(text: str) -> str | None:
 
 
 def _parse_json(text: str) -> str | None:
-    if len(text) > _MAX_CHARACTERS:
-        return None
     import json  # noqa: PLC0415 — only after an edit of JSON
 
     try:
@@ -162,9 +158,7 @@ def _parse_json(text: str) -> str | None:
 
 
 def _parse_toml(text: str) -> str | None:
-    if len(text) > _MAX_CHARACTERS:
-        return None
-    # An estimate of the tables that the parser walks through, rather too high than too low.
+    # Estimate how many tables the parser walks, erring on the high side.
     steps = deepest = 0
     for line in text.split("\n"):
         key = line.partition("=")[0]
@@ -186,11 +180,11 @@ def _parse_toml(text: str) -> str | None:
 
 
 def _parse_xml(text: str) -> str | None:
-    if len(text) > _MAX_CHARACTERS or "<!ENTITY" in text:
+    if "<!ENTITY" in text:
         return None  # entities can expand to more text than fits in memory
     from xml.parsers import expat  # noqa: PLC0415 — only after an edit of XML
 
-    # The text is decoded already, whatever encoding it declares; external entities are never fetched.
+    # We've already decoded the text, whatever encoding it declares; expat never fetches external entities.
     parser = expat.ParserCreate("utf-8")
     try:
         parser.Parse(text.encode("utf-8"), True)  # noqa: FBT003 — it takes no keywords

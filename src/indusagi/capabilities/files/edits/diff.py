@@ -1,9 +1,9 @@
-"""Line differences between two versions of a file, as a patch for other programs and as an excerpt for a model.
+"""Line diffs between two versions of a file, as a patch for programs and as an excerpt for the model.
 
-Lines are compared as bytes, so a patch is right in every encoding. The common start and end are set aside first. Lines
-that occur once in each version anchor the rest (the idea of `git diff --patience`, see
-https://git-scm.com/docs/git-diff#Documentation/git-diff.txt---patience). Only the lines between two anchors are
-searched, with a fixed amount of work.
+We compare lines as bytes, so patches work in any encoding. After trimming the common start and end, lines that occur
+exactly once in each version anchor the rest (as in `git diff --patience`, see
+https://git-scm.com/docs/git-diff#Documentation/git-diff.txt---patience). Only the lines between two anchors need a
+search, with a bounded amount of work.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 CONTEXT_LINES = 3
 MAX_EXCERPT_LINES = 60
-"""Lines of an excerpt: enough to check a change; `read` shows more."""
+"""Enough to check a change; `read` shows more."""
 LONGEST_LINE = 300
 FIRST_LINES = 5
 _NO_NEWLINE = b"\\ No newline at end of file\n"
 _MAX_COMPARISONS = 20_000_000
-"""Comparisons for lines between anchors; beyond that, a whole block counts as replaced."""
+"""Budget for lines between anchors; beyond it, the whole block counts as replaced."""
 _C_ESCAPES = {7: "a", 8: "b", 9: "t", 10: "n", 11: "v", 12: "f", 13: "r", 34: '"', 92: "\\"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _INVISIBLE = re.compile(f"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000{INVISIBLE}]")
@@ -35,7 +35,7 @@ _INVISIBLE = re.compile(f"[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000{INVISIBLE
 
 @record
 class LineBlock:
-    """Lines `old_start` to `old_end` of the old version, replaced by `new_start` to `new_end`; counted from 0."""
+    """Lines `old_start:old_end` of the old version become `new_start:new_end`; 0-based."""
 
     old_start: int
     old_end: int
@@ -45,20 +45,18 @@ class LineBlock:
 
 @record
 class LineDiff:
-    """Two versions of a file, without their common start and end but for context, and where they differ."""
+    """Two versions of a file, trimmed to their differences plus context."""
 
     skipped: int
-    """Lines of the common start that are left out."""
+    """Number of trimmed lines at the start."""
     old: Sequence[bytes]
     new: Sequence[bytes]
     blocks: Sequence[LineBlock]
     added: int
-    """How many lines of the new version are not in the old one."""
     removed: int
-    """How many lines of the old version are not in the new one."""
 
     def hunks(self) -> Iterator[tuple[LineBlock, list[LineBlock]]]:
-        """Yield groups of neighbouring blocks, each with the lines it covers including context."""
+        """Yield groups of nearby blocks, each with the range it covers including context."""
         groups: list[list[LineBlock]] = []
         for block in self.blocks:
             if groups and block.old_start - groups[-1][-1].old_end <= 2 * CONTEXT_LINES:
@@ -76,11 +74,8 @@ class LineDiff:
             yield around, group
 
 
-# -- comparison ---------------------------------------------------------------------------------
-
-
 def compare_lines(old: bytes, new: bytes) -> LineDiff:
-    """Find the lines in which two versions of a file differ."""
+    """Diff two versions of a file."""
     start = common_start(old, new)
     end = common_end(old, new, start)
     for _ in range(CONTEXT_LINES + 1):
@@ -95,7 +90,7 @@ def compare_lines(old: bytes, new: bytes) -> LineDiff:
 
 
 def _split_lines(data: bytes, start: int, end: int) -> list[bytes]:
-    """Split a part of a file into lines that keep their newlines; the part ends some lines after `end`."""
+    """Split part of a file into lines, keeping newlines and a few lines of context after `end`."""
     for _ in range(CONTEXT_LINES + 1):
         end = data.find(b"\n", end) + 1
         if not end:
@@ -139,7 +134,7 @@ def _find_blocks(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[LineBlo
 
 
 def _trim(old: Sequence[bytes], new: Sequence[bytes], block: LineBlock) -> LineBlock | None:
-    """Remove the lines that both sides of a block begin and end with; None if nothing is left."""
+    """Trim common lines from both ends of a block; None if nothing is left."""
     start, new_start, end, new_end = block.old_start, block.new_start, block.old_end, block.new_end
     while start < end and new_start < new_end and old[start] == new[new_start]:
         start, new_start = start + 1, new_start + 1
@@ -149,11 +144,11 @@ def _trim(old: Sequence[bytes], new: Sequence[bytes], block: LineBlock) -> LineB
 
 
 def _find_anchors(old: Sequence[bytes], new: Sequence[bytes], block: LineBlock) -> list[tuple[int, int]]:
-    """Pair lines that occur once on each side: the longest sequence of pairs whose order is the same on both."""
+    """Pair lines that occur once on each side: the longest sequence in the same order on both."""
     new_unique = _find_unique(new, block.new_start, block.new_end)
     old_unique = _find_unique(old, block.old_start, block.old_end)
     pairs = sorted((index, new_unique[line]) for line, index in old_unique.items() if line in new_unique)
-    # The longest increasing subsequence of the second members, by patience sorting.
+    # Longest increasing subsequence of the second members, by patience sorting.
     tops: list[int] = []
     top_pairs: list[int] = []
     previous = [-1] * len(pairs)
@@ -175,9 +170,6 @@ def _find_unique(lines: Sequence[bytes], start: int, end: int) -> dict[bytes, in
     return {lines[index]: index for index in range(start, end) if counts[lines[index]] == 1}
 
 
-# -- patch --------------------------------------------------------------------------------------
-
-
 def format_patch(diff: LineDiff, name: str, *, created: bool = False, limit: int | None = None) -> tuple[bytes, bool]:
     """Format a unified diff that `git apply` and `patch -p1` accept.
 
@@ -185,13 +177,13 @@ def format_patch(diff: LineDiff, name: str, *, created: bool = False, limit: int
     https://git-scm.com/docs/diff-format.
 
     Args:
-        diff: What changed.
-        name: The path of the file below the directory in which the patch is applied.
+        diff: The changes.
+        name: The path, relative to the directory to apply the patch in.
         created: The file is new.
-        limit: Bytes after which the patch is cut, at the end of a line.
+        limit: Cut the patch after this many bytes, at a line end.
 
     Returns:
-        The patch, and whether it is complete.
+        The patch, and whether it's complete.
     """
     if not diff.blocks and not created:
         return b"", True
@@ -200,7 +192,7 @@ def format_patch(diff: LineDiff, name: str, *, created: bool = False, limit: int
     if created:
         parts.append(b"new file mode 100644\n")
     if diff.blocks:
-        # A tab ends a name with blanks; without it, the rest of the line could be a date.
+        # A tab terminates a name with spaces; otherwise the rest of the line could be a date.
         old_end, new_end = (b"\t" if b" " in n and not n.startswith(b'"') else b"" for n in (old_name, new_name))
         parts.append(b"--- %s\n" % (b"/dev/null" if created else old_name + old_end))
         parts.append(b"+++ %s\n" % (new_name + new_end))
@@ -218,7 +210,7 @@ def _format_hunks(diff: LineDiff) -> Iterator[bytes]:
     for around, blocks in diff.hunks():
         ranges: list[bytes] = []
         for start, end in ((around.old_start, around.old_end), (around.new_start, around.new_end)):
-            first = diff.skipped + start + (end > start)  # an empty range names the line before it
+            first = diff.skipped + start + (end > start)  # an empty range refers to the line before it
             ranges.append(b"%d" % first if end - start == 1 else b"%d,%d" % (first, end - start))
         yield b"@@ -%s +%s @@\n" % (ranges[0], ranges[1])
         position = around.old_start
@@ -235,9 +227,9 @@ def _format_hunks(diff: LineDiff) -> Iterator[bytes]:
 
 
 def _quote_name(name: str) -> bytes:
-    """Quote a path as git does (`core.quotePath` in https://git-scm.com/docs/git-config) if it needs that.
+    """Quote a path like git (`core.quotePath` in https://git-scm.com/docs/git-config) if necessary.
 
-    A path that ends in a blank is quoted too, because `patch` would drop the blank.
+    We also quote a path that ends in a space, because `patch` would drop it.
     """
     raw = os.fsencode(name)
     if raw.isascii() and raw.decode("ascii").isprintable() and not raw.endswith(b" ") and not {*raw} & {*b'"\\'}:
@@ -249,11 +241,8 @@ def _quote_name(name: str) -> bytes:
     return f'"{quoted}"'.encode("ascii")
 
 
-# -- lines for a model --------------------------------------------------------------------------
-
-
 def format_excerpt(diff: LineDiff, encoding: str) -> str:
-    """Format the changed lines of the new version, numbered, with the lines around them."""
+    """Format the changed lines of the new version, numbered and with context."""
     parts: list[str] = []
     left = MAX_EXCERPT_LINES
     hunks = list(diff.hunks())
@@ -263,7 +252,7 @@ def format_excerpt(diff: LineDiff, encoding: str) -> str:
             break
         start, end = around.new_start, around.new_end
         ranges = [(start, end)]
-        # A few lines more than allowed are better than a gap of a few lines.
+        # Exceeding the limit by a few lines beats a gap of a few lines.
         if end - start > left + CONTEXT_LINES:
             tail = min(left // 2, 2 * CONTEXT_LINES)
             ranges = [(start, start + left - tail), (end - tail, end)]
@@ -277,24 +266,24 @@ def format_excerpt(diff: LineDiff, encoding: str) -> str:
 
 
 def number_lines(lines: Iterable[tuple[int, str]]) -> str:
-    """Format lines as `read` does, each behind its number."""
+    """Format lines like `read`, prefixed with their numbers."""
     return "\n".join(f"{number:6d}\t{format_line(line)}" for number, line in lines)
 
 
 def format_line(line: str, limit: int = LONGEST_LINE) -> str:
-    """Format one line without its ending; a long one is cut and says how much is missing."""
+    """Format one line without its ending, cutting it if it's too long."""
     text = line.rstrip("\r\n")
     more = f"… [+{len(text) - limit} chars]" if len(text) > limit else ""
     return (text[:limit] if text.isascii() else replace_surrogates(text[:limit])) + more
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which stand for bytes that are invalid in the encoding of the file."""
+    """Replace lone surrogates, which represent bytes that are invalid in the file's encoding."""
     return _SURROGATE.sub("\ufffd", text)
 
 
 def format_visible(line: str) -> str:
-    """Format one line with its blanks made visible: · for a space, → for a tab."""
+    """Format one line with visible whitespace: · for a space, → for a tab."""
     text = format_line(line).replace(" ", "·").replace("\t", "→")
     return _INVISIBLE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
@@ -306,11 +295,11 @@ def format_first_lines(text: str) -> str:
 
 
 def count_first_lines(text: str, *, is_cut: bool = False) -> int:
-    """Count the lines that `format_first_lines` shows completely, up to the first that is cut.
+    """Count the lines that `format_first_lines` shows in full, up to the first one that's cut.
 
     Args:
-        text: The text that is shown.
-        is_cut: Whether the file continues, so that the last line may be incomplete.
+        text: The text to show.
+        is_cut: Whether the file continues, so the last line may be incomplete.
     """
     lines = text.removesuffix("\n").split("\n", FIRST_LINES)
     if is_cut or len(lines) > FIRST_LINES:

@@ -1,12 +1,11 @@
-"""Match strategies: where a text that is to be replaced stands in a file.
+"""Match strategies: locate the text to replace in a file.
 
-The strategies are tried in a fixed order, and each ignores one thing more: line endings, whitespace at the end of a
-line, indentation, the shape of punctuation. The first one that finds a match decides. Similar text never matches:
-letters, blank lines and the ends of lines must agree. Each strategy takes time linear in the file.
+We try the strategies in a fixed order; each ignores one more thing: line endings, trailing whitespace, indentation,
+punctuation variants. The first strategy that finds a match wins. There's no fuzzy matching: letters, blank lines and
+line breaks must agree. Each strategy is linear in the size of the file.
 
-A model may quote a block at another depth than the file has it, or with spaces instead of tabs. One rule must explain
-the indentation of all its lines, or it is a different text: in many languages the depth of a line is a part of its
-meaning.
+Models sometimes quote a block at a different depth, or with spaces instead of tabs. A single rule has to explain the
+indentation of all lines; otherwise it's a different text, since indentation carries meaning in many languages.
 """
 
 from __future__ import annotations
@@ -25,18 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 MAX_SPANS = 100
-"""Places that are told apart when a single one is wanted; further ones are not searched."""
+"""Stop after this many matches if only one is wanted."""
 BLANKS = " \t\r\f\v"
-"""Invisible characters at either end of a line."""
 _INDENT = " \t"
 _SAMPLE_LINES = 5_000
-"""Lines from which the unit of a file is inferred."""
+"""Number of lines used to infer the indentation unit."""
 _UNITS = frozenset({"\t", "  ", "   ", "    ", "        "})
-"""Usual units; any other step aligns something and is not a level."""
+"""Common units; any other step is alignment, not a level."""
 
 
 class MatchStrategy(StrEnum):
-    """What a comparison ignores, in the order of trying; the value is used in messages."""
+    """The difference a comparison ignores, in the order we try them; the value appears in messages."""
 
     EXACT = "exact"
     ENDINGS = "line endings"
@@ -47,17 +45,17 @@ class MatchStrategy(StrEnum):
 
 @record
 class Span:
-    """One place, as offsets into the text."""
+    """One match, as offsets into the text."""
 
     start: int
     end: int
     lines: tuple[str, ...] | None = None
-    """The new lines, where they were indented to fit the place."""
+    """The new lines, reindented to fit, if necessary."""
 
 
 @record
 class TextMatch:
-    """Where the old text stands, in order; places overlap only if a single one is wanted."""
+    """All matches, in order; they may overlap if only one is wanted."""
 
     strategy: MatchStrategy
     spans: tuple[Span, ...]
@@ -65,7 +63,7 @@ class TextMatch:
 
 @record
 class NoMatch:
-    """The old text is not there; at `lines` it would be, but for an indentation that follows no rule."""
+    """No match. At `lines` the text only fails to match because no rule explains its indentation."""
 
     lines: tuple[int, ...] = ()
 
@@ -82,21 +80,21 @@ class _EditQuery:
 
 
 def normalize_endings(text: str) -> str:
-    """Replace CRLF by LF."""
+    """Replace CRLF with LF."""
     return text.replace("\r\n", "\n")
 
 
 def find_match(text: str, old: str, new: str, *, every: bool = False) -> TextMatch | NoMatch:
-    """Find where `old` stands in `text`.
+    """Find `old` in `text`.
 
     Args:
         text: The whole file.
-        old: The text to find; not empty.
-        new: The text to put there, whose lines may have to be indented.
-        every: All places are replaced, and so must not overlap.
+        old: The text to find, not empty.
+        new: The replacement, whose lines may need reindenting.
+        every: Replace all matches, which therefore mustn't overlap.
     """
     starts = _find_all(text, old, len(old) if every else 1, every=every)
-    # A match never begins or ends inside of CRLF.
+    # A match never starts or ends inside CRLF.
     splits_ending = (old.startswith("\n") and any(text[start - 1 : start] == "\r" for start in starts)) or (
         drops_return(old, new) and any(text.startswith("\n", start + len(old)) for start in starts)
     )
@@ -108,20 +106,20 @@ def find_match(text: str, old: str, new: str, *, every: bool = False) -> TextMat
         return TextMatch(strategy, spans)
     if text.isascii() and old.isascii():
         return NoMatch(near)
-    # Folding replaces one character by one, so that offsets stay the same.
+    # Folding is one character to one, so offsets stay the same.
     folded = _EditQuery(_fold_punctuation(query.old), query.new, every)
     spans, _, folded_near = _find_ignoring_whitespace(_fold_punctuation(text), folded)
     return TextMatch(MatchStrategy.PUNCTUATION, spans) if spans else NoMatch(near or folded_near)
 
 
 def _find_ignoring_whitespace(text: str, query: _EditQuery) -> tuple[tuple[Span, ...], MatchStrategy, tuple[int, ...]]:
-    """Try the strategies that ignore whitespace; the numbers are lines that only their indentation excludes."""
+    """Try the strategies that ignore whitespace; also return the lines that only mismatch in indentation."""
     lines = text.split("\n")
     spans = _find_by_key(lines, query, lambda line: line.removesuffix("\r"))
     if spans:
         return spans, MatchStrategy.ENDINGS, ()
     if not query.old.strip():
-        return (), MatchStrategy.EXACT, ()  # a text of blanks has nothing else to compare
+        return (), MatchStrategy.EXACT, ()  # whitespace only: nothing left to compare
     spans = _find_by_key(lines, query, lambda line: line.rstrip(BLANKS))
     if spans:
         return spans, MatchStrategy.TRAILING, ()
@@ -130,12 +128,12 @@ def _find_ignoring_whitespace(text: str, query: _EditQuery) -> tuple[tuple[Span,
 
 
 def drops_return(old: str, new: str) -> bool:
-    """Tell whether a carriage return at the end of `old` is missing in `new`, and more than that is replaced."""
+    """Return whether `new` drops the trailing carriage return of a longer `old`."""
     return old.endswith("\r") and old != "\r" and not new.endswith("\r")
 
 
 def _find_all(text: str, wanted: str, step: int, *, every: bool) -> list[int]:
-    """Find each occurrence, `step` characters after the one before; limited unless `every` one is wanted."""
+    """Find matches at least `step` characters apart, up to `MAX_SPANS` unless `every`."""
     starts: list[int] = []
     start = text.find(wanted)
     while start >= 0 and (every or len(starts) < MAX_SPANS):
@@ -145,19 +143,19 @@ def _find_all(text: str, wanted: str, step: int, *, every: bool) -> list[int]:
 
 
 def _find_by_key(lines: Sequence[str], query: _EditQuery, key: Callable[[str], str]) -> tuple[Span, ...]:
-    """Find the old text where both texts are compared by the `key` of each line."""
+    """Find the old text, comparing lines by `key`."""
     keys = [key(line) for line in lines]
     old_keys = [key(line) for line in query.old_lines]
     needle = "\n".join(old_keys)
     if not needle:
         return ()  # the old text is a single carriage return
-    # A model that quotes the last line of a file cannot see whether it ends in a newline. A match that does goes first.
+    # A model quoting the last line can't tell whether it ends in a newline. Prefer a match that does.
     missing_newline = "\n" if needle.endswith("\n") and needle.strip() and lines[-1] else ""
     key_starts = _line_starts(keys)
     starts = _line_starts(lines)
     step = len(needle) if query.every else 1
-    # Blanks at the end of the old text are trailing whitespace only at the end of a line; a blank first line is one
-    # only at the start of a line.
+    # Blanks at the end of the old text only count as trailing whitespace at the end of a line; a blank first line only
+    # at the start of a line.
     needs_line_end = query.old_lines[-1] != old_keys[-1]
     needs_line_start = bool(query.old_lines[0]) and not old_keys[0]
     spans: list[Span] = []
@@ -180,7 +178,7 @@ def _find_by_key(lines: Sequence[str], query: _EditQuery, key: Callable[[str], s
 
 
 def _find_indented(pieces: Sequence[str], query: _EditQuery) -> tuple[tuple[Span, ...], tuple[int, ...]]:
-    """Find whole lines that differ in their indentation only, where one rule explains the difference."""
+    """Find whole lines that only differ in indentation, if a single rule explains the difference."""
     is_ended = query.old.endswith("\n")
     old_lines = query.old_lines[:-1] if is_ended else query.old_lines
     lines = pieces[:-1] if not pieces[-1] else pieces
@@ -218,11 +216,11 @@ _LOOKALIKES = {
     "-": "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe63\uff0d",
     " ": "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
 }
-"""Quotation marks, dashes and spaces that look like the plain character."""
+"""Quotes, dashes and spaces that look like the ASCII character."""
 
 
 def _fold_punctuation(text: str) -> str:
-    """Replace each lookalike by the plain character; many times as fast as `str.translate`."""
+    """Replace each lookalike with the ASCII character; many times faster than `str.translate`."""
     for plain, lookalikes in _LOOKALIKES.items():
         for lookalike in lookalikes:
             text = text.replace(lookalike, plain)
@@ -238,7 +236,7 @@ def indent_of(line: str) -> str:
 
 
 def infer_unit(lines: Sequence[str]) -> str:
-    """Infer one level of indentation in a file: the step by which lines most often get deeper."""
+    """Infer the indentation unit of a file: the most common step to a deeper line."""
     indents = (indent_of(line) for line in islice(lines, _SAMPLE_LINES) if line.strip())
     steps = Counter[str]()
     for above, below in pairwise(indents):
@@ -250,23 +248,23 @@ def infer_unit(lines: Sequence[str]) -> str:
 def reindent(
     old_lines: Sequence[str], file_lines: Sequence[str], new_lines: Sequence[str], file_unit: str
 ) -> list[str] | None:
-    """Indent new lines as the old ones are indented in the file.
+    """Indent new lines the way the file indents the old ones.
 
     Args:
-        old_lines: The lines as the model quoted them.
-        file_lines: The same lines in the file; they differ in whitespace at either end only.
-        new_lines: The lines that replace them.
-        file_unit: One level in the file; empty where it is unknown.
+        old_lines: The lines as quoted by the model.
+        file_lines: The same lines in the file; they only differ in leading and trailing whitespace.
+        new_lines: The replacement.
+        file_unit: Indentation unit of the file; empty if unknown.
 
     Returns:
-        The indented lines, or None where no single rule explains the difference.
+        The indented lines, or None if no single rule explains the difference.
     """
     indented = _apply_rule(old_lines, file_lines, new_lines, file_unit)
     if indented is not None or len(old_lines) < 2:
         return indented
     if indent_of(old_lines[0]) or indent_of(new_lines[0]):
         return None
-    # The quotation starts in the middle of its first line: the other lines give the rule.
+    # The quote starts in the middle of its first line: derive the rule from the others.
     rest = _apply_rule(old_lines[1:], file_lines[1:], new_lines[1:], file_unit)
     return None if rest is None else [indent_of(file_lines[0]) + new_lines[0], *rest]
 
@@ -274,7 +272,7 @@ def reindent(
 def _apply_rule(
     old_lines: Sequence[str], file_lines: Sequence[str], new_lines: Sequence[str], file_unit: str
 ) -> list[str] | None:
-    # Each indentation must have one counterpart, and deeper ones must stay deeper.
+    # Each indentation must map to exactly one other, and deeper ones must stay deeper.
     table: dict[str, str] = {}
     for old, present in zip(old_lines, file_lines, strict=True):
         if old.strip() and table.setdefault(indent_of(old), indent_of(present)) != indent_of(present):
@@ -283,7 +281,7 @@ def _apply_rule(
     if not table or any(upper[0] == lower[0] or upper[1] >= lower[1] for upper, lower in pairwise(widths)):
         return None
     used = {indent_of(line) for line in new_lines if line.strip()}
-    # The unit of the file as a whole counts, unless the lines in question are indented with something else.
+    # Use the unit of the whole file unless these lines are indented differently.
     kinds = set("".join(table.values()))
     if not file_unit or (kinds and kinds != set(file_unit)):
         file_unit = _common_unit(table.values())
@@ -305,11 +303,11 @@ class _IndentRule:
     file_unit: str
 
     def find_target(self, indent: str) -> str | None:
-        """Find the indentation in the file for a line with this indentation."""
+        """Return the file's indentation for a line with this indentation."""
         if indent in self.table:
             return self.table[indent]
         if self.unit != self.file_unit and {self.unit, self.file_unit} <= _UNITS:
-            # Levels are counted in the one unit and written in the other.
+            # Count levels in one unit and write them in the other.
             pairs = [
                 (_count_levels(old, self.unit), _count_levels(new, self.file_unit)) for old, new in self.table.items()
             ]
@@ -317,11 +315,10 @@ class _IndentRule:
             shift, level = shifts.pop() if len(shifts) == 1 else None, _count_levels(indent, self.unit)
             if shift is not None and level is not None and level + shift >= 0:
                 return self.file_unit * (level + shift)
-        # A margin is not added where it would mix tabs and spaces.
-        mixes = self.unit[:1] != self.file_unit[:1] and bool(self.unit and self.file_unit)
-        if mixes:
+        # Don't add a margin that would mix tabs and spaces.
+        if self.unit and self.file_unit and self.unit[0] != self.file_unit[0]:
             return None
-        # Add or remove the margin by which every line differs.
+        # Add or remove the margin shared by all lines.
         rows = list(self.table.items())
         old, present = rows[0]
         margin = present.removesuffix(old)
@@ -339,7 +336,7 @@ def _count_levels(indent: str, unit: str) -> int | None:
 
 
 def _common_unit(indents: Iterable[str]) -> str:
-    """Return the largest step that divides all indentations; empty if they are mixed or absent."""
+    """Return the largest step that divides all indentations; empty if they're mixed or absent."""
     deep = [indent for indent in indents if indent]
     if not deep or len(set("".join(deep))) != 1:
         return ""

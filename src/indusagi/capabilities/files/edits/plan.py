@@ -1,7 +1,7 @@
-"""Edit plans: the new bytes of a file and everything to report about them, before anything is written.
+"""Edit plans: compute the new bytes of a file and everything to report about them, before writing anything.
 
-Planning is pure and synchronous: the caller reads the file, plans the edit in a thread or a worker, and writes the
-result. A request that cannot be carried out becomes an `EditRefusal` with a message for the model.
+Planning is pure and synchronous: the caller reads the file, plans the edit in a thread or worker, and writes the
+result. An impossible request becomes an `EditRefusal` with a message for the model.
 """
 
 from __future__ import annotations
@@ -41,38 +41,37 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 MAX_PATCH_BYTES = 16 * 1024
-"""Bytes of the patch in a result."""
 LIGHT_CHARACTERS = 256 * 1024
-"""Up to so many characters, no single call keeps the GIL for more than ten milliseconds; for eight million characters
-one call can take half a second."""
+"""Up to this size, no single call holds the GIL for more than ten milliseconds; with eight million characters, one call
+can take half a second."""
 DEADLINE_S = 60.0
-"""The worst file of the largest size takes ten seconds."""
+"""The worst file of maximum size takes ten seconds."""
 _MAX_EDIT_CHARACTERS = 2 * MAX_FILE_BYTES
-"""Of all edits together: to send more to a worker would block the event loop."""
+"""Total for all edits. Sending more to a worker would block the event loop."""
 _SHOWN_BYTES = 4_096
-"""Bytes of a file from which a refusal shows the first lines."""
+"""Prefix of the file used to show its first lines in an error message."""
 
 
 @record(kw_only=True)
 class EditRequest:
-    """What was requested, and what the session knows of the file."""
+    """The requested change, and the session's knowledge about the file."""
 
     path: str
-    """As the model gave it."""
+    """As the model wrote it."""
     resolved: str
     cwd: str
     must_be_read: bool
-    """Whether a file must be read before it is changed."""
+    """Whether the model has to read a file before changing it."""
     digest: str | None
-    """Of the content that was read."""
+    """Of the content the model has read."""
     shown: ShownLines | None = None
-    """The first lines of the file, which a refusal has shown."""
+    """The first lines of the file, as shown by an earlier refusal."""
     edits: Sequence[Replacement] = ()
     content: str | None = None
-    """The complete new content, instead of edits."""
+    """The complete new content, as an alternative to edits."""
 
     def is_light(self, before: bytes | None) -> bool:
-        """Tell whether a thread can plan it without blocking the event loop."""
+        """Return whether we can plan it in a thread without blocking the event loop."""
         size = largest = len(before or b"")
         for edit in self.edits:
             times = size // max(1, len(edit.old)) if edit.every else 1
@@ -88,7 +87,6 @@ class EditPlan:
 
     after: bytes
     digest: str
-    """Of `after`."""
     created: bool
     changed: bool
     added: int
@@ -99,11 +97,11 @@ class EditPlan:
     encoding: str
     """Of the lines in the patch."""
     wide: bool
-    """Whether the patch is one of the text in UTF-8, because the file is UTF-16 or UTF-32."""
+    """Whether the patch applies to the text in UTF-8 because the file is UTF-16 or UTF-32."""
     unseen: bool
-    """Whether the file contains lines that were not read, or that another program has written since."""
+    """Whether the file has lines the model hasn't read, or that another program has since written."""
     shown: ShownLines | None = None
-    """What is known of the file afterwards, if only its first lines are."""
+    """The lines the model knows afterwards, if only the first ones."""
     notes: Sequence[str] = ()
     syntax_error: str | None = None
     facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
@@ -111,10 +109,10 @@ class EditPlan:
 
 @record
 class TextChange:
-    """What a file was and what it becomes."""
+    """A file before and after an edit."""
 
     before: bytes | None
-    """None: the file is new."""
+    """None for a new file."""
     after: bytes
     former: str
     text: str
@@ -126,9 +124,9 @@ class TextChange:
 
 
 async def plan_edit(request: EditRequest, before: bytes | None) -> EditPlan | EditRefusal:
-    """Plan an edit of a file with this content (None: there is no file) in a thread, or a heavy one in a worker.
+    """Plan an edit of a file (None: no file yet) in a thread, or in a worker process if it's heavy.
 
-    A cancelled caller does not wait for either.
+    Cancelling doesn't wait for either.
     """
     if len(request.content or "") > MAX_FILE_BYTES:
         return EditRefusal("too_large", f"the file would have more than {MAX_FILE_BYTES:,} bytes")
@@ -144,7 +142,7 @@ async def plan_edit(request: EditRequest, before: bytes | None) -> EditPlan | Ed
 
 
 def plan_edit_sync(request: EditRequest, before: bytes | None) -> EditPlan | EditRefusal:
-    """Plan an edit of a file with this content (None: there is no file)."""
+    """Plan an edit of a file with this content (None: no file yet)."""
     is_current = before is None or not request.must_be_read or request.digest == digest_bytes(before)
     change: TextChange | EditRefusal
     if request.content is not None:
@@ -168,7 +166,7 @@ def plan_edit_sync(request: EditRequest, before: bytes | None) -> EditPlan | Edi
         return EditRefusal("too_large", message)
     old, new, encoding = change.before or b"", change.after, change.form.encoding
     if change.form.wide:
-        # A patch of bytes in UTF-16 would be unreadable.
+        # A byte patch of UTF-16 would be unreadable.
         old, new = (replace_surrogates(text).encode("utf-8") for text in (change.former, change.text))
         encoding = "utf-8"
     diff = compare_lines(old, new)
@@ -199,7 +197,7 @@ def plan_edit_sync(request: EditRequest, before: bytes | None) -> EditPlan | Edi
 
 
 def overwrite_text(before: bytes | None, content: str, path: str) -> TextChange | EditRefusal:
-    """Replace the whole content of a file, in its own encoding and line endings."""
+    """Replace the whole content of a file, preserving its encoding and line endings."""
     former, form = ("", TextForm()) if not before else decode_lossless(before)
     if "\0" in former:
         former, form = "", TextForm()
@@ -219,13 +217,13 @@ def overwrite_text(before: bytes | None, content: str, path: str) -> TextChange 
 def edit_text(
     before: bytes, edits: Sequence[Replacement], path: str, *, exactly: bool = False
 ) -> TextChange | EditRefusal:
-    """Make all replacements, one after the other, or none.
+    """Apply all replacements in order, or none.
 
     Args:
         before: The whole file.
         edits: The replacements.
-        path: The path of the file, for messages.
-        exactly: Only exact matches are used, and only if each is the only one: the file is not the one that was read.
+        path: The path, for messages.
+        exactly: Require a single, exact match for each, because the file isn't the one the model has read.
     """
     former, form = decode_lossless(before)
     if "\0" in former:  # binary data contains NUL
@@ -267,7 +265,7 @@ def _create_text(edits: Sequence[Replacement], path: str) -> TextChange | EditRe
 
 
 def _edit_changed_file(request: EditRequest, before: bytes) -> TextChange | EditRefusal:
-    """Edit a file other than the one that was read: lines that a refusal has shown, or where old texts stand once."""
+    """Edit a file that changed since the model read it: only lines a refusal has shown, or unique exact matches."""
     shown = request.shown
     if shown is not None and shown.digest == digest_bytes(before):
         change = edit_text(before, request.edits, request.path)
@@ -301,9 +299,9 @@ def _refuse_unread(request: EditRequest, data: bytes) -> EditRefusal:
 
 
 def refuse_stale(data: bytes, code: str, message: str) -> EditRefusal:
-    """Refuse an edit of a file whose content is unknown, and show its size and its first lines.
+    """Reject an edit of a file the model doesn't know, showing its size and first lines.
 
-    What is shown counts as read, so that the same request can be repeated.
+    The lines shown count as read, so the model can simply retry.
     """
     text, _ = decode_lossless(data[:_SHOWN_BYTES])
     facts: dict[str, JsonValue] = {"size": len(data)}
@@ -334,7 +332,7 @@ def _refuse_elisions(text: str, former: str, path: str) -> EditRefusal | None:
 
 
 def _describe(replaced: Sequence[Replaced], form: TextForm, written: str) -> list[str]:
-    """Describe in which way the file differs from the texts of the request."""
+    """Describe how the file differs from the texts of the request."""
     used = {result.strategy for result in replaced}
     notes = [f"matched without regard to {strategy}" for strategy in list(MatchStrategy)[1:] if strategy in used]
     if any(result.indented for result in replaced):

@@ -1,11 +1,10 @@
-"""One replacement in a text: find the old text, put the new one there, keep everything else.
+"""Apply one replacement to a text: find the old text, insert the new one, leave everything else alone.
 
-Lines that are equal in the old and the new text are copied from the file, so that what a match strategy ignores (a line
-ending, trailing whitespace, a curly quotation mark) is preserved. A new line ends like the lines around it.
+Lines that the old and new text share are copied from the file, which preserves whatever the match strategy ignored (a
+line ending, trailing whitespace, a curly quote). New lines get the ending of the lines around them.
 
-If the old text is not there, the most similar lines are shown to the model, never edited. Candidates are lines similar
-to the longest unique lines of the wanted text; the block around each is compared as a whole, with a bounded amount of
-work.
+If the old text isn't found, we show the model the most similar lines but never edit them. We look for lines similar to
+the longest unique lines of the wanted text, then compare the whole block around each candidate. The work is bounded.
 """
 
 from __future__ import annotations
@@ -39,26 +38,25 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 MAX_FILE_BYTES = 8 * 1024 * 1024
-"""Bytes of a file that can be edited; a larger file is for a program."""
+"""Largest file we edit; anything larger is a job for a program."""
 MAX_LISTED = 10
-"""Lines that a refusal lists."""
+"""Lines listed in an error message."""
 _ENDING = re.compile(r"\r\n|\n")
 MAX_SHOWN_LINES = 20
-"""Lines of the wanted text that are shown beside those of the file."""
+"""Lines of the wanted text shown next to the file's."""
 _MAX_COMPARED_LINES = 20_000
 _LINE_CHARACTERS = 200
-"""Characters of a line that are compared."""
+"""Compared prefix of a line."""
 _BLOCK_CHARACTERS = 4_000
 _ANCHORS = 3
 _CANDIDATES = 8
-"""Candidate blocks for each anchor."""
 _MIN_SIMILARITY = 60.0
-"""In per cent: below this, the most similar block is not shown."""
+"""In percent; less similar blocks aren't worth showing."""
 
 
 @record
 class Replacement:
-    """One text instead of another."""
+    """Replace `old` with `new`."""
 
     old: str
     new: str
@@ -67,24 +65,24 @@ class Replacement:
 
 @record
 class ShownLines:
-    """Which lines of a file a result has shown, from the first on."""
+    """The leading lines of a file that a result has displayed."""
 
     digest: str
     """Of the whole file."""
     lines: int
     whole: bool
-    """Whether the file has no other lines, and none of them was cut."""
+    """Whether that's the entire file, with no line cut."""
 
 
 @record
 class EditRefusal:
-    """Why an edit cannot be made."""
+    """The reason an edit was rejected."""
 
     code: str
     message: str
     facts: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
     shown: ShownLines | None = None
-    """What the message shows of the file; it counts as read."""
+    """The lines the message displays; they count as read."""
 
 
 @record
@@ -94,28 +92,27 @@ class Replaced:
     text: str
     strategy: MatchStrategy
     count: int
-    """In how many places."""
     indented: bool = False
-    """Whether new lines were given the indentation of the file."""
+    """Whether we adjusted new lines to the file's indentation."""
     numbered: bool = False
-    """Whether line numbers were removed from the old and the new text."""
+    """Whether we stripped line numbers from the old and new text."""
 
 
 def apply_replacement(text: str, edit: Replacement, form: TextForm, *, exactly: bool) -> Replaced | EditRefusal:
-    """Make one replacement in the text of a file.
+    """Apply one replacement to the text of a file.
 
     Args:
         text: The whole text.
         edit: The replacement.
-        form: The form of the file, whose encoding must contain the new text.
-        exactly: Only an exact match is used, and only if it is the only one.
+        form: The form of the file; its encoding must support the new text.
+        exactly: Require a single, exact match.
     """
     try:
         encode_piece(edit.new, form)
     except OSError as exc:
         return EditRefusal("encoding", exc.strerror or str(exc))
     if edit.every and not exactly:
-        # There may be millions of places: `str.replace` handles them at once if they are all alike.
+        # There may be millions of matches: `str.replace` handles identical ones in one go.
         new = _replacement_for_all(text, edit.old, edit.new)
         count = 0 if new is None else text.count(edit.old)
         if new is not None and count:
@@ -129,7 +126,7 @@ def apply_replacement(text: str, edit: Replacement, form: TextForm, *, exactly: 
     else:
         numbered = isinstance(match, NoMatch) and bool(strip_line_numbers(edit.old))
         if numbered:
-            # Without the line numbers that `read` shows, in both texts.
+            # Strip the line numbers of `read` from both texts.
             new = strip_line_numbers(edit.new)
             if new is None and has_line_numbers(edit.new):
                 message = "oldText has line numbers, newText has them on some lines; leave them out"
@@ -196,11 +193,8 @@ def _refuse_no_match(text: str, match: NoMatch, edit: Replacement) -> EditRefusa
     return EditRefusal("no_match", "\n".join(parts), facts)
 
 
-# -- splicing -----------------------------------------------------------------------------------
-
-
 def splice(text: str, match: TextMatch, old: str, new: str) -> str:
-    """Replace what was found; the places are in order and do not overlap."""
+    """Replace the matches, which are in order and don't overlap."""
     parts: list[str] = []
     position = 0
     is_plain = match.strategy is MatchStrategy.EXACT and "\n" not in old and "\n" not in new
@@ -213,7 +207,7 @@ def splice(text: str, match: TextMatch, old: str, new: str) -> str:
 
 
 def _replacement_for_all(text: str, old: str, new: str) -> str | None:
-    """Return the text that replaces `old` wherever it stands; None where line endings differ."""
+    """Return the replacement to use for every match, or None if line endings differ."""
     if drops_return(old, new):
         return None
     if "\n" not in old and "\n" not in new:
@@ -225,22 +219,22 @@ def _replacement_for_all(text: str, old: str, new: str) -> str | None:
 
 
 def _fit(text: str, span: Span, strategy: MatchStrategy, old: str, new: str) -> str:
-    """Build the new text for one place, with the line endings and unchanged lines of the file."""
+    """Build the new text for one match, with the file's line endings and unchanged lines."""
     old, plain = normalize_endings(old), normalize_endings(new)
     present = text[span.start : span.end]
     if old == plain:
-        # Only line endings change, so they are used as given.
+        # Only line endings change, so use them verbatim.
         return new if strategy is MatchStrategy.EXACT else present
     contents, endings = _ENDING.split(present), _ENDING.findall(present)
     if not endings:
-        # New lines end like the line that the place lies in, or else like the line before it.
+        # New lines get the ending of the line that contains the match, or else of the line before.
         before = max(0, text.rfind("\n", 0, span.start) - 1)
         ending = _ENDING.search(text, span.end) or _ENDING.search(text, before, span.start)
         endings = [ending.group() if ending else "\n"]
     old_lines, new_lines = old.split("\n"), plain.split("\n")
     fitted = list(span.lines or new_lines)
     if len(old_lines) > len(contents):
-        # The last line of the file has no ending, and its replacement gets none.
+        # The last line of the file has no newline; don't add one.
         old_lines.pop()
         if not new_lines[-1]:
             new_lines.pop()
@@ -255,7 +249,7 @@ def _merge_lines(
     new_lines: Sequence[str],
     fitted: Sequence[str],
 ) -> str:
-    """Join the new lines; lines at the start and the end that the old text has too are copied from the file."""
+    """Join the new lines, copying the leading and trailing lines shared with the old text from the file."""
     shorter = min(len(old_lines), len(new_lines))
     head = next((index for index in range(shorter) if old_lines[index] != new_lines[index]), shorter)
     tail = 0
@@ -269,7 +263,7 @@ def _merge_lines(
         elif following < tail:
             parts.append(contents[-following - 1])
         elif len(old_lines) == len(new_lines) and len(contents[index]) == len(old_lines[index]):
-            # Only the characters that differ between the old and the new line change.
+            # Only change the characters that differ between the old and new line.
             content, old = contents[index], old_lines[index]
             start = common_start(old, line)
             end = common_end(old, line, start)
@@ -288,16 +282,16 @@ def _merge_lines(
 
 @record
 class ClosestMatch:
-    """The block of a file that is most similar to a text, with their differences."""
+    """The block of a file that's most similar to a text, with a diff."""
 
     line: int
     view: str
     similarity: int
-    """In per cent."""
+    """In percent."""
 
 
 def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
-    """Find the block of `text` that is most similar to `wanted`; None if nothing is similar."""
+    """Find the block of `text` most similar to `wanted`; None if nothing is similar enough."""
     from difflib import SequenceMatcher  # noqa: PLC0415 — only after an edit without a match
 
     lines = text.split("\n")
@@ -308,7 +302,7 @@ def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
         return None
     block = TextSimilarity("\n".join(wanted_keys)[:_BLOCK_CHARACTERS])
     best: tuple[float, int] = (0.0, 0)
-    # A long line is a better anchor than a short one, and a unique line better than a repeated one.
+    # Long lines make better anchors than short ones, and unique lines better ones than repeated ones.
     counts = Counter(wanted_keys)
     anchors = sorted(
         (index for index, line in enumerate(wanted_keys) if line),
@@ -321,7 +315,7 @@ def find_closest_match(text: str, wanted: str) -> ClosestMatch | None:
     similarity, start = best[0], -best[1]
     if similarity < _MIN_SIMILARITY:
         return None
-    # Equal lines are shown once, others as wanted (-) and as they are in the file (+).
+    # Show common lines once, others as wanted (-) and as found in the file (+).
     present = lines[start : start + len(wanted_lines)][:MAX_SHOWN_LINES]
     wanted_lines = wanted_lines[:MAX_SHOWN_LINES]
     view: list[str] = []
@@ -339,7 +333,7 @@ def _find_similar_lines(keys: Sequence[str], anchor: str) -> list[int]:
     if equal:
         return equal[:_CANDIDATES]
     shortest, longest = len(anchor) // 2, 2 * len(anchor) + 4
-    # A line that the file repeats is compared once.
+    # Compare repeated lines only once.
     first: dict[str, int] = {}
     for index, key in enumerate(keys):
         if shortest <= len(key) <= longest and key not in first:
@@ -352,8 +346,8 @@ def _find_similar_lines(keys: Sequence[str], anchor: str) -> list[int]:
 
 # -- similarity -------------------------------------------------------------------------------
 #
-# The length of the subsequence is computed with one long integer per text, a bit for each character: H. Hyyrö,
-# "Bit-parallel LCS-length computation revisited" (2004).
+# Computes the length of the longest common subsequence on big integers, one bit per character: H. Hyyrö, "Bit-parallel
+# LCS-length computation revisited" (2004).
 
 
 class TextSimilarity:
@@ -366,9 +360,9 @@ class TextSimilarity:
             self._places[character] = self._places.get(character, 0) | 1 << index
 
     def compare(self, other: str, at_least: float = 0.0) -> float:
-        """Return the similarity in per cent: 100 for equal texts; 0 if it is below `at_least`."""
+        """Return the similarity in percent, or 0 if it's below `at_least`."""
         total = self._length + len(other)
-        # The subsequence is at most as long as the shorter text.
+        # The subsequence can't be longer than the shorter text.
         if not total or 200.0 * min(self._length, len(other)) / total < at_least:
             return 0.0
         find = self._places.get
@@ -383,10 +377,10 @@ class TextSimilarity:
         return similarity if similarity >= at_least else 0.0
 
     def find_closest(self, others: Iterable[str], limit: int, at_least: float) -> list[tuple[float, str]]:
-        """Return the `limit` most similar of several texts with their similarity, the best first."""
+        """Return the `limit` most similar texts with their similarity, best first."""
         best: list[tuple[float, str]] = []
         for other in others:
-            # A text must be better than the last one of a full list.
+            # Once the list is full, a text must beat the last entry.
             threshold = best[-1][0] if len(best) == limit else at_least
             similarity = self.compare(other, threshold)
             if similarity >= at_least and (len(best) < limit or similarity > threshold):

@@ -1,8 +1,8 @@
-"""Images as a model can take them: small enough, and in a format that every provider accepts.
+"""Prepare images for models: small enough, and in a format every provider accepts.
 
-A small image is passed on byte for byte after it has been decoded once: a provider that receives a damaged image
-refuses the conversation from then on. Other images are scaled down. Both need pillow, which is an extra. The size is
-read from the file's header before anything is decoded.
+We pass a small image through unchanged, but decode it once first: a provider that receives a damaged image rejects the
+conversation from then on. Other images get scaled down. Both need pillow, an optional extra. We read the size from the
+file header before decoding anything.
 """
 
 from __future__ import annotations
@@ -20,35 +20,34 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 LONGEST_SIDE = 1_568
-"""Pixels. Every provider scales larger images down itself."""
+"""In pixels. Every provider scales down larger images itself."""
 MAX_BYTES = 500_000
 MAX_PIXELS = 64_000_000
-"""An image with more is not decoded: a small file can claim any size."""
+"""Don't decode larger images: a small file can claim any size."""
 LARGE_WEBP_PIXELS = 2_000_000
-"""Up to this size, decoding a WebP file takes ten to twenty milliseconds."""
+"""Up to this size, decoding WebP takes ten to twenty milliseconds."""
 DEADLINE_S = 30.0
 _COMMON_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 _QUALITIES = (85, 70, 50, 30)
 _JPEG_OTHER_SEGMENTS = frozenset({0xC4, 0xC8, 0xCC})
-"""Segments of a JPEG that are numbered like the frame headers, which hold the size."""
+"""JPEG segments numbered like the frame headers, which contain the size."""
 
 
 @record
 class EncodedImage:
-    """An image for a model."""
+    """An image for the model."""
 
     data: bytes
     mime: str
     width: int
     height: int
     original_size: tuple[int, int]
-    """Width and height before it was scaled down."""
 
 
 async def fit_image(data: bytes, mime: str) -> EncodedImage | ReadFailure:
-    """Scale an image down until a model can take it.
+    """Scale an image down to fit a model's limits.
 
-    A large WebP file is decoded in a worker, because its decoder keeps the GIL; other decoders release it.
+    Decodes large WebP files in a worker, because that decoder holds the GIL; others release it.
     """
     size = read_image_size(data) if mime == "image/webp" else None
     if size is None or math.prod(size) <= LARGE_WEBP_PIXELS:
@@ -61,7 +60,7 @@ async def fit_image(data: bytes, mime: str) -> EncodedImage | ReadFailure:
 
 
 def fit_image_sync(data: bytes, mime: str) -> EncodedImage | ReadFailure:
-    """Scale an image down until a model can take it; takes up to a second."""
+    """Scale an image down to fit a model's limits. Takes up to a second."""
     size = read_image_size(data)
     unchanged: EncodedImage | None = None
     is_small = size is not None and len(data) <= MAX_BYTES and min(size) > 0 and max(size) <= LONGEST_SIDE
@@ -93,14 +92,14 @@ def fit_image_sync(data: bytes, mime: str) -> EncodedImage | ReadFailure:
     except (PIL.Image.DecompressionBombError, PIL.Image.DecompressionBombWarning) as exc:
         return ReadFailure(str(exc), "too_large")
     except PIL.UnidentifiedImageError:
-        # Its message names a BytesIO of ours instead of the file.
+        # Its message mentions our BytesIO instead of the file.
         return ReadFailure("the image is damaged or of an unknown format", "failed")
     except Exception as exc:  # noqa: BLE001 — boundary: decoders raise anything for a damaged file
         return ReadFailure(f"the image is damaged: {exc}", "failed")
 
 
 def read_image_size(data: bytes) -> tuple[int, int] | None:
-    """Read width and height of a PNG, GIF, JPEG or WebP file from its header."""
+    """Read the width and height of a PNG, GIF, JPEG or WebP file from its header."""
     try:
         if data.startswith(b"\x89PNG") and data[12:16] == b"IHDR":
             return struct.unpack(">II", data[16:24])
@@ -112,7 +111,7 @@ def read_image_size(data: bytes) -> tuple[int, int] | None:
                 height, width = struct.unpack(">HH", data[position + 5 : position + 9])
                 return width, height
             position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-        # WebP, by the kind of its first chunk (https://developers.google.com/speed/webp/docs/riff_container).
+        # WebP: depends on the first chunk (https://developers.google.com/speed/webp/docs/riff_container).
         kind = data[12:16] if data[8:12] == b"WEBP" else b""
         if kind == b"VP8X":
             return int.from_bytes(data[24:27], "little") + 1, int.from_bytes(data[27:30], "little") + 1
@@ -134,7 +133,7 @@ def _refuse_size(size: tuple[int, int]) -> ReadFailure:
 
 
 def _shrink(image: Image, original_size: tuple[int, int], *, as_png: bool) -> EncodedImage:
-    """Encode an image, with less quality and then with fewer pixels, until its file is small enough."""
+    """Encode an image, reducing quality and then size until the file is small enough."""
     import PIL.Image  # noqa: PLC0415 — loaded by the caller
 
     def encode(picture: Image, kind: str, **options: int) -> bytes:
@@ -149,7 +148,7 @@ def _shrink(image: Image, original_size: tuple[int, int], *, as_png: bool) -> En
             data = encode(with_alpha, "PNG", optimize=True)
             if len(data) <= MAX_BYTES:
                 return EncodedImage(data, "image/png", *image.size, original_size=original_size)
-        white = PIL.Image.new("RGBA", with_alpha.size, "white")  # a JPEG has no transparency
+        white = PIL.Image.new("RGBA", with_alpha.size, "white")  # JPEG doesn't support transparency
         opaque = PIL.Image.alpha_composite(white, with_alpha).convert("RGB")
         for quality in _QUALITIES:
             data = encode(opaque, "JPEG", quality=quality)

@@ -1,7 +1,7 @@
-"""A Jupyter notebook as text: its cells, and the text and images of their outputs.
+"""Convert a Jupyter notebook to text: its cells, and the text and images in their outputs.
 
-Versions 3 and 4 of the format are read (https://nbformat.readthedocs.io/en/latest/format_description.html); missing and
-invalid members are skipped.
+Supports versions 3 and 4 of the format (https://nbformat.readthedocs.io/en/latest/format_description.html); skips
+missing and invalid members.
 """
 
 from __future__ import annotations
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
 MAX_IMAGES = 8
-"""Images of one notebook in one result."""
 SMALL_BYTES = 128 * 1024
-"""Up to this size the JSON parser keeps the GIL for ten milliseconds."""
+"""Up to this size, the JSON parser holds the GIL for ten milliseconds."""
 DEADLINE_S = 30.0
 _IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _OUTPUT_CHARACTERS = 10_000
-"""Characters of one output that are shown."""
 
 
 @record
@@ -39,9 +37,9 @@ class NotebookImage:
     """An image in the output of a cell."""
 
     line: int
-    """The line of the text that stands for it."""
+    """The line of text that represents it."""
     mime: str
-    """Detected from its bytes: a provider refuses an image of another type than declared."""
+    """Detected from its bytes: providers reject an image that doesn't match its declared type."""
     data: bytes
 
 
@@ -56,21 +54,21 @@ class Notebook:
 
 @record
 class NotebookPage:
-    """Some lines of a notebook, and the images among them."""
+    """Some lines of a notebook, with the images among them."""
 
     cells: int
     total: int
-    """Lines of the whole notebook."""
+    """Line count of the whole notebook."""
     first: int
-    """The number of the first line, whether it exists or not."""
+    """Number of the first line, even if it doesn't exist."""
     lines: Sequence[str]
     images: Sequence[NotebookImage]
 
 
 async def read_notebook_page(data: bytes, wanted: LineRange) -> NotebookPage | str:
-    """Read some lines of a notebook, or return the reason why that is impossible.
+    """Read some lines of a notebook, or return the reason we can't.
 
-    A large notebook is parsed in a worker; only the lines that are shown come back.
+    Parses a large notebook in a worker, which only sends back the lines to show.
     """
     try:
         if len(data) <= SMALL_BYTES:
@@ -84,7 +82,7 @@ async def read_notebook_page(data: bytes, wanted: LineRange) -> NotebookPage | s
 
 
 def parse_notebook_page(data: bytes, wanted: LineRange) -> NotebookPage | None:
-    """Parse a notebook and select lines, long ones cut; None if the data is not a notebook."""
+    """Parse a notebook and select lines, cutting long ones; None if it isn't a notebook."""
     notebook = parse_notebook(data)
     if notebook is None:
         return None
@@ -104,7 +102,7 @@ def parse_notebook_page(data: bytes, wanted: LineRange) -> NotebookPage | None:
 
 
 def parse_notebook(data: bytes) -> Notebook | None:
-    """Parse a notebook; None if the data is not one."""
+    """Parse a notebook; None if it isn't one."""
     try:
         document: JsonValue = json.loads(data)
     except (ValueError, RecursionError):
@@ -139,7 +137,7 @@ def _add_output(output: JsonObject, notebook: Notebook) -> None:
     bundle = output.get("data")
     shown = bundle if is_json_object(bundle) else output
     if output.get("output_type") in {"error", "pyerr"}:
-        # The colours of a traceback are for a terminal.
+        # The colors of a traceback are meant for a terminal.
         trace = clean_text(_join_text(output.get("traceback"), "\n"))[0]
         text = trace or f"{_join_text(output.get('ename'))}: {_join_text(output.get('evalue'))}"
     else:
@@ -165,7 +163,7 @@ def _add_output(output: JsonObject, notebook: Notebook) -> None:
 
 
 def _join_text(value: JsonValue, separator: str = "") -> str:
-    """Join a text that may be a list of its lines."""
+    """Join a text that may be a list of lines."""
     if isinstance(value, list):
         return separator.join(part for part in value if isinstance(part, str))
     return value if isinstance(value, str) else ""

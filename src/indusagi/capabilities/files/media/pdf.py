@@ -1,6 +1,6 @@
-"""The text of a PDF file, page by page.
+"""Extract the text of a PDF file, page by page.
 
-A hostile file can make the parser loop, grow or crash, so it runs in a worker under limits of CPU time and memory.
+A hostile file can make the parser loop, grow or crash, so it runs in a worker with CPU time and memory limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MAX_CHARACTERS = 500_000
-"""Of all pages together."""
+"""Total for all pages."""
 DEADLINE_S = 30.0
 _LIMITS = WorkerLimits(cpu_s=30, memory_bytes=2 * 1024 * 1024 * 1024)
 _RANGE = re.compile(r"\s*([0-9]{1,6})\s*(?:(-)\s*([0-9]{1,6})?)?\s*")
@@ -31,11 +31,11 @@ class PdfPages:
     first: int
     texts: Sequence[str]
     total: int
-    """Pages of the whole document."""
+    """Page count of the whole document."""
 
 
 def parse_page_range(text: str | None) -> tuple[int, int] | ReadFailure:
-    """Parse `3`, `3-5` or `3-`; without text, the range is the first ten pages."""
+    """Parse `3`, `3-5` or `3-`; defaults to the first ten pages."""
     if text is None or not text.strip():
         return 1, DEFAULT_PAGES
     match = _RANGE.fullmatch(text)

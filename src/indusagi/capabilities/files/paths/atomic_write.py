@@ -1,14 +1,14 @@
-"""Atomic replacement of a file.
+"""Replace files atomically.
 
-A finished temporary file takes the place of the old one by rename(2), with its owner and mode: a reader sees the old
-content or the new one (https://man7.org/linux/man-pages/man2/rename.2.html). A read-only file is not replaced. Where
-the directory does not accept a new file, the old file is written in place.
+We write a temporary file with the owner and mode of the old one and rename(2) it over the old one, so readers see
+either the old or the new content (https://man7.org/linux/man-pages/man2/rename.2.html). Read-only files are off limits.
+If we can't create files in the directory, we overwrite the old file in place.
 
-A file may have several names (hard links), some of them outside of the workspace, where tools may not write. The new
-file therefore replaces this name only, and the others keep their content; where that is impossible, it is refused.
+A file may have other names (hard links), possibly outside the workspace, where tools mustn't write. The rename only
+affects this name; the others keep the old content. If that isn't possible, we refuse to write.
 
-The temporary file is named after its target and locked by flock(2) while it is written
-(https://man7.org/linux/man-pages/man2/flock.2.html). The next write removes one that a killed process has left behind.
+The name of the temporary file derives from its target, and we hold an flock(2) on it while writing
+(https://man7.org/linux/man-pages/man2/flock.2.html). The next write cleans up after a killed process.
 """
 
 from __future__ import annotations
@@ -41,39 +41,39 @@ if TYPE_CHECKING:
 
 # -- locks ------------------------------------------------------------------------------------
 #
-# A change holds the lock of its file from reading the old content to having written the new one, so that no change is
-# lost. Tasks of one event loop wait in the order in which they came. Processes of one user lock a separate lock file by
-# flock(2) (https://man7.org/linux/man-pages/man2/flock.2.html), because every change replaces the file itself. On a
-# system without such locks the work continues, and `HeldLock.unshared` gives the reason.
+# A change holds the file's lock from reading the old content until the new content is written, so no change gets lost.
+# Tasks of one event loop queue in order. Processes of the same user flock(2) a separate lock file
+# (https://man7.org/linux/man-pages/man2/flock.2.html), because every change replaces the file itself. On a system
+# without such locks we carry on, and `HeldLock.unshared` gives the reason.
 
 
 LOCK_WAIT_S = 30.0
-"""How long a change waits for other changes of the same file."""
+"""How long to wait for other changes to the same file."""
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.1
 _LOCKED = frozenset({errno.EAGAIN, errno.EACCES})
-"""Errors of `flock` for a lock that another process holds."""
+"""`flock` errors for a lock held by another process."""
 _ATTEMPTS = 100
-"""How often a lock file may be removed before it is locked; then it counts as held by another process."""
+"""Retries if the lock file disappears before we lock it; after that we treat it as held by another process."""
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @record
 class HeldLock:
-    """A lock that is held."""
+    """A lock we hold."""
 
     path: str
     unshared: str | None
-    """Why other processes do not see it; None when they do."""
+    """Why other processes can't see the lock; None if they can."""
 
 
-# One table per event loop, because a lock serves only one loop. The lock file separates loops and processes.
+# One table per event loop, because a lock only works within one loop. The lock file covers loops and processes.
 _LOCKS: RunVar[WeakValueDictionary[str, Lock]] = RunVar("file locks")
 
 
 @asynccontextmanager
 async def file_lock(path: str, *, wait_s: float = LOCK_WAIT_S) -> AsyncGenerator[HeldLock]:
-    """Hold the lock of a file; `path` is its resolved path. A task must not request a lock that it holds.
+    """Hold the lock of a file, given its resolved path. Not reentrant.
 
     Raises:
         TimeoutError: Other changes held the lock for `wait_s` seconds.
@@ -112,19 +112,19 @@ def _build_timeout(path: str, wait_s: float, holder: str) -> TimeoutError:
 
 @dataclass(slots=True)
 class LockFile:
-    """A locked lock file, or the reason why there is none."""
+    """A lock file we hold, or the reason we don't."""
 
     path: str = ""
     handle: int = -1
     failure: str | None = None
 
     def release(self) -> None:
-        """Remove the file while it is still locked, then unlock it."""
+        """Remove the file while we still hold the lock, then unlock it."""
         if self.handle < 0:
             return
-        with suppress(OSError):  # a file that stays is used again
+        with suppress(OSError):  # the next change reuses a leftover file
             os.unlink(self.path)
-        # To close it would not unlock a descriptor that a forked child has inherited.
+        # Closing isn't enough if a forked child has inherited the descriptor.
         fcntl.flock(self.handle, fcntl.LOCK_UN)
         os.close(self.handle)
         self.handle = -1
@@ -136,7 +136,7 @@ async def _release(lock_file: LockFile | None) -> None:
 
 
 def _try_lock(path: str) -> LockFile | None:
-    """Lock the lock file of a path; None when another process holds it."""
+    """Lock the lock file of a path; None if another process holds it."""
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     try:
         folder = make_private_dir(os.path.join(state_dir(), "locks"))
@@ -146,7 +146,7 @@ def _try_lock(path: str) -> LockFile | None:
             is_current = False
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The former holder may have removed the file before it was locked here.
+                # The previous holder may have removed the file before we locked it.
                 with suppress(FileNotFoundError):
                     is_current = os.path.samestat(os.fstat(handle), os.stat(lock_path, follow_symlinks=False))
             except OSError as exc:
@@ -168,21 +168,20 @@ def _try_lock(path: str) -> LockFile | None:
 
 _ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 _KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access", "security.selinux")
-"""Not `security.capability`: the kernel too removes it from a file that is written
+"""Excludes `security.capability`, which the kernel also drops on write
 (https://man7.org/linux/man-pages/man7/capabilities.7.html)."""
 _NO_NEW_FILE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY})
-"""Errors where a directory is not writable, or where a single file is mounted into it."""
-"""Errors of `flock` for a lock that another process holds."""
+"""Errors if a directory isn't writable, or if the file is a mount point."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
 
 
 def require_regular_file(status: os.stat_result, given: str, resolved: str) -> None:
-    """Refuse everything but a regular file.
+    """Reject anything but a regular file.
 
     Raises:
-        IsADirectoryError: It is a directory.
-        PathRefused: It is a pipe, a socket or a device.
+        IsADirectoryError: It's a directory.
+        PathRefused: It's a pipe, a socket or a device.
     """
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), resolved)
@@ -193,17 +192,12 @@ def require_regular_file(status: os.stat_result, given: str, resolved: str) -> N
 
 
 def write_atomically(target: DirFdPath, data: bytes, given: str) -> None:
-    """Replace or create a file.
-
-    Args:
-        target: The file.
-        data: Its new content.
-        given: The path as the caller gave it, for messages.
+    """Create or replace a file; `given` is the path for messages.
 
     Raises:
         SymlinkError: The target is a symbolic link.
-        PathRefused: The file has other names, and its directory does not accept a new file.
-        PermissionError: The file is read-only, or its directory is closed.
+        PathRefused: The file has other hard links, and we can't create files in its directory.
+        PermissionError: The file is read-only, or its directory isn't accessible.
     """
     try:
         former = target.stat()
@@ -225,7 +219,7 @@ def write_atomically(target: DirFdPath, data: bytes, given: str) -> None:
 
 
 def _overwrite(target: DirFdPath, data: bytes, given: str) -> None:
-    """Write a file in place; without space for a longer content, the old one stays complete."""
+    """Write a file in place. If a longer content doesn't fit on the disk, the old content stays intact."""
     handle = target.open(os.O_WRONLY)
     try:
         former = os.fstat(handle)
@@ -259,7 +253,7 @@ def _write_at(handle: int, data: bytes, position: int) -> None:
 
 
 def _replace(target: DirFdPath, data: bytes, former: os.stat_result | None) -> None:
-    # While it is written, the temporary file is as closed as the finished one.
+    # The temporary file must never be more accessible than the final one.
     mode = 0o666 if former is None else former.st_mode & 0o600
     temporary, handle = _create_temporary(target, mode)
     with os.fdopen(handle, "wb") as file:
@@ -277,7 +271,7 @@ def _replace(target: DirFdPath, data: bytes, former: os.stat_result | None) -> N
 
 
 def _create_temporary(target: DirFdPath, mode: int) -> tuple[str, int]:
-    """Create and lock the temporary file; return its name and a descriptor."""
+    """Create and lock the temporary file; return its name and descriptor."""
     usual = f".indus-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:26]}.tmp"
     for _ in range(2):
         with suppress(FileExistsError):
@@ -286,20 +280,20 @@ def _create_temporary(target: DirFdPath, mode: int) -> tuple[str, int]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as exc:
-                is_ours = exc.errno not in _LOCKED  # on a file system without locks it is ours all the same
-            # Another process may have removed it as abandoned before it was locked.
+                is_ours = exc.errno not in _LOCKED  # without lock support, it's still ours
+            # Another process may have removed it as abandoned before we locked it.
             if is_ours and os.fstat(handle).st_nlink:
                 return usual, handle
             os.close(handle)
         if not _remove_abandoned(target, usual):
             break
-    # Another process is writing the same file: the last rename decides.
+    # Another process is writing the same file: the last rename wins.
     other = f".indus-{new_ulid()}.tmp"
     return other, os.open(other, _CREATE, mode, dir_fd=target.folder)
 
 
 def _remove_abandoned(target: DirFdPath, name: str) -> bool:
-    """Remove a temporary file that no process writes any more; tell whether it is gone."""
+    """Remove a temporary file that no process is writing; return whether it's gone."""
     temporary = replace(target, name=name)
     try:
         handle = temporary.open(os.O_RDONLY)
@@ -307,7 +301,7 @@ def _remove_abandoned(target: DirFdPath, name: str) -> bool:
         return exc.errno == errno.ENOENT
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # It may have been renamed meanwhile, and another one created.
+        # Another process may have renamed it and created a new one.
         if os.path.samestat(os.fstat(handle), temporary.lstat()):
             os.unlink(name, dir_fd=target.folder)
     except OSError as exc:
@@ -318,19 +312,19 @@ def _remove_abandoned(target: DirFdPath, name: str) -> bool:
 
 
 def _copy_metadata(handle: int, target: DirFdPath, former: os.stat_result) -> None:
-    """Copy owner, extended attributes and mode of the file that is replaced.
+    """Copy the owner, extended attributes and mode of the replaced file.
 
-    The order matters: chown(2) clears bits of the mode, and an access control list changes the mode
+    The order matters: chown(2) clears mode bits, and an access control list changes the mode
     (https://man7.org/linux/man-pages/man2/chown.2.html).
     """
-    # Only root may give a file to another user; its owner may give it to one of their groups.
+    # Only root can change the owner; the owner can change the group to one of their groups.
     try:
         os.fchown(handle, former.st_uid, former.st_gid)
     except OSError:
         with suppress(OSError):
             os.fchown(handle, -1, former.st_gid)
     if sys.platform == "linux":
-        # No call for attributes takes a directory descriptor, and the file itself may be unreadable.
+        # The xattr calls don't take a directory descriptor, and the file itself may be unreadable.
         path = f"/proc/self/fd/{target.folder}/{target.name}"
         with suppress(OSError):
             for name in os.listxattr(path, follow_symlinks=False):
@@ -340,7 +334,7 @@ def _copy_metadata(handle: int, target: DirFdPath, former: os.stat_result) -> No
     mode = stat.S_IMODE(former.st_mode)
     now = os.fstat(handle)
     if now.st_gid != former.st_gid:
-        # Another group may do no more than all other users.
+        # A different group gets no more rights than everyone else.
         mode &= ~0o070 | (mode & 0o007) << 3
     if (now.st_uid, now.st_gid) != (former.st_uid, former.st_gid):
         mode &= ~(stat.S_ISUID | stat.S_ISGID)

@@ -1,8 +1,8 @@
-"""Ignore rules of git (https://git-scm.com/docs/gitignore), read while a tree is walked.
+"""Git ignore rules (https://git-scm.com/docs/gitignore), loaded while walking a tree.
 
-Names are matched as bytes, pattern by pattern; `git check-ignore` is the reference in the tests. Other libraries are
-wrong in cases that real trees have (`[[:upper:]]`, braces, `?` beside a character of two bytes). The work is bounded: a
-pattern takes at most its length times that of the name, and of a very large file only a part is applied.
+We match names as bytes, pattern by pattern; the tests compare against `git check-ignore`. Other libraries fail on
+cases found in real trees (`[[:upper:]]`, braces, `?` next to a two-byte character). The work is bounded: matching takes
+at most pattern length times name length, and only part of a huge rule file applies.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 RULE_FILE = ".gitignore"
 REPOSITORY = ".git"
 _FILE_BYTES = 1024 * 1024
-"""The limit on one rule file."""
+"""Size limit of one rule file."""
 _CHAIN_BYTES = 4 * 1024 * 1024
-"""The limit on all rule files above one name together."""
-_GLOBS = 1_000
-_GLOB_BYTES = 64 * 1024
-"""The limits on the patterns of one file that have to be tried one after the other."""
+"""Total size limit of all rule files that apply to a name."""
+_MAX_GLOBS = 1_000
+_MAX_GLOB_BYTES = 64 * 1024
+"""Limits on the patterns of one file that we have to try one by one."""
 _LONGEST_PATTERN = 4_096
 _CONFIG_BYTES = 64 * 1024
 _SPECIAL = re.compile(rb"[*?\[\\]")
@@ -36,7 +36,7 @@ _EXCLUDES_FILE = re.compile(rb'^\s*excludesfile\s*=\s*"?\s*(\S+?)\s*"?\s*$', re.
 
 
 class _Glob:
-    """A pattern that has to be tried; compiled on first use."""
+    """A pattern with wildcards, compiled on first use."""
 
     __slots__ = ("_regex", "by_path", "dir_only", "last", "prefix", "text", "verdict")
 
@@ -47,24 +47,24 @@ class _Glob:
         self.by_path = by_path
         special = _SPECIAL.search(text)
         self.prefix = text[: special.start()] if special else text
-        """Only names that begin like this are tried."""
+        """Only names with this prefix are candidates."""
         self.last = b"" if b"/" in text[len(self.prefix) :] else self.prefix.rpartition(b"/")[2]
-        """The start of the last part of every match."""
+        """Prefix of the last path component of every match."""
         self._regex: re.Pattern[str] | Literal[False] | None = False
 
     def matches(self, subject: bytes) -> bool:
-        """Tell whether it matches a name or, if it contains a slash, a path."""
-        # One character for each byte: git matches bytes.
+        """Match a name or, if the pattern contains a slash, a path."""
+        # One character per byte: git matches bytes.
         if self._regex is False:
             self._regex = compile_glob(self.text.decode("latin-1"))
         return self._regex is not None and self._regex.match(subject.decode("latin-1")) is not None
 
 
 class RuleFile:
-    """The rules of one file, in tables by kind; the last rule that matches decides.
+    """The rules of one file, in tables by kind; the last matching rule wins.
 
-    A verdict is twice the number of a rule, plus one if the rule re-includes names: the greatest verdict decides. A
-    table holds pairs of verdicts: for files and for directories.
+    A verdict is twice the rule number, plus one for a negated rule, so the greatest verdict wins. Tables map to a pair
+    of verdicts: for files and for directories.
     """
 
     __slots__ = (
@@ -75,7 +75,7 @@ class RuleFile:
     def __init__(self, data: bytes) -> None:
         self.size = len(data)
         self.cut = False
-        """Whether it has more rules than are applied."""
+        """Whether some rules were dropped."""
         self._names: dict[bytes, list[int]] = {}
         self._paths: dict[bytes, list[int]] = {}
         self._suffixes: dict[bytes, list[int]] = {}
@@ -85,7 +85,7 @@ class RuleFile:
             line = raw.removesuffix(b"\r")
             if not line or line.startswith(b"#") or len(line) > _LONGEST_PATTERN:
                 continue
-            # Trailing spaces count if they are escaped.
+            # Escaped trailing spaces count.
             text = line.rstrip(b" ")
             is_escaped = len(text) < len(line) and (len(text) - len(text.rstrip(b"\\"))) % 2 == 1
             line = line[: len(text) + is_escaped]
@@ -105,14 +105,14 @@ class RuleFile:
                     pair[0] = verdict
                 continue
             glob_bytes += len(text)
-            if len(self._globs) >= _GLOBS or glob_bytes > _GLOB_BYTES:
+            if len(self._globs) >= _MAX_GLOBS or glob_bytes > _MAX_GLOB_BYTES:
                 self.cut = True
                 break
             pattern, by_path = text.removeprefix(b"/"), b"/" in text
             self._globs.append(_Glob(verdict, pattern, dir_only=dir_only, by_path=by_path))
         self._globs.reverse()
         self.by_path = bool(self._paths) or any(glob.by_path for glob in self._globs)
-        """Whether a rule is about a path, not only about a name."""
+        """Whether any rule applies to a path rather than just a name."""
         self._widths = {len(suffix) for suffix in self._suffixes}
         self._ends = tuple(self._suffixes)
         self._begins = tuple({glob.prefix for glob in self._globs if not glob.by_path})
@@ -121,16 +121,16 @@ class RuleFile:
         self.names = frozenset(name.decode("utf-8", "surrogateescape") for name in last)
         self.ends = tuple({_split_ascii(suffix)[-1] for suffix in self._suffixes})
         self.begins = tuple({_split_ascii(glob.last)[0] for glob in self._globs})
-        """No rule matches a name that is not in `names`, does not end like one of `ends` and does not begin like one of
-        `begins`: a cheap test that excludes most names."""
+        """Cheap prefilter: no rule matches a name that isn't in `names`, has no suffix in `ends` and no prefix in
+        `begins`."""
 
     def decide(self, name: bytes, path: bytes, *, is_dir: bool) -> bool | None:
-        """Decide whether a name is ignored; None if no rule matches.
+        """Return whether the rules ignore a name, or None if no rule matches.
 
         Args:
-            name: The last part of the path.
-            path: The path from the directory of the rule file.
-            is_dir: Whether it is a directory; a link to one is not.
+            name: The last component of the path.
+            path: The path relative to the rule file's directory.
+            is_dir: Whether it's a directory; False for a link to one.
         """
         if not (
             name in self._names
@@ -160,7 +160,7 @@ class RuleFile:
 
 
 def _split_ascii(text: bytes) -> list[str]:
-    """Split at non-ASCII bytes: half a character would not be found in a decoded name."""
+    """Split at non-ASCII bytes: we wouldn't find half a character in a decoded name."""
     return [part.decode("ascii") for part in _NOT_ASCII.split(text)]
 
 
@@ -168,28 +168,28 @@ def _split_ascii(text: bytes) -> list[str]:
 
 
 class _Level(NamedTuple):
-    """A rule file, and the position in a path at which its part starts."""
+    """A rule file, and the offset of its directory in a path."""
 
     rules: RuleFile
     start: int
 
 
 class IgnoreRules(NamedTuple):
-    """The rules of one directory: `load` for the first directory of a walk, `below` for the others."""
+    """The rules of one directory: call `load` for the root of a walk, then `below` for subdirectories."""
 
     levels: tuple[_Level, ...] = ()
-    """In order of precedence, the lowest first."""
+    """Lowest precedence first."""
     path: bytes = b""
-    """The path from the topmost directory with rules, with a slash at its end."""
+    """Path from the topmost directory with rules, with a trailing slash."""
     cut: bool = False
-    """Whether there are more rules than are applied."""
+    """Whether some rules were dropped."""
 
     @staticmethod
     def load(folder: str) -> IgnoreRules:
-        """Read all rules that apply in a directory: its own, those above it, and the user's.
+        """Load every rule that applies in a directory: its own, the ones from parent directories, and the user's.
 
-        Directories above are read up to the root of the repository. Without a repository the rules apply all the same:
-        the tree may become one later. Not for the event loop.
+        We read parents up to the root of the repository. Rules also apply outside a repository, because the tree may
+        become one later. Blocks.
         """
         here = os.path.abspath(folder)
         chain = [here]
@@ -208,18 +208,18 @@ class IgnoreRules(NamedTuple):
         """Return the rules of a subdirectory.
 
         Args:
-            name: Its name.
-            folder: Its path, or a descriptor of it.
-            names: The names in it; a rule file is read only if it is among them.
+            name: The name of the subdirectory.
+            folder: Its path or descriptor.
+            names: The names in it, which tell whether there's a rule file to read.
         """
-        # The rules of a repository do not apply in another repository inside of it.
+        # The rules of a repository don't apply in a nested repository.
         rules = _load_repository(folder) if REPOSITORY in names else _descend(self, name)
         if RULE_FILE not in names:
             return rules
         return _add_rules(rules, _read_start(folder, RULE_FILE, _FILE_BYTES))
 
     def ignores(self, name: str, *, is_dir: bool) -> bool:
-        """Tell whether a name in this directory is ignored; a symbolic link is never a directory."""
+        """Return whether a name in this directory is ignored. A symbolic link doesn't count as a directory."""
         for rules, start in reversed(self.levels):
             if not (name in rules.names or name.endswith(rules.ends) or name.startswith(rules.begins)):
                 continue
@@ -232,10 +232,10 @@ class IgnoreRules(NamedTuple):
 
 
 def _load_repository(folder: str | int) -> IgnoreRules:
-    """Read the rules of a whole repository: the user's, and `info/exclude` in its git directory."""
+    """Load repository-wide rules: the user's and `info/exclude`."""
     users = _find_user_rules()
     rules = _add_rules(IgnoreRules(), None if users is None else _read_start("/", users, _FILE_BYTES, follow=True))
-    # A `.git` file names a git directory elsewhere, and that one may name the directory of the main worktree.
+    # A `.git` file points to a git directory elsewhere, which in turn may point to the main worktree's.
     pointer = _GIT_DIR.match(_read_start(folder, REPOSITORY, _CONFIG_BYTES) or b"")
     place = REPOSITORY
     if pointer:
@@ -251,7 +251,7 @@ def _descend(rules: IgnoreRules, name: str) -> IgnoreRules:
 
 
 def _add_rules(rules: IgnoreRules, data: bytes | None) -> IgnoreRules:
-    """Add the rules of a file, with a higher precedence than the present ones."""
+    """Add the rules of a file, taking precedence over the present ones."""
     if not data:
         return rules
     size = sum(level.rules.size for level in rules.levels)
@@ -262,11 +262,8 @@ def _add_rules(rules: IgnoreRules, data: bytes | None) -> IgnoreRules:
     return IgnoreRules((*rules.levels, _Level(added, len(rules.path))), rules.path, cut)
 
 
-# -- where git keeps rules ----------------------------------------------------------------------
-
-
 def _find_user_rules() -> str | None:
-    """Find the file of the user's own rules; None without a home directory."""
+    """Return the path of the user's global ignore file, or None if there's no home directory."""
     home = os.environ.get("HOME", "")
     settings = os.environ.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(settings):
@@ -282,9 +279,9 @@ def _find_user_rules() -> str | None:
 
 
 def _read_start(folder: str | int, name: str, limit: int, *, follow: bool = False) -> bytes | None:
-    """Read the start of a regular file; None for everything else.
+    """Read the start of a regular file; return None for anything else.
 
-    A symbolic link in a tree is not followed, as in git: it may lead anywhere.
+    Like git, we don't follow symbolic links in a tree, since they may point anywhere.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     flags |= 0 if follow else os.O_NOFOLLOW
@@ -310,7 +307,7 @@ def _read_start(folder: str | int, name: str, limit: int, *, follow: bool = Fals
 
 
 SPECIAL = re.compile(r"[*?\[\\]")
-"""A character that makes a pattern more than a plain name."""
+"""Characters that turn a plain name into a pattern."""
 _CLASSES = {
     "alnum": r"0-9A-Za-z",
     "alpha": r"A-Za-z",
@@ -328,22 +325,22 @@ _CLASSES = {
 
 
 class _InvalidGlob(Exception):
-    """A pattern that matches nothing: a class is not closed, or its name is unknown."""
+    """A pattern that matches nothing because a class is unclosed or unknown."""
 
 
 _STAR, _DIRECTORIES, _ANYTHING = r"[^/]*", r"(?:[^/]*/)*", r".*"
 
 
 def compile_glob(glob: str) -> re.Pattern[str] | None:
-    """Compile a glob for a path; None if it matches nothing.
+    """Compile a glob for a path; return None if it can't match anything.
 
-    `*` and `?` stay inside a name, `**` stands for any directories. The text between two stars, or between two double
-    stars, matches at its first place only (an atomic group): a later place could only leave less to match. Without
-    that, a pattern of many stars would take exponential time.
+    `*` and `?` match within a name, `**` matches any number of directories. The text between two stars (or two double
+    stars) only matches at its first position, via an atomic group: a later position could only leave less to match.
+    Without that, a pattern with many stars would take exponential time.
     """
     special = SPECIAL.search(glob)
     start = special.start() if special else len(glob)
-    # Like git, a double star is recognised right after the plain start too.
+    # Like git, we recognize a double star right after the literal prefix too.
     regex, group = re.escape(glob[:start]), ""
     try:
         parts = list(_split_at_stars(glob[start:]))
@@ -362,7 +359,7 @@ def compile_glob(glob: str) -> re.Pattern[str] | None:
 
 
 def _split_at_stars(glob: str) -> Iterator[tuple[str, str]]:
-    """Split a pattern before its stars: the regular expression of each star, and the text after it."""
+    """Split a pattern at its stars into (regex of the star, regex of the text after it) pairs."""
     star, text, position = "", "", 0
     while position < len(glob):
         if glob[position] == "*":
@@ -405,7 +402,7 @@ def _translate_class(glob: str, position: int) -> tuple[str, int]:
 
 
 def _add_member(glob: str, position: int, previous: str, members: list[str]) -> tuple[int, str]:
-    """Add a character, a range or a named class; return the next position, and the character that may open a range."""
+    """Add a character, range or named class; return the next position and the possible start of a range."""
     if glob[position] == "-" and previous and glob[position + 1 : position + 2] not in {"", "]"}:
         position, last = _read_character(glob, position + 1)
         if last >= previous:

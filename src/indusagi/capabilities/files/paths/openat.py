@@ -1,9 +1,9 @@
-"""Files opened from a base directory without following symbolic links on the way.
+"""Open files relative to a base directory without following symbolic links.
 
-A path is resolved first, with its links, and then opened from its base. A link that another process puts in its place
-in between ends the walk with a `SymlinkError`: it never leads out of the base. Linux walks by openat2(2) with
-`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS` (https://man7.org/linux/man-pages/man2/openat2.2.html); elsewhere each component
-is opened by openat(2) with `O_NOFOLLOW`.
+The caller resolves a path including its links, then opens it from its base. If another process slips in a link in
+between, we raise `SymlinkError`; the link never leads out of the base. On Linux we use openat2(2) with
+`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS` (https://man7.org/linux/man-pages/man2/openat2.2.html), elsewhere openat(2) with
+`O_NOFOLLOW` for each component.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from indusagi.core.records import record
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-# Enough to reach the names in a directory; on Linux without the permission to list it.
+# Enough to reach the names in a directory; on Linux this doesn't require permission to list it.
 _DIRECTORY = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | (os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 _OPENAT2 = 437
 _RESOLVE = 0x02 | 0x04 | 0x08
 """RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS and RESOLVE_BENEATH."""
 _MACHINES = frozenset({"x86_64", "aarch64", "arm64", "riscv64", "ppc64le", "s390x"})
-"""Machines on which the system call has this number."""
+"""Machines where the system call has this number."""
 _NOT_BENEATH = frozenset({errno.ELOOP, errno.EXDEV, errno.EAGAIN})
-"""Errors of `openat2` for a link, for a path out of the base, and for a directory that is moved meanwhile."""
+"""`openat2` errors for a link, a path leading out of the base, and a directory moved during the call."""
 
 
 class SymlinkError(OSError):
-    """A symbolic link stands where none was when the path was resolved, or links form a circle."""
+    """A symbolic link appeared after we resolved the path, or links form a loop."""
 
     def __init__(self, path: str) -> None:
         super().__init__(errno.ELOOP, os.strerror(errno.ELOOP), path)
@@ -43,7 +43,7 @@ def real_path(path: str) -> str:
     """Resolve a path as far as it exists.
 
     Raises:
-        SymlinkError: A link was replaced meanwhile, or the chain of links does not end.
+        SymlinkError: A link changed in the meantime, or the chain of links doesn't end.
     """
     try:
         return os.path.realpath(path)
@@ -53,23 +53,22 @@ def real_path(path: str) -> str:
 
 @record
 class DirFdPath:
-    """A name in an open directory; `.` for the directory itself."""
+    """A name in an open directory, or `.` for the directory itself."""
 
     folder: int
-    """A descriptor of the directory."""
     name: str
     path: str
-    """The complete path, for messages."""
+    """Full path, for messages."""
 
     def lstat(self) -> os.stat_result:
-        """Examine what has this name, without following a link."""
+        """Stat the name without following a link."""
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
 
     def stat(self) -> os.stat_result:
-        """Examine what has this name.
+        """Stat the name.
 
         Raises:
-            SymlinkError: It is a link.
+            SymlinkError: It's a link.
         """
         status = os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
@@ -77,10 +76,10 @@ class DirFdPath:
         return status
 
     def open(self, flags: int) -> int:
-        """Open what has this name.
+        """Open the name.
 
         Raises:
-            SymlinkError: It is a link.
+            SymlinkError: It's a link.
         """
         flags |= os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
         try:
@@ -91,10 +90,10 @@ class DirFdPath:
             raise
 
     def open_folder(self) -> int:
-        """Open the directory of this name, to list it.
+        """Open the directory for listing.
 
         Raises:
-            SymlinkError: It is a link.
+            SymlinkError: It's a link.
         """
         try:
             return self.open(os.O_RDONLY | os.O_DIRECTORY)
@@ -103,10 +102,10 @@ class DirFdPath:
             raise
 
     def require_file(self) -> None:
-        """Check that this name is still the file that it was when it failed to open as a directory.
+        """Check that the name, which failed to open as a directory, is still a file.
 
         Raises:
-            SymlinkError: It was a link: it still is one, or it is a directory now.
+            SymlinkError: It was a link: it still is one, or it's now a directory.
         """
         if stat.S_ISDIR(self.stat().st_mode):
             raise SymlinkError(self.path)
@@ -117,7 +116,7 @@ def open_at(base: str, parts: Sequence[str], path: str) -> Generator[DirFdPath]:
     """Open the directory that contains the last of `parts`.
 
     Raises:
-        SymlinkError: A directory on the way is a link.
+        SymlinkError: A directory along the way is a link.
     """
     folder = open_directory(base, parts[:-1])
     try:
@@ -127,10 +126,10 @@ def open_at(base: str, parts: Sequence[str], path: str) -> Generator[DirFdPath]:
 
 
 def open_directory(base: str, parts: Sequence[str], *, create: bool = False) -> int:
-    """Open a directory below `base`, and create it with its parents if `create` is set.
+    """Open a directory below `base`; `create` creates it along with its parents.
 
     Raises:
-        SymlinkError: A directory on the way is a link.
+        SymlinkError: A directory along the way is a link.
     """
     kernel_walk = openat2() if parts and not create else None
     folder = os.open(base, _DIRECTORY)
@@ -165,7 +164,7 @@ def _enter(folder: int, name: str, *, create: bool) -> int:
 
 
 class KernelWalk(Protocol):
-    """Opens a directory from another one in a single system call."""
+    """Opens a directory relative to another one in a single system call."""
 
     def __call__(self, start: int, path: str) -> int:
         """Open the directory at a relative path without `..`."""
@@ -174,7 +173,7 @@ class KernelWalk(Protocol):
 
 @functools.cache
 def openat2() -> KernelWalk | None:
-    """Return the system call `openat2`; None where the kernel lacks it or a sandbox forbids it."""
+    """Return the `openat2` system call, or None if the kernel lacks it or a sandbox forbids it."""
     if sys.platform != "linux" or os.uname().machine not in _MACHINES:
         return None
     walk = _build_kernel_walk()

@@ -1,10 +1,10 @@
-"""Path policy: which paths the native tools may read and write, and why not the others.
+"""Path policy: which paths the native tools may read and write, and the reasons they may not.
 
-A policy sees resolved paths only. It never asks the user: code that has asked passes the answer in as `permits`.
+A policy only sees resolved paths. It never asks the user: a caller that did passes the answer in as `permits`.
 
-Some paths are protected although they lie in the workspace. They are obeyed later, by git, by the shell at the next
-login or by this program, or they are credentials. A path is protected before it exists, under every spelling that a
-file system may take for it, and wherever a symbolic link has moved it.
+Some paths in the workspace are protected because git, the next login shell or this program will act on them later, or
+because they hold credentials. Protection applies before a path exists, to every spelling a file system may accept for
+it, and wherever a symbolic link has moved it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from indusagi.core.secrets.places import find_credential_places
 from indusagi.core.text import clean_text
 
 SPECIAL_DIRECTORIES = ("/proc", "/sys", "/dev")
-"""The kernel's own file systems: to read there can have effects, and may never end."""
+"""The kernel's own file systems: reading may have side effects, or never end."""
 _GIT = "git's own records, which may hold commands"
 _OURS = "settings or records of this program"
 _SHELL = "a file that the shell or the desktop obeys at the next start"
@@ -46,10 +46,10 @@ _IN_STATE = (
     *("cluster.key", "serve-token", "conversations", "credentials", "addons"),
     *(name + suffix for name in _DATABASES for suffix in ("", "-wal", "-shm", "-journal")),
 )
-"""Files of this program that may hold credentials: the gateway's token, sign-ins, conversations, answers of servers.
-Tools may read its other files, above all results that were too long."""
+"""Our files that may hold credentials: the gateway's token, sign-ins, conversations, server answers. Tools may read
+our other files, above all results that were too long."""
 _MAX_GIT_FILE_BYTES = 1024 * 1024
-"""A larger `.git` file is invalid for git too."""
+"""git rejects a larger `.git` file too."""
 
 
 def _no_reasons() -> Mapping[str, str]:
@@ -58,15 +58,15 @@ def _no_reasons() -> Mapping[str, str]:
 
 @record(kw_only=True)
 class ProtectedPaths:
-    """Protected names and paths, each with a reason that ends a sentence."""
+    """Protected names and paths, each with a reason that completes a sentence."""
 
     names: Mapping[str, str] = field(default_factory=_no_reasons)
-    """Names of files and directories that are protected everywhere."""
+    """Names of files and directories to protect everywhere."""
     places: Mapping[str, str] = field(default_factory=_no_reasons)
-    """Absolute paths, with everything below them."""
+    """Absolute paths, including everything below them."""
 
     def find_reason(self, resolved: str, base: str) -> str | None:
-        """Find the reason why a resolved path within `base` may not be written; None if it may."""
+        """Return the reason a resolved path within `base` isn't writable, or None if it is."""
         below = [_fold(part) for part in parts_below(resolved, base)]
         for name, reason in self.names.items():
             if name in below:
@@ -79,9 +79,9 @@ class ProtectedPaths:
         return _GIT if ".git" in self.names and _is_git_directory(resolved, base) else None
 
     def hidden_below(self, base: str) -> Sequence[str]:
-        """List the credentials within a directory: they may not be read either.
+        """List the credentials within a directory, which aren't readable either.
 
-        The file system is examined only if the directory is a home or contains one.
+        Only touches the file system if the directory is or contains a home.
         """
         secrets = [(path, _SECRET) for path, reason in self.places.items() if reason == _SECRET]
         inside = [row for row in secrets if is_within(row[0], base)]
@@ -89,7 +89,7 @@ class ProtectedPaths:
 
 
 def _iter_locations(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield each path as it is named, and where symbolic links lead."""
+    """Yield each path as written, and where symbolic links lead."""
 
     @functools.cache
     def list_names(folder: str) -> frozenset[str]:
@@ -116,7 +116,7 @@ def _iter_locations(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]
 
 
 def default_protected_paths() -> ProtectedPaths:
-    """Build the protected paths of this user from the environment alone."""
+    """Build the protected paths of this user from the environment."""
     places: dict[str, str] = {}
     home = os.path.expanduser("~")
     states: list[str] = []
@@ -127,12 +127,12 @@ def default_protected_paths() -> ProtectedPaths:
                 places |= {
                     os.path.join(folder, name): reason for reason, names in rows.items() for name in names.split()
                 }
-        # The state of other runs, which may have another XDG_STATE_HOME than this one.
+        # State of other runs, which may have used a different XDG_STATE_HOME.
         states.append(os.path.join(home, ".local", "state", "indus"))
     try:
         states.append(state_dir())
     except OSError:
-        pass  # without a home there is no state to protect
+        pass  # no home, so no state to protect
     for state in states:
         places[state] = _OURS
         places |= {os.path.join(state, name): _SECRET for name in _IN_STATE}
@@ -142,15 +142,15 @@ def default_protected_paths() -> ProtectedPaths:
 
 @functools.lru_cache(maxsize=1024)
 def _fold(text: str) -> str:
-    """Map all spellings that some file system takes for the same name to one."""
+    """Normalize all spellings that some file system treats as the same name."""
     return clean_text(text)[0].casefold()
 
 
 def _is_git_directory(resolved: str, base: str) -> bool:
-    """Tell whether a path lies in a git directory that is not named `.git`.
+    """Return whether a path is in a git directory with a name other than `.git`.
 
-    It is recognised by its files, as git does it (https://git-scm.com/docs/gitrepository-layout), or by the `.git` file
-    of a worktree or a submodule that points to it.
+    Like git, we recognize one by its files (https://git-scm.com/docs/gitrepository-layout), or by the `.git` file of a
+    worktree or submodule that points to it.
     """
     folder = resolved
     while folder != base and is_within(folder, base):
@@ -162,23 +162,20 @@ def _is_git_directory(resolved: str, base: str) -> bool:
         folder = os.path.dirname(folder)
         try:
             text = os.fsdecode(read_small_file(os.path.join(folder, ".git"), _MAX_GIT_FILE_BYTES, follow=False))
-        except OSError:  # most directories have no such file
+        except OSError:  # most directories don't have one
             continue
         label, _, target = text.partition(":")
         if label == "gitdir" and "\0" not in target:
             records = real_path(os.path.join(folder, target.strip()))
-            # A file that points to its own directory, or above, would protect the whole workspace.
+            # A file pointing to its own directory or above would protect the whole workspace.
             if is_within(resolved, records) and not is_within(folder, records):
                 return True
     return False
 
 
-# -- policy -------------------------------------------------------------------------------------
-
-
 @record(kw_only=True)
 class PathRequest:
-    """A path that is about to be refused."""
+    """A path the policy is about to refuse."""
 
     given: str
     resolved: str
@@ -191,23 +188,23 @@ Permits: TypeAlias = Callable[[PathRequest], bool]
 
 @record(kw_only=True)
 class PathPolicy:
-    """The directories in which tools work; all paths are absolute."""
+    """The directories tools work in; all paths are absolute."""
 
     roots: tuple[str, ...]
-    """May be read and written; the workspace comes first."""
+    """Readable and writable; the workspace comes first."""
     read_roots: tuple[str, ...] = ()
-    """May be read."""
+    """Readable."""
     protected: ProtectedPaths = field(default_factory=ProtectedPaths)
-    """May not be written; credentials may not be read either."""
+    """Not writable; credentials aren't readable either."""
     permits: Permits = lambda _request: False
-    """Permits a path that would be refused as outside or protected. It is called in a thread, for every operation, and
-    decides from what is known: it must not wait."""
+    """Allows a path we'd refuse as outside or protected. Called in a thread for every operation; must not block, so
+    decide from existing knowledge."""
 
     def find_base(self, given: str, resolved: str, *, writing: bool) -> str:
-        """Find the directory from which a resolved path may be opened.
+        """Find the directory to open a resolved path from.
 
         Raises:
-            PathRefused: The policy does not allow the path.
+            PathRefused: The policy doesn't allow the path.
         """
 
         def is_permitted(refusal: Refusal) -> bool:
@@ -216,7 +213,7 @@ class PathPolicy:
         target = "" if given == resolved else f"leads to {format_path(resolved)}, which "
         base = next((root for root in self.roots if is_within(resolved, root)), None)
         for place in SPECIAL_DIRECTORIES:
-            # A workspace may lie on a memory disk below /dev.
+            # A workspace may be on a memory disk below /dev.
             if is_within(resolved, place) and not (base and is_within(base, place)):
                 message = (
                     f"{target}is in {place}, where there is not a regular file"
@@ -247,9 +244,9 @@ class PathPolicy:
 
 
 def workspace_policy(root: str) -> PathPolicy:
-    """Build the policy of a session in a workspace, from the environment alone.
+    """Build the policy of a session in a workspace from the environment.
 
-    Results that were too long are kept outside of the workspace, and may be read there.
+    Tools may also read results that were too long, which live outside the workspace.
     """
     try:
         read_roots = (os.path.join(state_dir(), "sessions"),)

@@ -1,10 +1,10 @@
-"""Text files as bytes and back: encoding, byte order mark and line endings.
+"""Decode and encode text files: encoding, byte order mark and line endings.
 
-The encoding is found in a fixed order: byte order mark, strict UTF-8, a guess from a sample, Latin-1. Encoding the text
-again gives the same bytes, also after a wrong guess: such a file looks odd, and no byte of it is lost. UTF-16 and
-UTF-32 are recognised by their mark only.
+We determine the encoding in a fixed order: byte order mark, strict UTF-8, a guess from a sample, Latin-1. Encoding the
+text again yields the same bytes, even after a wrong guess: the file looks odd, but no byte gets lost. We only recognize
+UTF-16 and UTF-32 by their BOM.
 
-Lines end in LF or CRLF. A carriage return elsewhere is an ordinary character.
+Lines end in LF or CRLF. A carriage return anywhere else is an ordinary character.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from indusagi.core.records import record
 LineEnding: TypeAlias = Literal["lf", "crlf", "mixed", "none"]
 
 CHUNK_BYTES = 256 * 1024
-"""How much of a file is processed at once: a cancelled reader stops between two chunks."""
+"""How much of a file to process at once: a cancelled reader stops between chunks."""
 SAMPLE_BYTES = 16 * 1024
-"""How much of a file an encoding is guessed from."""
 SAMPLE_LEAD_BYTES = 1024
-"""How far before the first byte that is not UTF-8 the start of its line is searched."""
+"""How far before the first invalid UTF-8 byte to look for the start of its line."""
 _MARKS = (
-    # The mark of UTF-32 begins with that of UTF-16.
+    # UTF-32's BOM starts with UTF-16's, so it comes first.
     (codecs.BOM_UTF32_LE, "utf-32-le"),
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF8, "utf-8"),
@@ -34,40 +33,39 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _WIDE = ("utf-16", "utf-32")
-# UTF-16 can contain half a surrogate pair, and none of its bytes is invalid.
+# UTF-16 may contain lone surrogates, even though none of its bytes is invalid.
 _PASS, _ESCAPE = "surrogatepass", "surrogateescape"
 _SUPERSETS = {"gb2312": "gb18030"}
-"""The second is meant in practice: the first lacks characters that many names of people contain."""
+"""In practice, files labelled with the first use the second, which has characters many personal names need."""
 _MIN_CONFIDENCE = 0.5
 _NEW_FIGURES = 7
 _MIN_CONFIDENCE_7 = 0.2
-"""Below this, a guess is worse than the encoding that most such files have. chardet 7 gives lower figures: 0.1 to 0.2
-for French that it takes for Cyrillic, 0.23 and more for a sentence in Russian, Greek or Hebrew."""
+"""Below this, a guess is worse than the most common encoding of such files. chardet 7 reports lower figures: 0.1 to 0.2
+for French mistaken for Cyrillic, 0.23 and up for a sentence in Russian, Greek or Hebrew."""
 _VALID_SHARE = 4
-"""Valid bytes of UTF-8 for each invalid one: in other encodings, pairs look like UTF-8 by chance."""
+"""Valid UTF-8 bytes required per invalid byte: in other encodings, pairs look like UTF-8 by chance."""
 _LONGEST_WORD = 32
 _WORD = re.compile(rb"[A-Za-z]+")
 _ASCII = bytes(range(0x20, 0x7F)) + b"\t\r\n"
 _NON_ASCII = bytes(range(0x80, 0x100))
 _C1_CONTROLS = bytes(range(0x80, 0xA0))
-"""Control characters in Latin-1, which a text does not contain; quotes and dashes in windows-1252."""
+"""Control characters in Latin-1, which don't occur in text; quotes and dashes in windows-1252."""
 
 
 @record(kw_only=True)
 class TextForm:
-    """Everything about a text file that its characters do not tell."""
+    """Properties of a text file beyond its characters."""
 
     encoding: str = "utf-8"
-    """Python's name of it, without the mark."""
+    """Python codec name, without the BOM."""
     bom: bytes = b""
-    """The byte order mark at the start of the file; the text does not contain it."""
+    """Byte order mark of the file; not part of the text."""
     line_ending: LineEnding = "none"
     final_newline: bool = False
-    """Whether the last line is ended too."""
     guessed: bool = False
-    """The file does not name its encoding, and it is not UTF-8."""
+    """The file doesn't declare its encoding and isn't UTF-8."""
     damaged: bool = False
-    """Some bytes are invalid in this encoding; in the text they are lone surrogates."""
+    """Some bytes are invalid in this encoding; they become lone surrogates in the text."""
 
     @property
     def wide(self) -> bool:
@@ -76,10 +74,10 @@ class TextForm:
 
 
 def decode_lossless(data: bytes) -> tuple[str, TextForm]:
-    """Decode a whole file such that `encode` gives the same bytes back.
+    """Decode a whole file such that `encode` restores the same bytes.
 
-    Binary data is decoded too: its text contains NUL. Line endings are kept. A guess loads a library and takes up to a
-    tenth of a second, so this is not for the event loop.
+    Also decodes binary data, which yields NULs. Preserves line endings. Guessing loads a library and takes up to a
+    tenth of a second, so don't call this on the event loop.
     """
     bom, encoding = detect_bom(data)
     body = data[len(bom) :]
@@ -95,7 +93,7 @@ def decode_lossless(data: bytes) -> tuple[str, TextForm]:
         errors = _PASS if encoding.startswith(_WIDE) else _ESCAPE
         try:
             text = body.decode(encoding, errors)
-            is_exact = text.encode(encoding, errors) == body  # some encodings have two spellings of a character
+            is_exact = text.encode(encoding, errors) == body  # some encodings can spell a character in two ways
         except UnicodeError:
             is_exact = False
         if text is None or not is_exact:
@@ -115,16 +113,16 @@ def encode(text: str, form: TextForm) -> bytes:
     """Encode a whole file: the inverse of `decode_lossless`.
 
     Raises:
-        OSError: With EILSEQ: the encoding lacks a character.
+        OSError: With EILSEQ if the encoding lacks a character.
     """
     return form.bom + encode_piece(text, form, errors=_PASS if form.wide else _ESCAPE)
 
 
 def encode_piece(text: str, form: TextForm, *, errors: str = "strict") -> bytes:
-    """Encode a text that is inserted into a file of this form; without the mark.
+    """Encode a text for insertion into a file of this form, without a BOM.
 
     Raises:
-        OSError: With EILSEQ: the encoding lacks a character, or it is half a surrogate pair.
+        OSError: With EILSEQ if the encoding lacks a character, or for a lone surrogate.
     """
     try:
         return text.encode(form.encoding, errors)
@@ -143,12 +141,12 @@ def encode_piece(text: str, form: TextForm, *, errors: str = "strict") -> bytes:
 
 
 def digest_bytes(data: bytes) -> str:
-    """Compute the digest by which the read state knows the content of a file."""
+    """Compute the digest the read state stores for a file."""
     return hashlib.sha256(data).hexdigest()
 
 
 def detect_bom(data: bytes) -> tuple[bytes, str]:
-    """Find the byte order mark at the start of a file, and the encoding it stands for."""
+    """Return the BOM at the start of a file and the encoding it implies."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return mark, encoding
@@ -161,13 +159,13 @@ def count_non_ascii(data: bytes) -> int:
 
 
 def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
-    """Guess the encoding of a file that is not valid UTF-8; the result is a superset of ASCII.
+    """Guess the encoding of a file that isn't valid UTF-8; the result is a superset of ASCII.
 
-    It is UTF-8 all the same if most non-ASCII bytes are: then a few bytes are damaged.
+    Still returns UTF-8 if most non-ASCII bytes are valid, since then only a few bytes are damaged.
 
     Args:
-        sample: The bytes around the first one that is not UTF-8.
-        valid_before: How many non-ASCII bytes stand before that one.
+        sample: The bytes around the first invalid one.
+        valid_before: Number of non-ASCII bytes before that one.
     """
     invalid = len(sample) - len(sample.decode("utf-8", "ignore").encode("utf-8"))
     if valid_before + count_non_ascii(sample) - invalid > _VALID_SHARE * invalid:
@@ -185,25 +183,25 @@ def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
     least = _MIN_CONFIDENCE_7 if int(chardet.__version__.partition(".")[0]) >= _NEW_FIGURES else _MIN_CONFIDENCE
     if name is None or guess["confidence"] < least or not is_usable:
         return western
-    # German is easily taken for Turkish: where both give the same text, the common encoding is named.
+    # German is easily mistaken for Turkish: if both decode to the same text, prefer the common encoding.
     is_same = sample.decode(name, "replace") == sample.decode(western, "replace")
     found = codecs.lookup(name).name
     return western if is_same else _SUPERSETS.get(found, found)
 
 
 def shorten_words(sample: bytes) -> bytes:
-    """Shorten long words for chardet: they lower its confidence, and its search is quadratic and keeps the GIL."""
+    """Shorten long words for chardet: they lower its confidence, and its search is quadratic and holds the GIL."""
     return _WORD.sub(lambda word: word[0][:_LONGEST_WORD], sample)
 
 
 def build_sample(before: bytes, after: bytes) -> bytes:
-    """Build the sample for a guess from the bytes before and after the first one that is not UTF-8."""
+    """Build the sample for a guess from the bytes before and after the first invalid one."""
     lead = before[-SAMPLE_LEAD_BYTES:]
     return lead[lead.rfind(b"\n") + 1 :] + after[:SAMPLE_BYTES]
 
 
 def name_line_ending(crlf: int, lf: int) -> LineEnding:
-    """Name the line endings of a file that has so many of each kind."""
+    """Name the line endings of a file from the count of each kind."""
     if crlf and lf:
         return "mixed"
     return "crlf" if crlf else "lf" if lf else "none"
@@ -223,10 +221,9 @@ def _has_surrogates(text: str) -> bool:
 Family: TypeAlias = Literal["image", "pdf", "other"]
 
 HEAD_BYTES = 8 * 1024
-"""How many bytes of a file are examined."""
 _HEX_BYTES = 64
 _CONTROL_SHARE = 25
-"""Data that is not UTF-8 and has one control character in so many bytes is binary."""
+"""Non-UTF-8 data with more than one control character per this many bytes is binary."""
 _MIN_ZEROS = 3
 _CONTROLS = bytes(set(range(0x20)) - set(b"\t\n\r\f\x1b")) + b"\x7f"
 
@@ -246,7 +243,7 @@ class _Signature:
     type: FileType
     at: int = 0
     sure: bool = True
-    """Whether text never begins like this."""
+    """Whether text never starts like this."""
 
     def matches(self, head: bytes) -> bool:
         return head.startswith(self.magic, self.at)
@@ -304,7 +301,7 @@ _UTF_16 = {0: "big-endian UTF-16 text", 1: "little-endian UTF-16 text"}
 
 
 def sniff(head: bytes) -> FileType | None:
-    """Detect the type of a file from its first bytes; None for text, in any encoding."""
+    """Detect the type of a file from its first bytes; None for text in any encoding."""
     for signature in _SIGNATURES:
         if signature.sure and signature.matches(head):
             return signature.type
@@ -313,7 +310,7 @@ def sniff(head: bytes) -> FileType | None:
     for signature in _SIGNATURES:
         if signature.matches(head):
             return signature.type
-    # Latin text in UTF-16 without a mark: every other byte is zero, and no other byte is.
+    # Latin text in UTF-16 without a BOM: every other byte is zero, the others never are.
     halves = (head[0::2], head[1::2])
     for high, low in ((0, 1), (1, 0)):
         zeros = halves[high].count(0)
@@ -323,13 +320,13 @@ def sniff(head: bytes) -> FileType | None:
 
 
 def is_binary(head: bytes) -> bool:
-    """Tell whether a file that begins like this is binary: it has NULs, or too many control characters."""
+    """Return whether these first bytes look binary: NULs, or too many control characters."""
     if detect_bom(head)[1] != "utf-8":
         return False
     if b"\0" in head:
         return True
     controls = len(head) - len(head.translate(None, _CONTROLS))
-    # The end of the sample may cut a character of up to four bytes.
+    # The sample may end within a character of up to four bytes.
     invalid = len(head) - len(head.decode("utf-8", "ignore").encode("utf-8"))
     return controls * _CONTROL_SHARE > len(head) and invalid > 3
 

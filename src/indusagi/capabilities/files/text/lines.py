@@ -1,8 +1,8 @@
-"""Selected lines of a text file, found in one pass over it and in little memory.
+"""Read selected lines of a text file in a single pass, with bounded memory.
 
-Lines end in a newline, as `sed` and `grep -n` count them; a carriage return in front of it belongs to the line ending.
-UTF-16 and UTF-32 become UTF-8 on the way. In every other encoding the bytes are kept until the encoding is known, which
-may be at the end of the file.
+Lines end at a newline, the way `sed` and `grep -n` count them; a preceding carriage return is part of the line ending.
+UTF-16 and UTF-32 are converted to UTF-8 on the fly. For any other encoding we buffer raw bytes until we know the
+encoding, which may take until the end of the file.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 SCAN_LIMIT_BYTES = 128 * 1024 * 1024
-"""A larger file is not read to its end: its lines are not counted and its digest is not computed."""
+"""Files larger than this aren't read to the end, so they get no line count and no digest."""
 LONGEST_LINE = 2_000
-"""Characters of a line that are shown."""
+"""Display limit in characters; the rest of a line is cut."""
 _LINE_BYTES = 4 * LONGEST_LINE
-"""Bytes of a line that are kept: enough for so many characters in every encoding."""
+"""Bytes buffered per line: enough for `LONGEST_LINE` characters in any encoding."""
 _CONTINUATION = bytes(range(0x80, 0xC0))
 
 
 @record
 class LineRange:
-    """The lines that a caller wants."""
+    """The lines requested by the caller."""
 
     first: int
-    """Counted from 1; negative counts from the end."""
+    """1-based; negative counts from the end."""
     count: int
     max_bytes: int
-    """Of all lines together, in UTF-8; the result may be larger, never much smaller."""
+    """Total for all lines, in UTF-8. The result may exceed it but is never much smaller."""
 
 
 @dataclass(slots=True)
 class ScannedLine:
-    """A line as bytes, without its ending; of a long line, the start."""
+    """The bytes of a line without its ending. Long lines only keep their start."""
 
     number: int
     head: bytes = b""
     size: int = 0
     continued: int = 0
-    """How many of its bytes continue a character of UTF-8."""
+    """Number of UTF-8 continuation bytes."""
     last: bytes = b""
 
     def add(self, piece: bytes) -> None:
@@ -72,17 +72,13 @@ class ScannedLine:
             self.head += piece[: _LINE_BYTES - len(self.head)]
 
     def end(self) -> None:
-        """Remove the carriage return that belongs to the line ending."""
+        """Drop the carriage return of a CRLF ending."""
         if self.last == b"\r":
             self.size -= 1
             self.head = self.head[: self.size]
 
     def format(self, form: TextForm) -> str:
-        """Format the line as text: a long one is cut, invalid bytes are written as escapes.
-
-        Args:
-            form: The form of the whole file.
-        """
+        """Decode the line using the form of the whole file, cutting long lines and escaping invalid bytes."""
         encoding = "utf-8" if form.wide else form.encoding
         text = self.head.decode(encoding, "backslashreplace")
         is_whole = self.size == len(self.head)
@@ -103,24 +99,23 @@ class TextScan:
     lines: Sequence[ScannedLine]
     form: TextForm
     size: int
-    """Bytes that were read."""
     total: int | None
-    """Lines of the file; None if it was too large to count them."""
+    """Line count, or None if the file is too large to count."""
     digest: str | None
-    """Of the whole file; None where `total` is None."""
+    """SHA-256 of the whole file; None if `total` is None."""
     crlf: int
-    """How many lines end in CRLF, for a file with mixed line endings."""
+    """Number of CRLF endings, for files with mixed line endings."""
 
 
 def scan_lines(file: BinaryIO, head: bytes, size: int, wanted: LineRange, stopped: Callable[[], bool]) -> TextScan:
-    """Read a text file to its end, unless it is too large.
+    """Scan a text file to its end, or stop early if it's too large.
 
     Args:
-        file: A regular file, open for reading, positioned behind `head`.
+        file: A regular file open for reading, positioned after `head`.
         head: The first bytes of the file.
-        size: The size of the file according to `stat`.
-        wanted: Which lines to return.
-        stopped: Asked between chunks; True means that the result is not wanted any more.
+        size: The file size according to `stat`.
+        wanted: The lines to return.
+        stopped: Polled between chunks; True aborts the scan.
     """
     stats = TextStats(head)
     is_large = size > SCAN_LIMIT_BYTES
@@ -150,19 +145,19 @@ def scan_lines(file: BinaryIO, head: bytes, size: int, wanted: LineRange, stoppe
 
 
 def _read_chunks(first: bytes, file: BinaryIO, stopped: Callable[[], bool]) -> Iterator[bytes]:
-    """Yield what was read already and then the rest of the file, up to a little past the limit."""
+    """Yield the bytes already read, then the rest of the file up to just past the limit."""
     done, chunk = 0, first or file.read(CHUNK_BYTES)
     while chunk and not stopped():
         yield chunk
         done += len(chunk)
-        # A non-blocking file without data at the moment gives None.
+        # A non-blocking file with no data available returns None.
         chunk = file.read(CHUNK_BYTES) if done <= SCAN_LIMIT_BYTES else b""
 
 
 def _collect_from_end(
     file: BinaryIO, stats: TextStats, wanted: LineRange, stopped: Callable[[], bool]
 ) -> _LineCollector:
-    """Collect lines that are counted from the end, starting at the last chunk before them."""
+    """Collect lines counted from the end, starting at the closest chunk before them."""
     first = max(1, stats.total + wanted.first + 1)
     start, line = len(stats.bom), 1
     for position, number in stats.chunks:
@@ -181,12 +176,12 @@ def _collect_from_end(
 
 
 class _LineCollector:
-    """Keeps the wanted lines of a stream of bytes in which a newline is one byte."""
+    """Collects the wanted lines from a byte stream with one-byte newlines."""
 
     def __init__(self, wanted: LineRange, *, line: int = 1) -> None:
         self._first = wanted.first
         self._count = wanted.count
-        # In another encoding a character may take more bytes than in UTF-8, and much of it may be cut.
+        # Other encodings may need more bytes per character than UTF-8, and long lines get cut.
         self._left = 4 * wanted.max_bytes
         self._line = line
         self._current: ScannedLine | None = None
@@ -194,7 +189,7 @@ class _LineCollector:
 
     @property
     def full(self) -> bool:
-        """Whether all wanted lines are there."""
+        """Whether all wanted lines have been collected."""
         return self._current is None and (len(self._lines) >= self._count or self._left <= 0)
 
     def feed(self, data: bytes) -> None:
@@ -213,13 +208,13 @@ class _LineCollector:
                 self._line += 1
 
     def finish(self) -> list[ScannedLine]:
-        """Return the lines; the last line of a file may have no ending."""
+        """Return the lines, including a last line with no newline."""
         if self._current is not None:
             self._keep(self._current)
         return self._lines
 
     def _skip(self, data: bytes) -> int:
-        """Count lines up to the first wanted one, and return where that begins."""
+        """Skip to the first wanted line and return its position."""
         if self._line >= self._first:
             return 0
         newlines = data.count(b"\n")
@@ -239,7 +234,7 @@ class _LineCollector:
 
 
 class _Utf8Narrower:
-    """Converts UTF-16 and UTF-32 to UTF-8 in chunks; bytes of another encoding are passed on."""
+    """Converts UTF-16 and UTF-32 to UTF-8 in chunks; passes other encodings through."""
 
     def __init__(self, encoding: str) -> None:
         self.damaged = False
@@ -268,30 +263,29 @@ class TextStats:
     """Counts, checks and hashes a file chunk by chunk."""
 
     def __init__(self, head: bytes) -> None:
-        """Detect the byte order mark in the first bytes of the file; they are fed all the same."""
+        """Detect the BOM in `head`. The caller still has to feed the rest of `head`."""
         self.bom, self.encoding = detect_bom(head)
         self.digest = hashlib.sha256(self.bom)
         self.size = len(self.bom)
         self.chunks: list[tuple[int, int]] = []
-        """The start of each chunk, and its line, counted from 1."""
+        """(offset, 1-based line number) of each chunk."""
         self.crlf = 0
-        """How many lines end in CRLF."""
         self._lf = 0
         self._last = b"\n"
         self._narrower = _Utf8Narrower(self.encoding)
         self._utf_8 = codecs.getincrementaldecoder("utf-8")()
         self._invalid_at: int | None = None
-        """The position of the first byte that is not UTF-8."""
+        """Position of the first byte that isn't valid UTF-8."""
         self._non_ascii = 0
-        """How many non-ASCII bytes stand before that one."""
+        """Number of non-ASCII bytes before it."""
 
     @property
     def total(self) -> int:
-        """How many lines were fed; the last one may have no ending."""
+        """Number of lines fed so far, counting a last line with no newline."""
         return self._lf + (self._last != b"\n")
 
     def feed(self, chunk: bytes) -> bytes:
-        """Process the next chunk, without the mark; return it with newlines of one byte."""
+        """Process the next chunk (without the BOM) and return it with one-byte newlines."""
         self.chunks.append((self.size, self._lf + 1))
         self.digest.update(chunk)
         data = self._narrower.narrow(chunk)
@@ -300,7 +294,7 @@ class TextStats:
         return data
 
     def finish(self) -> bytes:
-        """Return the bytes that were held back at the end of the file."""
+        """Flush the decoder at the end of the file and return its remaining bytes."""
         data = self._narrower.narrow(b"", final=True)
         self._count(data)
         if self.encoding == "utf-8" and self._invalid_at is None:
@@ -310,7 +304,7 @@ class TextStats:
         return data
 
     def form(self, file: BinaryIO) -> TextForm:
-        """Build the form of the file; may read a sample of it again."""
+        """Build the form of the file; may re-read a sample of it."""
         encoding, guessed = self.encoding, False
         if self._invalid_at is not None and not self.bom:
             start = max(0, self._invalid_at - SAMPLE_LEAD_BYTES)
@@ -343,17 +337,17 @@ class TextStats:
         except UnicodeDecodeError as exc:
             position = exc.start - pending
             self._invalid_at = self.size + position
-            # A character that began in the chunk before was counted there.
+            # A character that starts in the previous chunk was counted there.
             self._non_ascii += count_non_ascii(data[:position]) if position >= 0 else position
 
 
 # -- display ----------------------------------------------------------------------------------
 #
-# The content of a file is never altered to be shown: invisible characters in it are reported beside it.
+# We never alter the content we show: invisible characters are reported separately.
 
 
 DOCUMENTS = "install the extra `documents`: pip install 'indus-deck[documents]'"
-"""The remedy where a library for documents is missing."""
+"""Remedy for a missing document library."""
 _LINE_NUMBER = re.compile(r" *([0-9]{1,12})\t")
 _INVISIBLE_KINDS = {
     "escapes": "terminal escape sequences",
@@ -367,17 +361,17 @@ _INVISIBLE_KINDS = {
 
 @record
 class ReadFailure:
-    """Why a file cannot be shown."""
+    """The reason a file can't be shown."""
 
     why: str
-    """Continues a sentence after the name of the file and a colon."""
+    """Continues a sentence after the file name and a colon."""
     code: str
-    """The same for programs."""
+    """Machine-readable reason."""
 
 
 @record
 class InvisibleCharacters:
-    """One kind of invisible characters: how many, and where the first is."""
+    """One kind of invisible characters: the count and the first occurrence."""
 
     kind: str
     count: int
@@ -391,13 +385,13 @@ class InvisibleCharacters:
 
 
 def find_invisible(parts: Iterable[tuple[int, str]], unit: str = "line") -> Sequence[InvisibleCharacters]:
-    """List the kinds of invisible characters in numbered lines, or pages, in a fixed order."""
+    """List the kinds of invisible characters in numbered lines (or pages), in a fixed order."""
     counts: dict[str, int] = {}
     first: dict[str, int] = {}
     for number, text in parts:
         if text.isascii() and text.isprintable():
             continue
-        # A form feed separates the pages of many source files.
+        # Form feeds are common page separators in source files.
         for kind in find_invisible_kinds(text.replace("\f", "")):
             counts[kind] = counts.get(kind, 0) + 1
             first.setdefault(kind, number)
@@ -406,32 +400,38 @@ def find_invisible(parts: Iterable[tuple[int, str]], unit: str = "line") -> Sequ
     )
 
 
+def describe_invisible(parts: Iterable[tuple[int, str]], unit: str = "line") -> str:
+    """Describe the invisible characters in numbered lines (or pages); empty if there aren't any."""
+    found = find_invisible(parts, unit)
+    return f"hidden characters: {', '.join(map(str, found))}" if found else ""
+
+
 def format_path(path: str) -> str:
-    """Format a path on one line: without invisible characters, invalid bytes as escapes."""
+    """Format a path on a single line, without invisible characters and with invalid bytes escaped."""
     if path.isascii() and path.isprintable():
         return path
     try:
         text = os.fsencode(path).decode("utf-8", "backslashreplace")
-    except UnicodeEncodeError:  # not a file name: half a surrogate pair
+    except UnicodeEncodeError:  # not a file name: a lone surrogate
         text = path
     cleaned, removed = clean_text(text.replace("\n", "\\n").replace("\t", "\\t"))
     return f"{cleaned} (hidden characters left out)" if removed else cleaned
 
 
 def format_path_below(resolved: str, root: str) -> str:
-    """Format a path as the user knows it: relative where it lies in `root`."""
+    """Format a path the way the user knows it: relative if it's inside `root`."""
     if resolved == root:
         return "."
     return format_path(resolved.removeprefix(root.rstrip("/") + "/"))
 
 
 def join_path(base: str, path: str) -> str:
-    """Join a path to its directory; the current directory adds nothing."""
+    """Join a path to its directory, omitting `.`."""
     return path if base == "." else os.path.join(base, path)
 
 
 def strip_line_numbers(text: str) -> str | None:
-    """Remove the numbers that `read` writes in front of lines; None unless every line has one and they count up."""
+    """Strip the line numbers `read` adds; None unless every line has one and they're consecutive."""
     lines = text.split("\n")
     is_ended = not lines[-1]
     if is_ended:
@@ -446,5 +446,5 @@ def strip_line_numbers(text: str) -> str | None:
 
 
 def has_line_numbers(text: str) -> bool:
-    """Tell whether any line begins with a number as `read` writes it."""
+    """Return whether any line starts with a line number in the format of `read`."""
     return any(_LINE_NUMBER.match(line) for line in text.split("\n"))

@@ -1,1 +1,1 @@
-"""What the native tools do; each module is imported by the first call of its tool."""
+"""Implementations of the native tools; the first call of a tool imports its module."""

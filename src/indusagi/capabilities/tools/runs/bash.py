@@ -1,4 +1,4 @@
-"""What `bash` does: start a command, wait for its shell, and report its output and what it left behind."""
+"""Implementation of `bash`: start a command, wait for its shell, report its output and surviving processes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.contract import Keep, TextContentBlock, ToolResult
 
-_LARGEST = 1024 * 1024
-"""A command can show only a small part of a larger file."""
+_MAX_SHOWN_BYTES = 1024 * 1024
+"""A command can only show a small part of a larger file."""
 _WORD = r"""'[^'\n]*'|"[^"$`\\\n!]*"|[\w@%+=:,./-]+"""
 _WORDS = re.compile(_WORD)
 _PLAIN = re.compile(rf"\s*(?:{_WORD})(?:[ \t]+(?:{_WORD}))*\s*")
@@ -44,7 +44,7 @@ _OPTIONS = {
     "egrep": _GREP,
     "fgrep": _GREP,
 }
-"""Programs that print a file, with the options that only format it."""
+"""Programs that print a file, with the options that only affect formatting."""
 _WITH_A_NUMBER = {"head": "nc", "tail": "nc", "grep": "ABCm", "egrep": "ABCm", "fgrep": "ABCm"}
 _LINES = re.compile(r"(\d+|\$)(,(\d+|\$))?p")
 
@@ -58,7 +58,7 @@ class ShownFile:
 
 
 def parse_shown_file(command: str) -> str | None:
-    """Return the one file that a command prints; None if it may do anything else."""
+    """Return the single file a command prints; None if it might do anything else."""
     if _PLAIN.fullmatch(command) is None:
         return None
     name, *words = (word.strip("'\"") for word in _WORDS.findall(command))
@@ -67,7 +67,7 @@ def parse_shown_file(command: str) -> str | None:
     options: list[str] = []
     while words and words[0].startswith("-") and words[0] != "--":
         option, words = words[0], words[1:]
-        # A number belongs to the option before it.
+        # A number belongs to the preceding option.
         if option[1:] and option[1:] in _WITH_A_NUMBER.get(name, "") and words:
             option, words = option + words[0], words[1:]
         options.append(option)
@@ -82,14 +82,14 @@ def parse_shown_file(command: str) -> str | None:
 
 
 async def find_shown_file(command: str, folder: str, ctx: ToolContext) -> ShownFile | None:
-    """Read the digest of the file that a command is about to print, if it prints one."""
+    """Return the file a command is about to print, with its digest, if that's all it does."""
     name = None if ctx.framework.read_state is None else parse_shown_file(command)
     if name is None:
         return None
     try:
         path = await ctx.fs.resolve(os.path.join(folder, name))
         status = await ctx.fs.stat(path)
-        if status.kind is not FileKind.FILE or status.size > _LARGEST:
+        if status.kind is not FileKind.FILE or status.size > _MAX_SHOWN_BYTES:
             return None
         return ShownFile(path, await _digest(path, ctx))
     except OSError:
@@ -97,7 +97,7 @@ async def find_shown_file(command: str, folder: str, ctx: ToolContext) -> ShownF
 
 
 async def record_shown_file(reading: ShownFile, ctx: ToolContext) -> None:
-    """Record a file as read if it did not change while the command ran."""
+    """Record a file as read if it didn't change while the command ran."""
     state = ctx.framework.read_state
     try:
         if state is not None and await _digest(reading.path, ctx) == reading.digest:
@@ -107,14 +107,14 @@ async def record_shown_file(reading: ShownFile, ctx: ToolContext) -> None:
 
 
 async def _digest(path: str, ctx: ToolContext) -> str:
-    return await to_thread.run_sync(digest_bytes, await ctx.fs.read_bytes(path, limit=_LARGEST + 1))
+    return await to_thread.run_sync(digest_bytes, await ctx.fs.read_bytes(path, limit=_MAX_SHOWN_BYTES + 1))
 
 
 async def resolve_start_directory(path: str, ctx: ToolContext) -> str:
-    """Resolve the directory in which a command starts.
+    """Resolve the directory a command starts in.
 
     Raises:
-        OSError: The directory is absent or outside of the workspace.
+        OSError: The directory doesn't exist or is outside the workspace.
     """
     folder = await ctx.fs.resolve(path)
     if (await ctx.fs.stat(folder)).kind is not FileKind.DIRECTORY:
@@ -123,7 +123,7 @@ async def resolve_start_directory(path: str, ctx: ToolContext) -> str:
 
 
 def report_start_failure(exc: OSError) -> ToolResult:
-    """Return the error result of a command that could not be started."""
+    """Build the error result for a command that failed to start."""
     if isinstance(exc, JobLimitError):
         return ToolResult.error(str(exc), code="failed")
     code = "denied" if isinstance(exc, SandboxMissing) else "spawn"
@@ -137,13 +137,13 @@ _NO_NETWORK = re.compile(
 
 
 class _Session:
-    """State that one command leaves for the next."""
+    """State carried over from one command to the next."""
 
     def __init__(self) -> None:
         self.cwd: str | None = None
-        """The final directory of the last command, unless it is the workspace itself."""
+        """Final directory of the last command, unless it's the workspace itself."""
         self.notes: set[str] = set()
-        """Notes about the sandbox that were already given."""
+        """Sandbox notes already reported."""
 
 
 _SESSIONS: PerContext[_Session] = PerContext(_Session)
@@ -156,7 +156,7 @@ class _Report:
     notes: list[str] = field(default_factory=list[str])
     details: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
     code: str | None = None
-    """Set for an error result."""
+    """Error code; None if the call succeeded."""
 
     def result(self, output: str) -> ToolResult:
         """Make the result."""
@@ -204,10 +204,10 @@ async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 
 async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, report: _Report) -> str:
-    """Resolve the directory in which the command starts.
+    """Resolve the directory the command starts in.
 
     Raises:
-        OSError: The directory is absent or outside of the workspace.
+        OSError: The directory doesn't exist or is outside the workspace.
     """
     if arguments.get("cwd") is None and session.cwd is not None:
         try:
@@ -219,7 +219,7 @@ async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, re
 
 
 class _BashRun:
-    """One command in the foreground."""
+    """A foreground command."""
 
     def __init__(
         self, command: str, folder: str, path: str | None, process: ShellProcess, ctx: ToolContext, report: _Report
@@ -233,12 +233,12 @@ class _BashRun:
         self._watch = ForegroundWait(process, ctx)
 
     async def run(self, limit_ms: int, session: _Session | None) -> ToolResult:
-        """Wait for the end and return the result; no process is left running without being a job."""
+        """Wait for the end and return the result; surviving processes become a job or get killed."""
         adopted = False
         try:
             ended = await self._watch.wait(limit_ms / 1000)
             if ended is Ended.CANCELLED:
-                # A cancelled token still gets a result, with the output so far.
+                # Even if the token is cancelled, return the output so far.
                 with anyio.CancelScope(shield=True):
                     return await self._stop(f"stopped: {self._ctx.cancel.reason}", "cancelled")
             if ended is Ended.TIMEOUT:
@@ -267,7 +267,7 @@ class _BashRun:
             if not adopted:
                 with anyio.CancelScope(shield=True):
                     await self._process.aclose()
-                    # The file goes if the whole output was returned.
+                    # Delete the file if we returned the full output.
                     if self._path is not None and self._report.details.get("path") is None:
                         with suppress(OSError):
                             await anyio.Path(self._path).unlink()
@@ -293,7 +293,7 @@ class _BashRun:
         return shown
 
     async def _remember_cwd(self, session: _Session) -> None:
-        """Keep the final directory of the shell for the next command."""
+        """Store the shell's final directory for the next command."""
         final = await self._process.final_cwd()
         if final is None:
             return
@@ -307,7 +307,7 @@ class _BashRun:
         self._report.notes.append(f"ended in {shown}, which is not in the workspace: the next command starts in {root}")
 
     async def _keep_survivors(self) -> bool:
-        """Make a job of background processes; return whether there is one."""
+        """Turn background processes into a job; return whether there is one."""
         left = await find_lasting_survivors(self._process)
         if not left:
             return False

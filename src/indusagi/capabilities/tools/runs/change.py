@@ -1,8 +1,8 @@
-"""What `edit` and `write` do: change a file.
+"""Implementation of `edit` and `write`.
 
-A change is made under the lock of the file, and only if the session has read its present content. The steps: take the
-lock, read the file, plan the edit in a thread or a worker, check that the file is still the same, replace it in one
-step, record what it contains. The result reports what has changed.
+We change a file while holding its lock, and only if the session has read its current content. The steps: take the lock,
+read the file, plan the edit in a thread or worker, check that the file is still the same, replace it atomically, and
+record its new content. The result reports the changes.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ async def run_edit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     """Run a call of `edit`."""
     several, items, problem = arguments.get("edits"), list[JsonObject](), None
     single = [name for name in _EDIT_TEXTS if name in arguments]
-    # Some models fill in every parameter of a tool.
+    # Some models fill in every parameter.
     if isinstance(several, list) and (several or not single):
         items = cast("list[JsonObject]", several)
-        # The same change in both forms is one change.
+        # Accept the same change given in both forms.
         is_same = len(items) == 1 and all(
             (items[0].get(name) or None) == (arguments.get(name) or None) for name in _EDIT_TEXTS
         )
@@ -68,23 +68,21 @@ async def run_edit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     return await change_file(ctx, path_given(arguments), edits=edits, dry_run=arguments.get("dryRun") is True)
 
 
-# -- change of a file ---------------------------------------------------------------------------
-
 _shown_lines: PerContext[dict[str, ShownLines]] = PerContext(dict[str, ShownLines])
-"""By path, the first lines of files that refusals have shown; too few to count as read."""
+"""The first lines of files that refusals have shown, by path; too few to count as read."""
 
 
 async def change_file(
     ctx: ToolContext, path: str, *, edits: Sequence[Replacement] = (), content: str | None = None, dry_run: bool = False
 ) -> ToolResult:
-    """Change a file completely, or report why not.
+    """Apply the whole change to a file, or report why not.
 
     Args:
         ctx: The context of the call.
-        path: The file, as the model gave it.
+        path: The path as the model wrote it.
         edits: The replacements.
-        content: The complete new content, instead of edits.
-        dry_run: Report the change, but do not write it.
+        content: The complete new content, as an alternative to edits.
+        dry_run: Report the change without writing it.
     """
     state = ctx.framework.read_state
     try:
@@ -115,13 +113,9 @@ async def change_file(
 
 
 async def _carry_out(ctx: ToolContext, request: EditRequest, checked: str, *, dry_run: bool) -> EditPlan | EditRefusal:
-    """Read the file, plan the edit and write it; the caller holds the lock.
+    """Read the file, plan the edit and write it. The caller holds the lock.
 
-    Args:
-        ctx: The context of the call.
-        request: The request.
-        checked: The resolved path as the `Fs` port returned it, which may spare it a second check.
-        dry_run: Do not write.
+    `checked` is the resolved path as returned by the `Fs` port, which may spare it a second check.
     """
     resolved, state = request.resolved, ctx.framework.read_state
     before: bytes | None
@@ -135,7 +129,7 @@ async def _carry_out(ctx: ToolContext, request: EditRequest, checked: str, *, dr
         return EditRefusal("too_large", message, {"size": size})
     plan = await plan_edit(request, before)
     if isinstance(plan, EditRefusal):
-        # What a refusal shows counts as read: the whole file, or its first lines.
+        # Lines shown by a refusal count as read: the whole file, or its first lines.
         shown = plan.shown
         if state is not None and shown is not None and shown.whole:
             state.record(resolved, shown.digest, (1, shown.lines) if shown.lines else None)
@@ -145,12 +139,12 @@ async def _carry_out(ctx: ToolContext, request: EditRequest, checked: str, *, dr
     if dry_run:
         return plan
     refusal: EditRefusal | None = None
-    # The file and the record of it change together.
+    # Keep the file and its record in sync.
     with CancelScope(shield=True):
         refusal = await _write(ctx, checked, before, plan.after) if plan.changed else None
     if refusal is not None:
         return refusal
-    # A file that contains unread lines keeps the record of what was read.
+    # If the file contains unread lines, keep the old record.
     if state is not None and not plan.unseen:
         state.record(resolved, plan.digest)
     if plan.shown is not None:
@@ -159,7 +153,7 @@ async def _carry_out(ctx: ToolContext, request: EditRequest, checked: str, *, dr
 
 
 async def _write(ctx: ToolContext, resolved: str, before: bytes | None, after: bytes) -> EditRefusal | None:
-    """Write the file, unless another program has changed it since it was read."""
+    """Write the file, unless another program changed it since we read it."""
     if before is None:
         if await ctx.fs.exists(resolved):
             return EditRefusal("stale", "another program has just made it; read it first")
@@ -171,7 +165,7 @@ async def _write(ctx: ToolContext, resolved: str, before: bytes | None, after: b
 
 
 def _format_result(plan: EditPlan, name: str, resolved: str, notes: Sequence[str], *, dry_run: bool) -> ToolResult:
-    # The patch as text, in an encoding that leads back to its bytes.
+    # Decode the patch in an encoding that's reversible to its bytes.
     try:
         patch, patch_encoding = plan.patch.decode("utf-8"), "utf-8"
     except UnicodeDecodeError:

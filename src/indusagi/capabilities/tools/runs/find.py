@@ -1,4 +1,4 @@
-"""What `find` does: walk a directory for names that match a query."""
+"""Implementation of `find`: walk a directory for names that match a query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from indusagi.core.text import format_count
 from indusagi.runtime.contract import ToolResult
 
 _DEFAULT_LIMIT = 500
-_MOST = 10_000
+_MAX_LIMIT = 10_000
 _LONGEST_QUERY = 4_096
 _OTHER_SYNTAX = re.compile(r"[|^$\\(),]")
 _SYNTAX = "part of a name, or a glob such as *.{ts,tsx}: no list and no regular expression"
@@ -47,10 +47,10 @@ async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
             try:
                 names = await to_thread.run_sync(find_names, handle, directory.path, query, abandon_on_cancel=True)
             finally:
-                handle.abandon()  # the thread ends soon after the caller is cancelled
+                handle.abandon()  # if we're cancelled, the thread ends soon
             base = format_path_below(directory.path, root)
         if query.by_path and not query.is_glob:
-            # The query may be the whole path of an entry that the walk does not reach.
+            # The query may be the full path of an entry the walk doesn't reach.
             with suppress(OSError):
                 status = await ctx.fs.stat(os.path.join(path, query.text), follow=False)
                 shown = query.text + ("/" if status.kind is FileKind.DIRECTORY else "")
@@ -63,7 +63,7 @@ async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     except TooManyAlternatives as exc:
         return ToolResult.error(f"The query {exc}.", code="invalid_pattern")
     limit = arguments.get("limit")
-    most = min(limit, _MOST) if isinstance(limit, int) else _DEFAULT_LIMIT
+    most = min(limit, _MAX_LIMIT) if isinstance(limit, int) else _DEFAULT_LIMIT
     return await to_thread.run_sync(_format_result, names, query, base, most)
 
 

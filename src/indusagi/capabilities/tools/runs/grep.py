@@ -1,4 +1,4 @@
-"""What `grep` does: turn the arguments into a search, run ripgrep, and report the matches."""
+"""Implementation of `grep`: build a search from the arguments, run ripgrep, report the matches."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ _WHOLE_DIRECTORY = re.compile(r"/?(?P<folder>(?:[^/*?\[\]{}\\!]+/)*)\*\*(?:/\*+)
 
 
 _DEFAULT_MATCHES = 200
-_MOST_MATCHES = 5_000
-_MOST_CONTEXT = 100
-_MOST_OFFSET = 1_000_000
+_MAX_MATCHES = 5_000
+_MAX_CONTEXT = 100
+_MAX_OFFSET = 1_000_000
 _LONGEST_PATTERN = 64 * 1024
-_EXAMINED = 5_000
-"""Entries that are examined for ignored names after an empty search."""
+_MAX_EXAMINED = 5_000
+"""How many entries to examine for ignored names after an empty search."""
 _IGNORED_SHOWN = 3
 _FLAGS = frozenset("ismxguy")
 _SEVERAL = re.compile(r"[*?\[{, ]")
-"""Characters of a glob or a list, given where a path belongs."""
+"""Characters of a glob or list, passed where a path belongs."""
 _HERE = re.compile(r"^(!?)\./")
 _NEWLINE = re.compile(r"(?<!\\)(?:\\\\)*\\n|\n")
 
@@ -51,8 +51,8 @@ _NEWLINE = re.compile(r"(?<!\\)(?:\\\\)*\\n|\n")
 async def replace_directory_glob(search: Search, path: str, fs: Fs) -> tuple[Search, str]:
     """Turn a glob for a whole directory, such as `packages/**`, into a path.
 
-    ripgrep includes a file that a glob names even if it is ignored, so such a glob would include every
-    `node_modules` below.
+    ripgrep includes files that match a glob even if they're ignored, so such a glob would include every `node_modules`
+    below.
     """
     match = _WHOLE_DIRECTORY.fullmatch(search.glob or "")
     if match is None:
@@ -98,7 +98,7 @@ async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 
 def _parse_arguments(arguments: JsonObject) -> Search | ToolResult:
-    """Parse the arguments into a search, or describe the first invalid one."""
+    """Build a search from the arguments, or describe the first invalid one."""
     pattern, flags = _text(arguments, "pattern") or "", set(_text(arguments, "flags") or "")
     unknown = sorted(flags - _FLAGS)
     if unknown:
@@ -110,7 +110,7 @@ def _parse_arguments(arguments: JsonObject) -> Search | ToolResult:
     literal = arguments.get("literal") is True
     spans_lines = "\n" in pattern if literal else bool(_NEWLINE.search(pattern))
     dot_all = arguments.get("multiline") is True or "s" in flags
-    around = _number(arguments, "context", 0, _MOST_CONTEXT)
+    around = _number(arguments, "context", 0, _MAX_CONTEXT)
     glob = _text(arguments, "glob")
     return Search(
         pattern=pattern,
@@ -120,11 +120,11 @@ def _parse_arguments(arguments: JsonObject) -> Search | ToolResult:
         extended="x" in flags,
         multiline=dot_all or spans_lines,
         dot_all=dot_all,
-        # Shells write `./` before a name; ripgrep's globs have no such prefix.
+        # Shells write `./` before a name; ripgrep's globs don't have such a prefix.
         glob=None if glob is None else _HERE.sub(r"\1/", glob),
         type=_text(arguments, "type"),
-        before=_number(arguments, "before", around, _MOST_CONTEXT),
-        after=_number(arguments, "after", around, _MOST_CONTEXT),
+        before=_number(arguments, "before", around, _MAX_CONTEXT),
+        after=_number(arguments, "after", around, _MAX_CONTEXT),
         no_ignore=arguments.get("noIgnore") is True,
     )
 
@@ -140,7 +140,7 @@ def _number(arguments: JsonObject, name: str, default: int, most: int) -> int:
 
 
 def _find_problem(text: str) -> str | None:
-    """Say why a text cannot be an argument of a program; None if it can."""
+    """Return the reason a text can't be a program argument, or None if it can."""
     if "\0" in text:
         return "holds a NUL character, which no text file does"
     if len(text) > _LONGEST_PATTERN:
@@ -148,7 +148,7 @@ def _find_problem(text: str) -> str | None:
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
-        return "holds half a surrogate pair, which is no text"
+        return "contains a lone surrogate, which is not text"
     return None
 
 
@@ -164,7 +164,7 @@ async def _search_target(arguments: JsonObject, search: Search, target: SearchTa
             ending = search.type.rpartition(".")[2]
             message = f"There is no type {search.type!r}.{hint} A glob such as *.{ending} does without types."
             return ToolResult.error(message, code="invalid_pattern")
-        # ripgrep includes a file that a glob names whatever its type is.
+        # ripgrep includes files that match a glob regardless of type.
         if search.glob is not None and not target.is_file:
             regexes = [regex for regex in map(compile_glob, types[search.type]) if regex is not None]
 
@@ -176,12 +176,12 @@ async def _search_target(arguments: JsonObject, search: Search, target: SearchTa
     request = GrepRequest(
         search,
         shown,
-        _number(arguments, "maxMatches", _DEFAULT_MATCHES, _MOST_MATCHES),
-        _number(arguments, "offset", 0, _MOST_OFFSET),
+        _number(arguments, "maxMatches", _DEFAULT_MATCHES, _MAX_MATCHES),
+        _number(arguments, "offset", 0, _MAX_OFFSET),
         shown if target.is_file else None,
     )
     result = await ripgrep.search(search, target, limit=request.limit, offset=request.offset, accepts=accepts)
-    # Thousands of lines are formatted outside the event loop.
+    # Format outside the event loop: there may be thousands of lines.
     return describe_failure(result, search) or await to_thread.run_sync(_format_result, request, target, result)
 
 
@@ -198,7 +198,7 @@ def _format_result(request: GrepRequest, target: SearchTarget, result: SearchRes
         for examined, entry in enumerate(Walk(target.handle, IgnoreRules.load(target.shown))):
             if entry.is_ignored():
                 ignored.append(f"{entry.path}/" if entry.is_dir else entry.path)
-            if len(ignored) >= _IGNORED_SHOWN or examined >= _EXAMINED:
+            if len(ignored) >= _IGNORED_SHOWN or examined >= _MAX_EXAMINED:
                 break
         ignored.sort()
     return build_report(request, result, files, ignored)

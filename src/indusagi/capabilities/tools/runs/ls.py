@@ -1,4 +1,4 @@
-"""What `ls` does: read a directory and those below it up to a depth, and format them as a tree."""
+"""Implementation of `ls`: read a directory tree up to a depth and format it."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 _UNITS = ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 _STEP = 1024
-_MOST_PATTERNS = 100
+_MAX_PATTERNS = 100
 
 
 def format_size(size: int) -> str:
-    """Format a size in at most four digits, rounded down."""
+    """Format a size with at most four digits, rounded down."""
     if size < _STEP:
         return f"{size} B"
     power = min((size.bit_length() - 1) // 10, len(_UNITS))
@@ -94,44 +94,44 @@ class ListOptions:
     depth: int = 1
     show_hidden: bool = False
     patterns: tuple[str, ...] = ()
-    """Globs to exclude; a glob with a slash matches the path from the top."""
+    """Globs to exclude; a glob with a slash matches against the path from the top."""
 
 
 @dataclass(slots=True)
 class ListedEntry:
-    """One entry that is shown."""
+    """An entry to show."""
 
     entry: DirEntry
     ignored: bool
     below: ListedDirectory | None = None
     problem: str = ""
-    """Why a directory cannot be read, or what is wrong with a link."""
+    """Why a directory is unreadable, or the problem with a link."""
     is_link_to_directory: bool = False
 
 
 @dataclass(slots=True)
 class ListedDirectory:
-    """The entries that are shown of a directory, and the number of the others."""
+    """The entries of a directory to show, and the number of others."""
 
     shown: list[ListedEntry] = field(default_factory=list[ListedEntry])
     more: int = 0
-    """Entries past the limit."""
+    """Number of entries past the limit."""
 
 
 @dataclass(slots=True)
 class _PendingDirectory:
-    """A directory that is still to be read."""
+    """A directory we haven't read yet."""
 
     path: str
     way: str
-    """The path from the top, with a slash at its end; empty for the top itself."""
+    """Path from the top with a trailing slash; empty for the top itself."""
     depth: int
     rules: IgnoreRules
     entry_row: ListedEntry | None
 
 
 class DirectoryTree:
-    """A directory and the directories below it."""
+    """A directory and its subdirectories."""
 
     def __init__(self, options: ListOptions) -> None:
         self.top = ListedDirectory()
@@ -141,10 +141,10 @@ class DirectoryTree:
         self.ignored = 0
         self.excluded = 0
         self.unread = 0
-        """Directories that were not read because of the limit."""
+        """Number of directories not read because of the limit."""
         self._choice = options
         self._patterns: list[tuple[re.Pattern[str] | None, bool, bool]] = []
-        """Compiled globs to exclude, whether each matches whole paths, and whether it matches directories only."""
+        """(compiled glob, whether it matches whole paths, whether it only matches directories)"""
         for pattern in options.patterns:
             text = pattern.removeprefix("./").rstrip("/")
             self._patterns.append((compile_glob(text.removeprefix("/")), "/" in text, pattern.endswith("/")))
@@ -152,10 +152,10 @@ class DirectoryTree:
 
     @staticmethod
     async def read(fs: Fs, path: str, options: ListOptions) -> DirectoryTree:
-        """Read a directory and the directories below it, level by level.
+        """Read a directory tree level by level.
 
         Raises:
-            OSError: The top directory cannot be read; for others the entry holds the problem.
+            OSError: The top directory is unreadable; problems with others end up in their entry.
         """
         tree = DirectoryTree(options)
         waiting = deque([_PendingDirectory(path, "", 1, IgnoreRules(), None)])
@@ -183,7 +183,7 @@ class DirectoryTree:
                 tree.top = level
             else:
                 pending.entry_row.below = level
-            # The directories that are read next: neither ignored nor `.git`.
+            # Descend into directories that are neither ignored nor `.git`.
             waiting.extend(
                 _PendingDirectory(
                     os.path.join(pending.path, entry_row.entry.name),
@@ -220,7 +220,7 @@ class DirectoryTree:
         }
 
     def _select_entries(self, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> ListedDirectory:
-        """Select and sort the entries that are shown. Blocks: a directory may be very large."""
+        """Select and sort the entries to show. Blocks, since a directory may be huge."""
         listed: list[DirEntry] = []
         for entry in entries:
             is_folder, path = _is_folder(entry), pending.way + entry.name
@@ -236,7 +236,7 @@ class DirectoryTree:
                 self.ignored += pending.rules.ignores(entry.name, is_dir=is_folder)
                 listed.append(entry)
         self.entries += len(listed)
-        # A heap of the shown entries: sorting a very large list would hold the interpreter lock.
+        # Use a heap: sorting a huge list would hold the GIL.
         chosen = heapq.nsmallest(
             self._remaining, listed, key=lambda entry: (not _is_folder(entry), entry.name.casefold(), entry.name)
         )
@@ -250,7 +250,7 @@ def _is_folder(entry: DirEntry) -> bool:
 
 
 async def _load_rules(fs: Fs, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> IgnoreRules:
-    """Load the ignore rules of a directory; a file system without handles has none."""
+    """Load the ignore rules of a directory, if the file system supports handles."""
     names = {name for name in (REPOSITORY, RULE_FILE) if _has_name(entries, name)}
     name = os.path.basename(pending.path)
     if pending.entry_row is not None and not names:
@@ -265,7 +265,7 @@ async def _load_rules(fs: Fs, pending: _PendingDirectory, entries: Sequence[DirE
 
 
 def _has_name(entries: Sequence[DirEntry], name: str) -> bool:
-    """Tell whether sorted entries contain a name, by bisection."""
+    """Return whether sorted entries contain a name."""
     at = bisect_left(entries, name, key=attrgetter("name"))
     return at < len(entries) and entries[at].name == name
 
@@ -274,9 +274,9 @@ async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     """Run a call of `ls`."""
     path = path_given(arguments)
     patterns = _patterns(arguments)
-    if len(patterns) > _MOST_PATTERNS:
+    if len(patterns) > _MAX_PATTERNS:
         return ToolResult.error(
-            f"ignore holds {len(patterns):,} patterns, {_MOST_PATTERNS} at most are accepted: use fewer and wider ones",
+            f"ignore holds {len(patterns):,} patterns, {_MAX_PATTERNS} at most are accepted: use fewer and wider ones",
             code="invalid_pattern",
         )
     try:

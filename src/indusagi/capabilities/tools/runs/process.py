@@ -1,4 +1,4 @@
-"""What `process` does: start, list, poll, stop and write to the jobs of a session."""
+"""Implementation of `process`: start, list, poll, stop and write to the jobs of a session."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.runtime.contract import Keep, TextContentBlock, ToolResult
 
 _SHOWN_COMMAND = 80
-_WRITE_S = 5.0
-"""How long a job may take to read its input."""
+_WRITE_TIMEOUT_S = 5.0
+"""How long to wait for a job to read its input."""
 _SHOWN = OutputBudget(SHOWN_BYTES, SHOWN_LINES)
 
 
@@ -43,7 +43,7 @@ async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 
 async def run_action(table: JobTable, arguments: JsonObject, ctx: ToolContext, kind: JobKind = JOB) -> ToolResult:
-    """Run the action of the arguments on the jobs of a table."""
+    """Run the requested action on the jobs of a table."""
     action = cast("str", arguments["action"])
     if action == "start":
         return await _start(table, arguments, ctx, kind)
@@ -132,7 +132,7 @@ class _StreamOutput(NamedTuple):
 
     lines: OutputLines
     text: str
-    """For a model: as a terminal shows it, the open line marked."""
+    """As a terminal would show it, with the open line marked."""
 
     def details(self) -> dict[str, JsonValue]:
         return {
@@ -181,7 +181,7 @@ async def _write(job: Job, arguments: JsonObject) -> ToolResult:
     text, eof = arguments.get("input", ""), arguments.get("eof") is True
     try:
         data = cast("str", text).encode()
-        with anyio.move_on_after(_WRITE_S) as timer:
+        with anyio.move_on_after(_WRITE_TIMEOUT_S) as timer:
             await job.process.write_input(data, close=eof)
     except (OSError, UnicodeEncodeError) as exc:
         return ToolResult.error(f"{job.id} could not be written to: {exc}", code="failed")

@@ -1,4 +1,4 @@
-"""What `read` does: find what a path is, read it once, and format it for a model."""
+"""Implementation of `read`: determine the type of a path, read it once, and format it for the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from indusagi.core.records import record
 from indusagi.runtime.contract import ToolResult
 
 _FRAME_BYTES = 1024
-"""Bytes of the budget for the lines around the content."""
+"""Budget for the lines around the content."""
 _FRAME_LINES = 2
 
 
@@ -43,7 +43,7 @@ class NotebookContents:
 
 @record
 class NotebookAsText:
-    """A file that is named like a notebook, as plain text."""
+    """A file with a notebook's name, shown as plain text."""
 
     scan: TextScan
     reason: str
@@ -57,7 +57,7 @@ async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     except OSError as exc:
         return await report_missing_path(exc, path, ctx)
     offset, limit, pages = arguments.get("offset"), arguments.get("limit"), arguments.get("pages")
-    # The result with its frame must fit the budget, or it would be cut and kept in a file.
+    # The result including its frame must fit the budget, or it'd be cut and saved to a file.
     max_lines = min(STANDARD_LINES, ctx.budget.max_lines - _FRAME_LINES)
     max_bytes = min(STANDARD_BYTES, ctx.budget.max_bytes) - _FRAME_BYTES
     count = min(limit if isinstance(limit, int) else STANDARD_LINES, max_lines)
@@ -82,7 +82,7 @@ async def _show(
     resolved: str,
     ctx: ToolContext,
 ) -> ToolResult:
-    """Format the contents of a file, and record it as read if it could be shown."""
+    """Format the contents of a file, and record it as read if we could show it."""
     name = format_path_below(resolved, ctx.cwd)
     details: dict[str, JsonValue] = {"path": resolved}
     if isinstance(contents, BinaryFile):
@@ -135,5 +135,5 @@ async def _read_once(path: str, name: str, size: int, wanted: LineRange, ctx: To
     try:
         return await ctx.fs.reading(path, work)
     finally:
-        # A cancelled call does not wait for its thread, which checks this event between chunks.
+        # A cancelled call doesn't wait for its thread, which checks this event between chunks.
         stopped.set()

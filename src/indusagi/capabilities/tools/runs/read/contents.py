@@ -1,4 +1,4 @@
-"""The contents of an open file: scanned lines of a text, or all bytes of a document."""
+"""Read an open file: scan the lines of a text, or load all bytes of a document."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from indusagi.capabilities.files.text.lines import LineRange
 
 MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
-"""Images and PDF files are loaded as a whole; larger ones are refused."""
+"""We load images and PDF files as a whole, so there's a limit."""
 MAX_NOTEBOOK_BYTES = 16 * 1024 * 1024
-"""A larger notebook is shown as plain text: its JSON would have to be parsed as a whole."""
+"""Larger notebooks are shown as plain text, because we'd have to parse their JSON as a whole."""
 
 
 @record
 class LoadedFile:
-    """A file that can only be shown from all of its bytes."""
+    """A file we can only show after loading all of it."""
 
     kind: Literal["image", "pdf", "notebook"]
     mime: str
@@ -32,14 +32,14 @@ class LoadedFile:
 
 @record
 class OversizedFile:
-    """A file that would have to be loaded, and is too large for that."""
+    """A file we'd have to load, but that's too large."""
 
     type: FileType
 
 
 @record
 class BinaryFile:
-    """A file that is neither text nor a document that can be shown."""
+    """A file that's neither text nor a supported document."""
 
     type: FileType
     size: int
@@ -52,18 +52,18 @@ FileContents: TypeAlias = "TextScan | LoadedFile | OversizedFile | BinaryFile"
 def read_contents(
     file: BinaryIO, *, name: str, size: int, wanted: LineRange, stopped: Callable[[], bool]
 ) -> FileContents:
-    """Read as much of a file as is needed to show it; not for the event loop.
+    """Read as much of a file as we need to show it. Blocks.
 
     Args:
         file: Open for reading, positioned at its start.
-        name: Its name, which marks a notebook until it has been parsed as one.
+        name: Its name, which marks a notebook until we parse it as one.
         size: Its size according to `stat`.
-        wanted: Which lines, if it is a text.
-        stopped: Asked between chunks; True means that the result is not wanted any more.
+        wanted: The lines to return, if it's text.
+        stopped: Polled between chunks; True aborts the scan.
     """
 
     def read_rest(limit: int) -> bytes:
-        """Read on, up to one byte past the limit."""
+        """Read the rest, up to one byte past the limit."""
         return head + (file.read(limit + 1 - len(head)) or b"")
 
     head = file.read(HEAD_BYTES) or b""
@@ -84,5 +84,5 @@ def read_contents(
 
 
 def is_notebook_name(name: str) -> bool:
-    """Tell whether a file of this name should be a notebook."""
+    """Return whether a file with this name should be a notebook."""
     return name.lower().endswith(".ipynb")

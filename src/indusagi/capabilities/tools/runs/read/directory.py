@@ -1,4 +1,4 @@
-"""What `read` returns where there is no file: a directory listing, or names similar to a missing path."""
+"""Answers of `read` without a file: a directory listing, or names similar to a missing path."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def list_directory(path: str, ctx: ToolContext) -> ToolResult:
 
 
 async def report_missing_path(exc: OSError, path: str, ctx: ToolContext) -> ToolResult:
-    """Report a path that cannot be examined; for a missing one, with similar names."""
+    """Report a path we can't stat, suggesting similar names if it's missing."""
     if exc.errno not in _MISSING:
         return path_trouble(exc, path)
     name = format_path(path)
@@ -54,7 +54,7 @@ async def report_missing_path(exc: OSError, path: str, ctx: ToolContext) -> Tool
         if folder_exc.errno in _MISSING:
             message = f"{name} does not exist, and neither does a directory for it"
             return ToolResult.error(message, code="not_found")
-        entries = ()  # the directory may not be read
+        entries = ()  # not allowed to read the directory
     if any(entry.name == last for entry in entries):
         return ToolResult.error(f"{name} is a link whose target does not exist", code="not_found")
     similar = await to_thread.run_sync(find_similar_names, last, entries)
@@ -67,7 +67,7 @@ async def report_missing_path(exc: OSError, path: str, ctx: ToolContext) -> Tool
 
 
 def find_similar_names(name: str, entries: Sequence[DirEntry]) -> Sequence[str]:
-    """Find up to three similar names, the most similar first; not for the event loop."""
+    """Find up to three similar names, most similar first. Blocks."""
     from difflib import get_close_matches  # noqa: PLC0415 — for a missing path only
 
     names = [entry.name for entry in entries][:_COMPARED_NAMES]

@@ -1,4 +1,4 @@
-"""File contents as results of `read`: numbered lines, images, pages of a PDF, cells of a notebook."""
+"""Format file contents as results of `read`: numbered lines, images, PDF pages, notebook cells."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from anyio import to_thread
 from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.media.images import fit_image
 from indusagi.capabilities.files.media.pdf import parse_page_range, read_pdf_pages
-from indusagi.capabilities.files.text.lines import ReadFailure, find_invisible
+from indusagi.capabilities.files.text.lines import ReadFailure, describe_invisible
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
@@ -32,7 +32,7 @@ _MIN_LINE_BYTES = _NUMBER_WIDTH + 2
 
 @record
 class NumberedLines:
-    """Lines that fit a budget, at least one."""
+    """At least one line, and no more than fit the budget."""
 
     lines: Sequence[tuple[int, str]]
 
@@ -51,7 +51,7 @@ class NumberedLines:
 
 
 def fit_lines(lines: Iterable[tuple[int, str]], max_bytes: int) -> NumberedLines:
-    """Take as many lines as fit, at least one."""
+    """Take as many lines as fit, but at least one."""
     taken: list[tuple[int, str]] = []
     left = max_bytes
     for number, text in lines:
@@ -62,13 +62,10 @@ def fit_lines(lines: Iterable[tuple[int, str]], max_bytes: int) -> NumberedLines
     return NumberedLines(taken)
 
 
-# -- text ---------------------------------------------------------------------------------------
-
-
 def format_text(
     scan: TextScan, wanted: LineRange, name: str, details: dict[str, JsonValue], *, note: str = ""
 ) -> ToolResult:
-    """Format scanned lines; `note` stands above them."""
+    """Format scanned lines, with an optional `note` above them."""
     details = {
         **details,
         "kind": "text",
@@ -83,7 +80,7 @@ def format_text(
         mark = " but for a byte order mark" if scan.form.bom else ""
         return ToolResult.text(f"[{name} is empty{mark}]", **details)
     if not scan.lines:
-        # An error, so that the file does not count as read.
+        # An error, so the file doesn't count as read.
         if scan.total is None:
             advice = "read it from the start, or use tail or sed in a shell"
             message = f"{name} is too large to look for these lines: {advice}"
@@ -98,9 +95,8 @@ def format_text(
     at_end = shown.last == scan.total
     notes = [note] if note else []
     notes.extend(_describe_form(scan.form, scan.crlf, scan.total))
-    invisible = find_invisible(shown.lines)
-    if invisible:
-        notes.append("hidden characters: " + ", ".join(str(kind) for kind in invisible))
+    if invisible := describe_invisible(shown.lines):
+        notes.append(invisible)
     position = f"line {shown.first}" if shown.first == shown.last else f"lines {shown.first}-{shown.last}"
     if scan.total is None:
         position += f"; the file is too large to count its lines; next offset={shown.last + 1}"
@@ -131,7 +127,7 @@ def _describe_form(form: TextForm, crlf: int, total: int | None) -> Iterable[str
 
 
 async def format_image(file: LoadedFile, name: str, details: dict[str, JsonValue]) -> ToolResult:
-    """Format an image: the image itself, and a line about it."""
+    """Return the image and a line describing it."""
     image = await fit_image(file.data, file.mime)
     if isinstance(image, ReadFailure):
         return _report_failure(image, name, details)
@@ -151,7 +147,7 @@ async def format_image(file: LoadedFile, name: str, details: dict[str, JsonValue
 
 
 async def format_pdf(file: LoadedFile, name: str, pages: str | None, details: dict[str, JsonValue]) -> ToolResult:
-    """Format the text of some pages."""
+    """Format the text of a page range."""
     page_range = parse_page_range(pages)
     if isinstance(page_range, ReadFailure):
         return _report_failure(page_range, name, details)
@@ -177,9 +173,8 @@ def _format_pages(found: PdfPages, last: int) -> str:
     lines: list[str] = []
     for number, text in pages:
         lines += [f"--- page {number} ---", text or "[no text on this page]"]
-    invisible = find_invisible(pages, "page")
-    if invisible:
-        lines.insert(0, f"[hidden characters: {', '.join(str(kind) for kind in invisible)}]")
+    if invisible := describe_invisible(pages, "page"):
+        lines.insert(0, f"[{invisible}]")
     following = f"next pages='{last + 1}-{min(last + MAX_PAGES, found.total)}'"
     end = following if last < found.total else "end of file"
     lines.append(f"[pages {found.first}-{last} of {found.total}; {end}]")
@@ -189,7 +184,7 @@ def _format_pages(found: PdfPages, last: int) -> str:
 async def format_notebook(
     page: NotebookPage, name: str, wanted: LineRange, details: dict[str, JsonValue]
 ) -> ToolResult:
-    """Format lines of a notebook, with the images among them."""
+    """Format lines of a notebook, including their images."""
     total = page.total
     facts: dict[str, JsonValue] = {**details, "kind": "notebook", "cells": page.cells}
     if not total:
@@ -200,13 +195,13 @@ async def format_notebook(
     numbered = ((number, _escape_surrogates(text)) for number, text in enumerate(page.lines, start=page.first))
     shown = fit_lines(numbered, wanted.max_bytes)
     images = [await fit_image(image.data, image.mime) for image in page.images if image.line <= shown.last]
-    invisible = find_invisible(shown.lines)
-    warning = f"; hidden characters: {', '.join(str(kind) for kind in invisible)}" if invisible else ""
+    invisible = describe_invisible(shown.lines)
+    warning = f"; {invisible}" if invisible else ""
     head = f"a notebook of {format_count(page.cells, 'cell')}, shown as text; the file itself is JSON"
     end = "end of file" if shown.last == total else f"next offset={shown.last + 1}"
     position = f"[lines {shown.first}-{shown.last} of {total}; {end}]"
     text = f"[{name}: {head}{warning}]\n{shown}\n{position}"
-    # An image that cannot be shown is still named by its line of the text.
+    # The text still mentions images we can't show.
     blocks = [_to_block(image) for image in images if not isinstance(image, ReadFailure)]
     return ToolResult((TextContentBlock(text), *blocks), details=facts)
 
@@ -221,5 +216,5 @@ def _report_failure(failure: ReadFailure, name: str, details: dict[str, JsonValu
 
 
 def _escape_surrogates(text: str) -> str:
-    """Write lone surrogates, which JSON and PDF files can contain, as escapes."""
+    """Escape lone surrogates, which may occur in JSON and PDF files."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
