@@ -196,9 +196,9 @@ def explain_missing(distribution: str) -> Generator[None]:
 
 # -- gate -------------------------------------------------------------------------------------
 #
-# A gate receives a `GateRequest` and returns True, False, or a text with the reason for the model. A plain function runs
-# in a thread, so it may wait for the user; an async one runs in the event loop. A call runs only after True: a gate that
-# raises has denied the call.
+# A gate receives a `GateRequest` and returns True, False, or a text with the reason for the model. A plain function
+# runs in a thread, so it may wait for the user; an async one runs in the event loop. A call runs only after True: a
+# gate that raises has denied the call.
 
 
 @record(kw_only=True)
