@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from heapq import merge
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -110,10 +110,8 @@ def make_private_dir(path: str) -> str:
     # Absolute, so no trailing slash, which would follow a link.
     path = os.path.abspath(path)
     make_dirs(os.path.dirname(path), _PRIVATE_DIR)
-    try:
+    with suppress(FileExistsError):
         os.mkdir(path, _PRIVATE_DIR)
-    except FileExistsError:
-        pass
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise PermissionError(f"{path!r} is not a directory of this user: remove it")
@@ -158,11 +156,9 @@ def prepare_database_file(path: str) -> bool:
         OSError: It can't be created, is a link, or belongs to another user.
     """
     make_private_dir(os.path.dirname(os.path.abspath(path)))
-    try:
+    with suppress(FileExistsError):
         os.close(create_private_file(path))
         return True
-    except FileExistsError:
-        pass
     # By name: closing any descriptor of a database drops the locks of all of this process's connections to it
     # (https://www.sqlite.org/howtocorrupt.html, section 2.2).
     for name in (path, *(path + side for side in SQLITE_SIDE_FILES)):

@@ -11,7 +11,7 @@ By default SIGTERM and SIGHUP end the process at once (signal(7)) and orphan its
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from threading import RLock
 from types import TracebackType
@@ -194,10 +194,8 @@ class CancelGuard(NamedTuple):
 
     def _cancel_scope(self) -> None:
         # Through the loop: the caller may be a thread or signal handler, which mustn't touch the scope.
-        try:
+        with suppress(RuntimeError):  # the loop is closed, so the guarded block has ended
             self.loop.call_soon_threadsafe(self.scope.cancel)
-        except RuntimeError:
-            pass  # the loop is closed, so the guarded block has ended
 
 
 @cache

@@ -258,7 +258,7 @@ def _write(root: object, *, sort_keys: bool, format_number: Callable[[float], st
             children = list[tuple[str, object, object]]()
             for key in sorted(container, key=str) if sort_keys else container:
                 if not isinstance(key, str):
-                    raise _not_json(path, f"has the key {key!r}, which is no string")
+                    raise _not_json(path, f"has the key {key!r}, which is not a string")
                 name = json.dumps(key, ensure_ascii=False)
                 children.append((f"{',' if children else ''}{name}:", key, container[key]))
         pending.extend(reversed(children))

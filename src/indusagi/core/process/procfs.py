@@ -30,7 +30,7 @@ _STARVED_S = 0.25
 """Time spent waiting for a core: the process is working, but the machine is busy."""
 _LISTINGS = 3
 """The process list, then twice the processes started since."""
-_TCP_LISTEN = "0A"
+_TCP_LISTEN = b"0A"
 _READ_CALL = {"x86_64": "0", "aarch64": "63"}
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
@@ -271,7 +271,7 @@ def measure_usage(pids: Iterable[int]) -> ResourceUsage:
             sockets = {target[8:-1].encode() for target in targets if target.startswith("socket:[")}
             tables = [read_proc_file(pid, name) or b"" for name in ("net/tcp", "net/tcp6")] if sockets else []
             rows = [row.split() for table in tables for row in table.splitlines()[1:]]
-            listening = (row[1] for row in rows if row[3] == _TCP_LISTEN.encode() and row[9] in sockets)
+            listening = (row[1] for row in rows if row[3] == _TCP_LISTEN and row[9] in sockets)
             ports.update(int(address.rpartition(b":")[2], 16) for address in listening)
     return ResourceUsage(ticks / os.sysconf("SC_CLK_TCK"), rss, tuple(sorted(ports)))
 

@@ -127,20 +127,8 @@ _ASSIGNED = (
 )
 _OPTION = r"(?i)(--[\w-]*(?:password|passwd|passphrase|token|secret|key|credentials?|pat|pw)\s+)(?!-)[^\s\"',;)]{4,}"
 _ASSIGNED_WORDS = (
-    "pass",
-    "pw",
-    "secret",
-    "token",
-    "cred",
-    "key",
-    "string",
-    "auth",
-    "pat",
-    "sig",
-    "cookie",
-    "jwt",
-    "sid",
-)
+    "pass", "pw", "secret", "token", "cred", "key", "string", "auth", "pat", "sig", "cookie", "jwt", "sid",
+)  # fmt: skip
 
 
 def holds_secret(text: str) -> bool:

@@ -263,7 +263,7 @@ def parse_credentials(document: JsonValue) -> StoredCredentials | None:
             access_token=access_token,
             refresh_token=_text(tokens, "refresh_token") or None,
             token_type="DPoP" if tokens.get("token_type") == "DPoP" else "Bearer",
-            scope=None if tokens.get("scope") is None else _texts(tokens, "scope"),
+            scope=None if tokens.get("scope") is None else parse_texts(tokens, "scope"),
             obtained_at_ms=_number(tokens, "obtained_at_ms") or 0,
             expires_at_ms=_number(tokens, "expires_at_ms"),
         )
@@ -274,7 +274,7 @@ def parse_credentials(document: JsonValue) -> StoredCredentials | None:
             client_secret=_text(registration, "client_secret") or None,
             auth_method=method,
             source=source,
-            redirect_uris=_texts(registration, "redirect_uris"),
+            redirect_uris=parse_texts(registration, "redirect_uris"),
             secret_expires_at_ms=_number(registration, "secret_expires_at_ms"),
         ),
         endpoints=IssuerEndpoints(
@@ -284,8 +284,8 @@ def parse_credentials(document: JsonValue) -> StoredCredentials | None:
             indicator=_text(endpoints, "indicator"),
         ),
         tokens=token_set,
-        requested_scopes=_texts(document, "requested_scopes"),
-        wanted_scopes=_texts(document, "wanted_scopes"),
+        requested_scopes=parse_texts(document, "requested_scopes"),
+        wanted_scopes=parse_texts(document, "wanted_scopes"),
         dpop_key=key if is_json_object(key) else None,
         account=_text(document, "account"),
     )
@@ -296,7 +296,8 @@ def _text(document: JsonObject, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def _texts(document: JsonObject, name: str) -> tuple[str, ...]:
+def parse_texts(document: JsonObject, name: str) -> tuple[str, ...]:
+    """Return the strings of a list; empty if it isn't one."""
     value = document.get(name)
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 

@@ -95,11 +95,16 @@ def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
     redirect_uri = ""
     if settings.grant == "authorization_code":
         redirect_uri = yield from open_redirect(() if stored is None else stored.registration.redirect_uris)
+
+    def register() -> Steps[ClientRegistration]:
+        if stored is not None and can_reuse(stored.registration, redirect_uri, request.clock.now_ms()):
+            return stored.registration
+        uses_dpop = proof_key is not None
+        return (yield from register_client(found.issuer, settings, redirect_uri, scopes, uses_dpop=uses_dpop))
+
     registration = find_registration(found.issuer, settings)
     if registration is None:
-        registration = yield from _register(
-            request, found, stored, redirect_uri, scopes, uses_dpop=proof_key is not None
-        )
+        registration = yield from register()
     base = StoredCredentials(
         key=key,
         registration=registration,
@@ -123,28 +128,12 @@ def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
         if not can_register or fault.error not in _REFUSED_CLIENT:
             raise
         # An issuer may refuse the document's redirect URIs, for example if it compares the port of a loopback one.
-        registration = yield from _register(
-            request, found, stored, redirect_uri, scopes, uses_dpop=proof_key is not None
-        )
+        registration = yield from register()
         base = replace(base, registration=registration)
         grant = yield from _run(request, found, base, redirect_uri, proof_key)
     signed_in = replace(base, tokens=grant.tokens, account=grant.account)
     yield SaveStep(signed_in)
     return signed_in
-
-
-def _register(
-    request: SignInRequest,
-    found: Discovery,
-    stored: StoredCredentials | None,
-    redirect_uri: str,
-    scopes: tuple[str, ...],
-    *,
-    uses_dpop: bool,
-) -> Steps[ClientRegistration]:
-    if stored is not None and can_reuse(stored.registration, redirect_uri, request.clock.now_ms()):
-        return stored.registration
-    return (yield from register_client(found.issuer, request.settings, redirect_uri, scopes, uses_dpop=uses_dpop))
 
 
 def _run(

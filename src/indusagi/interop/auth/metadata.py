@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from indusagi.core.records import record
-from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.auth.contract import AuthFault, parse_texts
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
@@ -64,13 +64,13 @@ def parse_resource_metadata(document: JsonObject, server_url: str) -> ResourceMe
     origin = get_origin_of(server_url)
     if not isinstance(resource, str) or not is_resource_of(resource, server_url):
         raise AuthFault(f"{origin}: its metadata describes another server, so that a token could be misused")
-    issuers = _parse_texts(document, "authorization_servers")
+    issuers = parse_texts(document, "authorization_servers")
     if not issuers:
         raise AuthFault(f"{origin}: its metadata names no authorization server; set `issuer` in the row's `auth`")
     return ResourceMetadata(
         resource=resource,
         issuers=issuers,
-        scopes=None if document.get("scopes_supported") is None else _parse_texts(document, "scopes_supported"),
+        scopes=None if document.get("scopes_supported") is None else parse_texts(document, "scopes_supported"),
         requires_dpop=document.get("dpop_bound_access_tokens_required") is True,
     )
 
@@ -98,13 +98,13 @@ def parse_issuer_metadata(document: JsonObject, *issuers: str) -> IssuerMetadata
         registration_endpoint=endpoints["registration"],
         revocation_endpoint=endpoints["revocation"],
         device_endpoint=endpoints["device_authorization"],
-        scopes=_parse_texts(document, "scopes_supported"),
-        auth_methods=_parse_texts(document, "token_endpoint_auth_methods_supported"),
-        supports_s256="S256" in _parse_texts(document, "code_challenge_methods_supported"),
+        scopes=parse_texts(document, "scopes_supported"),
+        auth_methods=parse_texts(document, "token_endpoint_auth_methods_supported"),
+        supports_s256="S256" in parse_texts(document, "code_challenge_methods_supported"),
         supports_client_documents=document.get("client_id_metadata_document_supported") is True,
         sends_issuer=document.get("authorization_response_iss_parameter_supported") is True,
         is_openid="id_token_signing_alg_values_supported" in document,
-        dpop_algorithms=_parse_texts(document, "dpop_signing_alg_values_supported"),
+        dpop_algorithms=parse_texts(document, "dpop_signing_alg_values_supported"),
     )
 
 
@@ -123,11 +123,6 @@ def build_default_metadata(origin: str) -> IssuerMetadata:
         registration_endpoint=f"{origin}/register",
         supports_s256=True,
     )
-
-
-def _parse_texts(document: JsonObject, name: str) -> tuple[str, ...]:
-    value = document.get(name)
-    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 
 
 # -- locations --------------------------------------------------------------------------------

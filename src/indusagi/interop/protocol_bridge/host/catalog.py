@@ -43,7 +43,8 @@ class ToolListing:
 
 def build_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject) -> ToolListing:
     """Build a listing for both eras; log and skip a tool whose description isn't JSON."""
-    legacy, modern = _EncodedRows(), _EncodedRows()
+    legacy: list[tuple[JsonObject, str]] = []
+    modern: list[tuple[JsonObject, str]] = []
     schemas: dict[str, JsonObject] = {}
     for descriptor in descriptors:
         try:
@@ -53,29 +54,20 @@ def build_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject
                 # Older revisions only allow output schemas of type object.
                 older = {key: value for key, value in row.items() if key != "outputSchema"}
             text = compact_json(row)
-            modern.add(row, text)
-            legacy.add(older, text if older is row else compact_json(older))
+            modern.append((row, text))
+            legacy.append((older, text if older is row else compact_json(older)))
             schemas[descriptor.name] = cast("JsonObject", row["inputSchema"])
         except (NotJson, RecursionError) as exc:
             _log.warning("tool %r cannot be listed: %s", descriptor.name, exc)
     hints: JsonObject = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
     meta: JsonObject = {"_meta": {SERVER_INFO: server_info}}
-    return ToolListing(schemas, legacy.encode({}), modern.encode({**hints, **meta}))
+    return ToolListing(schemas, _encode_rows(legacy, {}), _encode_rows(modern, {**hints, **meta}))
 
 
-class _EncodedRows:
-    def __init__(self) -> None:
-        self._rows: list[JsonValue] = []
-        self._texts: list[str] = []
-
-    def add(self, row: JsonObject, text: str) -> None:
-        self._rows.append(row)
-        self._texts.append(text)
-
-    def encode(self, rest: JsonObject) -> EncodedObject:
-        more = f",{compact_json(rest)[1:-1]}" if rest else ""
-        text = f'{{"tools":[{",".join(self._texts)}]{more}}}'
-        return EncodedObject({"tools": self._rows, **rest}, text.encode())
+def _encode_rows(rows: Sequence[tuple[JsonObject, str]], rest: JsonObject) -> EncodedObject:
+    more = f",{compact_json(rest)[1:-1]}" if rest else ""
+    text = f'{{"tools":[{",".join(text for _, text in rows)}]{more}}}'
+    return EncodedObject({"tools": [row for row, _ in rows], **rest}, text.encode())
 
 
 def build_tool_row(descriptor: ToolDescriptor) -> JsonObject:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 NO_PARAMS: JsonObject = {}
 """Stands in for missing params."""
-_INVALID_MESSAGE = "the message is no request"
+_INVALID_MESSAGE = "the message is not a request"
 _MAX_REASON_CHARS = 200
 _PING = "ping"
 """Never queued: it asks whether the host is alive."""
@@ -88,20 +88,8 @@ class ForwardedError(Exception):
 class HostRequest:
     """One request of a client until it's answered."""
 
-    __slots__ = (
-        "cancel",
-        "channel",
-        "id",
-        "is_answered",
-        "is_forwarded",
-        "is_released",
-        "is_subscription",
-        "meta",
-        "method",
-        "on_answered",
-        "outgoing",
-        "params",
-    )
+    __slots__ = ("cancel", "channel", "id", "is_answered", "is_forwarded", "is_released", "is_subscription", "meta",
+                 "method", "on_answered", "outgoing", "params")  # fmt: skip
 
     def __init__(
         self,
@@ -471,9 +459,8 @@ class RequestDispatcher:
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=self._limits.linger_s)
-        for task in tasks:
-            task.cancel()
-        if tasks:
+            for task in tasks:
+                task.cancel()
             await asyncio.wait(tasks, timeout=self._limits.linger_s)
 
 

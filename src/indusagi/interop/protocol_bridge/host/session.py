@@ -69,7 +69,7 @@ from indusagi.runtime.calls import CallingClient, current_client, current_comple
 from indusagi.runtime.contract import ToolCall, ToolResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
@@ -151,7 +151,7 @@ class HostSession:
         """Subscribed resources, each with its unsubscribe function."""
         self._legacy_methods: dict[str, Method] = {
             "initialize": self._initialize,
-            "ping": _return_nothing,
+            "ping": lambda _: {},
             "logging/setLevel": self._set_level,
             "tools/list": lambda _: self._catalog.listing().legacy,
             "tools/call": self._call,
@@ -366,15 +366,14 @@ class HostSession:
                 honoured["resourceSubscriptions"] = watched
             task_ids, tasks = wanted.get("taskIds"), self._catalog.tasks
             if isinstance(task_ids, list) and tasks is not None:
+                report = partial(_report_task, request, meta)
                 followed: list[JsonValue] = []
                 for task_id in filter(_is_text, task_ids[:_MAX_SUBSCRIPTIONS]):
                     with suppress(RpcError), request.cancel.guard():
-                        report = partial(_report_task, request, meta)
                         stops.append(await tasks.watch(str(task_id), self._owner, report))
                         followed.append(task_id)
                 honoured["taskIds"] = followed
-            acknowledged: JsonObject = {"_meta": meta, "notifications": honoured}
-            request.notify(ACKNOWLEDGED, acknowledged)
+            request.notify(ACKNOWLEDGED, {"_meta": meta, "notifications": honoured})
             await request.cancel.wait()
         finally:
             for stop in stops:
@@ -399,16 +398,7 @@ class HostSession:
         if not isinstance(name, str):
             raise RpcError(INVALID_PARAMS, f"{request.method} must have a {subject}")
         params = {key: value for key, value in request.params.items() if key not in _OWN_PARAMS}
-
-        async def run(caller: Caller, cancel: CancelToken, sink: ProgressSink | None) -> JsonObject:
-            current_caller.set(caller)
-            self._identify_call(request)
-            with cancel.guard():
-                result = await content.request(request.method, params, sink)
-                return encode_object(self._finish(request, result, caller))
-            return {}
-
-        return self._answer(request, f"{request.method} {name}", run, is_remote=True)
+        return self._relay(request, name, lambda sink: content.request(request.method, params, sink))
 
     def _forward_task(self, source: TaskSource, request: HostRequest) -> PendingResult:
         is_modern = VERSION in request.meta
@@ -418,16 +408,29 @@ class HostSession:
         # While it waits, the server sends its questions to this client, under this task id.
         tasks = None if is_modern else TaskExchange({}, shown_id=task_id)
 
+        async def fetch(sink: ProgressSink | None) -> JsonObject:
+            result = await source.request(request.method, params, self._owner, sink)
+            return build_task_result(request.method, task_id, result, is_modern=is_modern)
+
+        return self._relay(request, task_id, fetch, tasks)
+
+    def _relay(
+        self,
+        request: HostRequest,
+        subject: str,
+        fetch: Callable[[ProgressSink | None], Awaitable[JsonObject]],
+        tasks: TaskExchange | None = None,
+    ) -> PendingResult:
+        """Answer a request with another server's result."""
+
         async def run(caller: Caller, cancel: CancelToken, sink: ProgressSink | None) -> JsonObject:
             current_caller.set(caller)
             self._identify_call(request)
             with cancel.guard():
-                result = await source.request(request.method, params, self._owner, sink)
-                built = build_task_result(request.method, task_id, result, is_modern=is_modern)
-                return encode_object(self._finish(request, built, caller))
+                return encode_object(self._finish(request, await fetch(sink), caller))
             return {}
 
-        return self._answer(request, f"{request.method} {task_id}", run, is_remote=True, tasks=tasks)
+        return self._answer(request, f"{request.method} {subject}", run, is_remote=True, tasks=tasks)
 
     def _finish(self, request: HostRequest, result: JsonObject, caller: Caller) -> JsonObject:
         """Convert another server's result to the client's revision, in our name."""
@@ -558,7 +561,7 @@ class HostSession:
             raise
         except Exception as exc:  # noqa: BLE001 — boundary: a tool box of the embedding program
             _log.error("tool %r raised an exception", call.name, exc_info=exc)
-            message = f"{call.name} failed inside of the host; its log says more."
+            message = f"{call.name} failed inside the host; see its log."
             failure = ToolResult.error(message, code="failed")
             return build_call_result(failure, self._catalog.server_info, is_modern=is_modern)
 
@@ -584,10 +587,6 @@ def _report_task(request: HostRequest, meta: JsonObject, task: JsonObject) -> No
 
 def _is_text(value: JsonValue) -> bool:
     return isinstance(value, str)
-
-
-def _return_nothing(_: HostRequest) -> JsonObject:
-    return {}
 
 
 _NOT_INITIALIZED = (

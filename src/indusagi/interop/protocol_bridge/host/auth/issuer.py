@@ -63,7 +63,6 @@ class IssuerClient:
         from indusagi.capabilities.web.client import WebClient  # noqa: PLC0415 — for hosts with access tokens
 
         self.issuer = settings.issuer
-        self._fetch_s = settings.fetch_s
         parts = urlsplit(settings.issuer)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname

@@ -46,7 +46,7 @@ def read_token(lines: Sequence[tuple[str, str]], query: str) -> PresentedToken:
         TokenRefusal: There is none, more than one, or one in the URL (RFC 6750 §5.3).
     """
     if "access_token" in query and any(name == "access_token" for name, _ in parse_qsl(query, keep_blank_values=True)):
-        raise TokenRefusal("invalid_request", "a token belongs into the Authorization header, not into the URL")
+        raise TokenRefusal("invalid_request", "a token belongs in the Authorization header, not in the URL")
     values = [value for name, value in lines if name == "authorization"]
     if not values:
         raise TokenRefusal("", "an access token is needed: Authorization: Bearer ...")

@@ -70,7 +70,7 @@ def parse_signed(text: str, *, brings_key: bool = False) -> SignedText:
     """
     match = _PARTS.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if match is None:
-        raise InvalidSignature("it is no signed JWT")
+        raise InvalidSignature("it is not a signed JWT")
     header = _parse_part(match[1])
     algorithm = header.get("alg")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
@@ -86,9 +86,9 @@ def _parse_part(part: str) -> JsonObject:
     try:
         value = parse_strict_json(_decode_part(part))
     except ValueError:
-        raise InvalidSignature("it is no signed JWT") from None
+        raise InvalidSignature("it is not a signed JWT") from None
     if not is_json_object(value):
-        raise InvalidSignature("it is no signed JWT")
+        raise InvalidSignature("it is not a signed JWT")
     return value
 
 

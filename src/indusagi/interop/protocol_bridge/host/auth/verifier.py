@@ -339,7 +339,7 @@ def _read_time(claims: JsonObject, name: str) -> float | None:
     if value is None and name not in claims:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e12 or math.isnan(value):
-        raise TokenRefusal("invalid_token", f"its {name} is no time")
+        raise TokenRefusal("invalid_token", f"its {name} is not a time")
     return float(value)
 
 
@@ -347,7 +347,7 @@ def _read_name(claims: JsonObject, name: str) -> str:
     """Read a name for rules and records: printable ASCII, so that no two names look alike."""
     value = claims.get(name, "")
     if not isinstance(value, str) or len(value) > _MAX_NAME_CHARS or not (value.isascii() and value.isprintable()):
-        raise TokenRefusal("invalid_token", f"its {name} is no name")
+        raise TokenRefusal("invalid_token", f"its {name} is not a name")
     if value != value.strip():
         raise TokenRefusal("invalid_token", f"its {name} begins or ends with a space")
     return value
@@ -358,7 +358,7 @@ def _read_scopes(claims: JsonObject) -> frozenset[str]:
     value: JsonValue = claims.get("scope", claims.get("scp", ""))
     items = value.split(" ") if isinstance(value, str) else value
     if not isinstance(items, list) or len(items) > _MAX_SCOPES:
-        raise TokenRefusal("invalid_token", "its scope is no list of scopes")
+        raise TokenRefusal("invalid_token", "its scope is not a list of scopes")
     return frozenset(item for item in items if isinstance(item, str) and item)
 
 

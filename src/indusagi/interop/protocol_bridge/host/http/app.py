@@ -311,13 +311,6 @@ class HostApp:
             raise HttpRefusal(404, "there is no such session: send initialize again")
         return session
 
-    async def _admit_session(self, request: HttpRequest) -> HttpSession:
-        session = await self.sessions.admit(request.identity)
-        if session is None:
-            retry_s = math.ceil(self._settings.spare_s) or 1
-            raise HttpRefusal(503, "there are too many sessions", retry_s=retry_s)
-        return session
-
     def _post(self, request: HttpRequest) -> None:
         if not request.accepts(EVENTS) and not request.accepts(JSON):
             raise HttpRefusal(406, _UNACCEPTABLE)
@@ -336,7 +329,9 @@ class HostApp:
             request.respond(202)
 
     async def _initialize(self, request: HttpRequest, message: JsonObject) -> None:
-        session = await self._admit_session(request)
+        session = await self.sessions.admit(request.identity)
+        if session is None:
+            raise HttpRefusal(503, "there are too many sessions", retry_s=math.ceil(self._settings.spare_s) or 1)
         try:
             if request.is_finished:
                 raise HttpRefusal(400, CLIENT_GONE)

@@ -161,7 +161,7 @@ class HttpConnection(asyncio.Protocol):
         """Refuse a truncated request; the transport then closes itself."""
         state = self._parser.their_state
         if not self._is_closing and (state is h11.SEND_BODY or (state is h11.IDLE and self._parser.trailing_data[0])):
-            self.refuse("broken", 400, "the request was broken off")
+            self.refuse("broken", 400, "the request is incomplete")
 
     @_guarded
     def data_received(self, data: bytes) -> None:
@@ -406,14 +406,17 @@ class HttpConnection(asyncio.Protocol):
         """Answer the current request in one piece."""
         if self._is_closing or self._request is None or self._request.is_answered:
             return
-        is_named = not body or any(name == b"content-type" for name, _ in headers)
-        kind = [] if is_named else [(b"content-type", b"application/json")]
-        length = (b"content-length", b"%d" % len(body))
-        head = self._start_response(status, [*kind, length, *headers])
-        # RFC 9110 §9.3.2: no content in the response to HEAD.
-        data = b"" if self._request.method == "HEAD" else self._parser.send(h11.Data(data=body)) or b""
-        self._write(head + data + (self._parser.send(h11.EndOfMessage()) or b""))
+        self._write(self._encode_response(status, body, headers))
         self._end_response()
+
+    def _encode_response(self, status: int, body: bytes, headers: Headers) -> bytes:
+        has_type = not body or any(name == b"content-type" for name, _ in headers)
+        kind = [] if has_type else [(b"content-type", b"application/json")]
+        head = self._start_response(status, [*kind, (b"content-length", b"%d" % len(body)), *headers])
+        # RFC 9110 §9.3.2: no content in the response to HEAD.
+        is_head = self._request is not None and self._request.method == "HEAD"
+        data = b"" if is_head else self._parser.send(h11.Data(data=body)) or b""
+        return head + data + (self._parser.send(h11.EndOfMessage()) or b"")
 
     def start_stream(self, headers: Headers) -> None:
         """Start a response of unknown length."""
@@ -473,11 +476,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
             return
         refusal = HttpRefusal(status, message, close=True)
-        length = (b"content-length", b"%d" % len(refusal.body))
-        head = self._start_response(status, [(b"content-type", b"application/json"), length, *refusal.headers])
-        is_bodiless = self._request is not None and self._request.method == "HEAD"
-        body = b"" if is_bodiless else self._parser.send(h11.Data(data=refusal.body)) or b""
-        self.transport.write(head + body + (self._parser.send(h11.EndOfMessage()) or b""))
+        self.transport.write(self._encode_response(status, refusal.body, refusal.headers))
         self.close()
 
     def fail(self, exc: Exception) -> None:

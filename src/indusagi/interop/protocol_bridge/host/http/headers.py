@@ -59,21 +59,10 @@ _INTEGER = re.compile(r"(-?[0-9]{1,640})(?:\.0+)?")
 """As many digits as Python parses under any limit: `sys.int_info.str_digits_check_threshold`."""
 
 _HEADER_TYPES = frozenset({"string", "integer", "boolean"})
-_HOLD_ONE = frozenset(
-    {
-        "additionalProperties",
-        "contains",
-        "contentSchema",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    }
-)
+_HOLD_ONE = frozenset({
+    "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then",
+    "unevaluatedItems", "unevaluatedProperties",
+})  # fmt: skip
 _HOLD_SEVERAL = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _HOLD_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties"})
 """Keywords with subschemas (draft 2020-12): one schema, a list, a map."""
@@ -137,7 +126,7 @@ def check_headers(
     elif target is not None and decode_header_value(headers.get(_NAME_HEADER)) != target:
         mismatch = _NAME_HEADER
     if mismatch is not None:
-        return RequestProblem(MISMATCH, f"the header {mismatch} does not say what the body says")
+        return RequestProblem(MISMATCH, f"the header {mismatch} does not match the body")
     return check_version(str(version)) or _check_arguments(headers, method, params, find_schema)
 
 

@@ -107,22 +107,8 @@ class Connection(Protocol):
 class HttpRequest:
     """A request with its body and the callbacks for its end."""
 
-    __slots__ = (
-        "_on_finish",
-        "body",
-        "connection",
-        "has_unread_body",
-        "headers",
-        "identity",
-        "is_answered",
-        "is_finished",
-        "lines",
-        "method",
-        "on_disconnect",
-        "path",
-        "query",
-        "token",
-    )
+    __slots__ = ("_on_finish", "body", "connection", "has_unread_body", "headers", "identity", "is_answered",
+                 "is_finished", "lines", "method", "on_disconnect", "path", "query", "token")  # fmt: skip
 
     def __init__(self, connection: Connection, event: h11.Request) -> None:
         self.connection = connection

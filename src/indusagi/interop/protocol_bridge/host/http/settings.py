@@ -195,14 +195,8 @@ def build_access_policy(
         paths.add(METRICS)
     encoded = tuple(token.encode() for token in tokens)
     site = None if settings.site is None else settings.site.prefix
-    return AccessPolicy(
-        encoded,
-        frozenset(hosts),
-        frozenset(origins),
-        frozenset(paths),
-        site,
-        frozenset(token.encode() for token in settings.more_tokens),
-    )
+    limited = frozenset(token.encode() for token in settings.more_tokens)
+    return AccessPolicy(encoded, frozenset(hosts), frozenset(origins), frozenset(paths), site, limited)
 
 
 def build_url(settings: HttpSettings, port: int) -> str:
@@ -234,8 +228,8 @@ def load_token() -> StoredToken:
     try:
         handle = create_private_file(path)
     except FileExistsError:
-        handle = None
-    if handle is not None:
+        pass
+    else:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(token + "\n")
         return StoredToken(token, path, is_new=True)
