@@ -1,7 +1,7 @@
 """Facade for MCP: a client for one server, and a server for a tool box.
 
-`MCPClient` holds one endpoint of `indusagi.interop` per connection; `MCPServer` is a provider host. `indusagi.interop`
-has everything else.
+`MCPClient` holds one `indusagi.interop` endpoint per connection; `MCPServer` is a provider host. `indusagi.interop` has
+everything else.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _DEFAULT = ProviderHostInfo()
 
 
 class MCPClient:
-    """A client of one server, which can connect again after its connection has ended.
+    """A client of one server that can reconnect after its connection ends.
 
     Use it in an `async with` block, or call `connect` and `disconnect`.
     """
@@ -52,7 +52,7 @@ class MCPClient:
     def __init__(
         self, config: ServerConfig, transport: InjectedTransport | None = None, *, handlers: Handlers | None = None
     ) -> None:
-        """Take the configuration of the server; a `transport` replaces that of the configuration."""
+        """Set the server's configuration; `transport` overrides its transport."""
         self._config = config
         self._transport = transport
         self._handlers = handlers
@@ -63,7 +63,7 @@ class MCPClient:
 
     @property
     def endpoint(self) -> ServerEndpointImpl:
-        """The endpoint of the present connection."""
+        """The endpoint of the current connection."""
         return self._endpoint
 
     @property
@@ -76,17 +76,17 @@ class MCPClient:
         return self._endpoint.status()
 
     async def connect(self) -> None:
-        """Connect, also after the last connection has ended.
+        """Connect, or reconnect after the last connection ended.
 
         Raises:
-            ProtocolFault: The server cannot be reached.
+            ProtocolFault: The server can't be reached.
         """
         if is_terminal_phase(self._endpoint.phase):
             self._endpoint = self._make_endpoint()
         await self._endpoint.open()
 
     async def list_tools(self) -> Sequence[RemoteTool]:
-        """List the tools of the server.
+        """List the server's tools.
 
         Raises:
             ProtocolFault: Not connected, or the listing failed.
@@ -94,7 +94,7 @@ class MCPClient:
         return await self._endpoint.list_tools()
 
     async def list_items(self, kind: ItemKind) -> Sequence[RemoteTool]:
-        """List the resources, templates or prompts of the server.
+        """List the server's resources, templates or prompts.
 
         Raises:
             ProtocolFault: Not connected, or the listing failed.
@@ -133,7 +133,7 @@ class MCPClient:
         return await self._endpoint.invoke(name, arguments, cancel=cancel, on_progress=on_progress)
 
     async def disconnect(self) -> None:
-        """End the connection; safe to call twice."""
+        """End the connection. Safe to call twice."""
         await self._endpoint.close()
 
     async def __aenter__(self) -> Self:
@@ -157,10 +157,10 @@ class MCPServer:
         version: str = _DEFAULT.version,
         context: ToolContext | None = None,
     ) -> None:
-        """Serve a tool box, a function that returns the present one, or tools.
+        """Serve a tool box, a function that returns the current one, or tools.
 
-        Tools run in `context`. Without one they have no files and no commands of this machine:
-        `make_local_context(directory)` gives them the ones of a directory.
+        Tools run in `context`. Without one they can't access files or run commands on this machine;
+        `make_local_context(directory)` gives them access to a directory.
         """
         if callable(tools) or hasattr(tools, "descriptors"):
             box = cast("ToolBox | Callable[[], ToolBox]", tools)
@@ -176,10 +176,10 @@ class MCPServer:
         return self._host
 
     async def connect(self, transport: HostTransport) -> RunningProviderHost:
-        """Serve one client over a transport; returns once serving has begun.
+        """Serve one client over a transport; return once serving has started.
 
         Raises:
-            ProtocolFault: The value is not a transport (kind `transport`).
+            ProtocolFault: `transport` isn't a transport (kind `transport`).
         """
         return await self._host.connect(transport)
 
@@ -187,7 +187,7 @@ class MCPServer:
         """Serve the client that started this process, until it disconnects or `stop` is cancelled.
 
         Raises:
-            ProtocolFault: Standard input or output cannot be used (kind `transport`).
+            ProtocolFault: Standard input or output can't be used (kind `transport`).
         """
         await self._host.serve_stdio(stop)
 
@@ -196,5 +196,5 @@ class MCPServer:
         return self._host.serve_http(settings)
 
     def notify_changed(self) -> bool:
-        """Read the tool box again, and notify every client if its tools have changed."""
+        """Read the tool box again, and notify all clients if its tools changed."""
         return self._host.refresh_tools()

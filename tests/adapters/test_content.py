@@ -89,9 +89,9 @@ def test_a_document_is_attached_and_named_in_the_text() -> None:
 
 def test_an_attachment_of_the_largest_size_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     block = {"type": "image", "data": IMAGE, "mimeType": "image/png"}
-    monkeypatch.setattr(module, "_LARGEST_ATTACHMENT", len(PNG))
+    monkeypatch.setattr(module, "_MAX_ATTACHMENT_BYTES", len(PNG))
     assert convert(block).attachments
-    monkeypatch.setattr(module, "_LARGEST_ATTACHMENT", len(PNG) - 1)
+    monkeypatch.setattr(module, "_MAX_ATTACHMENT_BYTES", len(PNG) - 1)
     assert convert(block) == ModelContent(f"[image: image/png, {len(PNG)} bytes, left out: no model takes it]")
 
 

@@ -1,7 +1,7 @@
-"""Adapter for the Anthropic Messages API: tools, and the messages that answer the calls of a response.
+"""Adapter for the Anthropic Messages API: tools, and the messages that answer a response's calls.
 
-Everything is plain JSON, so the package `anthropic` is not needed. Images and PDF documents are blocks of the result,
-and a failed result has `is_error`.
+It's all plain JSON, so you don't need the package `anthropic`. Images and PDF documents are blocks of the result, and a
+failed result has `is_error`.
 
 https://docs.anthropic.com/en/docs/agents-and-tools/tool-use/implement-tool-use
 """
@@ -21,36 +21,36 @@ def to_anthropic(box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken 
     """Give a toolbox to models of the Anthropic API.
 
     Raises:
-        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
     """
     return AnthropicTools(AdapterCalls(box, gate, cancel))
 
 
 class AnthropicTools:
-    """The tools for `messages.create`."""
+    """Tools for `messages.create`."""
 
     def __init__(self, calls: AdapterCalls) -> None:
         self._calls = calls
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """The present tools, for the parameter `tools`."""
+        """The current tools, for the parameter `tools`."""
         return [
             {"name": tool.name, "description": tool.description, "input_schema": copy_parameters(tool)}
             for tool in self._calls.descriptors()
         ]
 
     async def run(self, message: Any) -> list[dict[str, Any]]:
-        """Run the calls of a response, an object of the library or its JSON; empty if it has none.
+        """Run the calls of a response, which may be the library's object or its JSON.
 
-        Returns:
-            What the next request has after the present messages: the message of the model, and the results.
+        Return the messages to append to the next request: the model's message and the results. Empty if there are no
+        calls.
         """
         content, calls = _read(message)
         return _answer(content, calls, await self._calls.run_all(calls)) if calls else []
 
     def run_sync(self, message: Any) -> list[dict[str, Any]]:
-        """Do the same without `await`, with the toolbox of `open_deck_sync`."""
+        """Like `run`, without `await`, for a toolbox from `open_deck_sync`."""
         content, calls = _read(message)
         return _answer(content, calls, self._calls.run_all_sync(calls)) if calls else []
 

@@ -1,7 +1,7 @@
 """A toolbox for code without an event loop.
 
-Its tools and servers live in the event loop of a thread of their own. Calls come from any thread with `run`, and from
-any other event loop by the runner. Leaving the block closes them in the task that has opened them.
+Its tools and servers live in the event loop of a separate thread. Call `run_sync` from any thread, or `run` from any
+other event loop. Leaving the block closes them in the task that opened them.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ class BlockingToolBox:
 
     def __init__(self, toolbox: ToolBox, portal: BlockingPortal) -> None:
         self.toolbox = toolbox
-        """The toolbox itself; only code in its own event loop may use it."""
+        """The toolbox itself; only for code in its own event loop."""
         self._portal = portal
 
     @property
     def is_gated(self) -> bool:
-        """Whether the toolbox decides about its calls by itself."""
+        """Whether the toolbox decides about its calls itself."""
         return getattr(self.toolbox, "is_gated", False) is True
 
     @property
     def notes(self) -> Sequence[Note]:
-        """Everything that was left out, with the reason; empty if the toolbox has no notes."""
+        """Everything left out, with the reason; empty if the toolbox has no notes."""
         return self.wait_for(self._read_notes)
 
     @property
     def runner(self) -> BlockingToolBox:
-        """The runner, for calls with `await` from any event loop: this object."""
+        """The runner for calls with `await` from any event loop: this object."""
         return self
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
@@ -80,7 +80,7 @@ class BlockingToolBox:
         return self.run_sync(ToolCall(f"call_{new_ulid()}", name, given), cancel)
 
     def wait_for(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
-        """Run `work` in the loop of the toolbox, and wait for it in this thread."""
+        """Run `work` in the toolbox's loop, and wait for it in this thread."""
         future: Future[ResultT] = self._portal.start_task_soon(work, *arguments)
         try:
             return future.result()
@@ -89,14 +89,14 @@ class BlockingToolBox:
             raise
 
     async def call_async(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
-        """Run `work` in the loop of the toolbox, and wait for it in this task."""
+        """Run `work` in the toolbox's loop, and wait for it in this task."""
         futures: list[Future[ResultT]] = []
 
         def start() -> None:
             futures.append(self._portal.start_task_soon(work, *arguments))
 
         try:
-            await to_thread.run_sync(start)  # it waits until the other loop has started the task
+            await to_thread.run_sync(start)  # waits until the other loop has started the task
             # Cancelling this task cancels the wrapped future, and with it the task in the other loop.
             return await asyncio.wrap_future(futures[0])
         except asyncio.CancelledError:
@@ -124,7 +124,7 @@ def open_blocking(opening: AbstractAsyncContextManager[ToolBox]) -> Generator[Bl
 def make_blocking(
     open_box: Callable[ParamsT, AbstractAsyncContextManager[ToolBox]],
 ) -> Callable[ParamsT, AbstractContextManager[BlockingToolBox]]:
-    """Make the form without `await` of a function that opens a toolbox."""
+    """Make a version without `await` of a function that opens a toolbox."""
 
     def open_it(*args: ParamsT.args, **kwargs: ParamsT.kwargs) -> AbstractContextManager[BlockingToolBox]:
         return open_blocking(open_box(*args, **kwargs))

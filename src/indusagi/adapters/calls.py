@@ -1,4 +1,4 @@
-"""Calls of another library's models: checked by the gate, run by the toolbox, converted for the model."""
+"""Tool calls from another library's models: checked by the gate, run by the toolbox, converted for the model."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class AdapterCalls:
     """The toolbox behind an adapter.
 
     Args:
-        box: The toolbox. The work on that of `open_deck_sync` is done in its own thread, whichever loop or thread asks.
-        gate: Decides about each call; questions come one at a time. It may be absent if the toolbox checks its calls.
-        cancel: Ends running calls, which then have an error as their outcome. After that no call runs.
+        box: The toolbox. The one from `open_deck_sync` works in its own thread, whichever loop or thread calls.
+        gate: Decides about each call, one at a time. Optional if the toolbox checks its calls.
+        cancel: Stops running calls with an error outcome, and prevents new ones.
 
     Raises:
-        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
     """
 
     def __init__(self, box: ToolBox, gate: Gate | None, cancel: CancelToken | None) -> None:
@@ -52,15 +52,15 @@ class AdapterCalls:
         self._asking = anyio.Lock()
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the present tools; a toolbox in another thread is waited for."""
+        """List the current tools, blocking on a toolbox in another thread."""
         return (self._blocking or self._box).descriptors()
 
     async def read_descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the present tools, without waiting in the event loop."""
+        """List the current tools without blocking the event loop."""
         return self._box.descriptors() if self._blocking is None else await self._blocking.read_descriptors()
 
     async def run(self, call: ToolCall) -> ToolOutcome:
-        """Run a call; a refusal and a failure are error outcomes. Cancelling the task cancels the call."""
+        """Run a call; denials and failures become error outcomes. Cancelling the task cancels the call."""
         return await self._in_loop(self._run, call)
 
     async def run_for_model(self, call: ToolCall) -> ModelContent:
@@ -68,7 +68,7 @@ class AdapterCalls:
         return to_model_content((await self.run(call)).result)
 
     async def run_all(self, calls: Sequence[ToolCall]) -> Sequence[ModelContent]:
-        """Run the calls of one response; those of read-only tools run side by side, the others alone and in order."""
+        """Run the calls of one response: read-only tools concurrently, others alone and in order."""
         return await self._in_loop(self._run_all, calls)
 
     def run_sync(self, call: ToolCall) -> ToolOutcome:
@@ -99,7 +99,7 @@ class AdapterCalls:
 
     async def _run(self, call: ToolCall) -> ToolOutcome:
         runner, gate, cancel = self._box.runner, self._gate, self._cancel or CancelToken()
-        # A call of an unknown tool is answered by the runner.
+        # The runner answers calls of unknown tools.
         if gate is None or cancel.cancelled or all(tool.name != call.name for tool in self._box.descriptors()):
             return await self._run_unless_cancelled(runner, call, cancel)
         prepared = await runner.prepare(call) if isinstance(runner, PreparingRunner) else call
@@ -122,15 +122,13 @@ class AdapterCalls:
 
     @staticmethod
     async def _run_unless_cancelled(runner: ToolRunner, call: ToolCall, cancel: CancelToken) -> ToolOutcome:
-        # Here too, because the runner may be the program's own.
+        # Checked here too, because the runner may be the program's own.
         if cancel.cancelled:
             return ToolOutcome(call.id, ToolResult.stopped(call.name, cancel))
         return await runner.run(call, cancel)
 
     async def _run_all(self, calls: Sequence[ToolCall]) -> Sequence[ModelContent]:
-        reading = {
-            tool.name for tool in self._box.descriptors() if (tool.annotations or {}).get("readOnlyHint") is True
-        }
+        reading = {tool.name for tool in self._box.descriptors() if is_read_only(tool)}
         contents: dict[int, ModelContent] = {}
         order = ReadWriteLock()
 
@@ -145,17 +143,17 @@ class AdapterCalls:
 
 
 def is_read_only(tool: ToolDescriptor) -> bool:
-    """Return whether a tool says that it changes nothing; that orders calls and permits none."""
+    """Return whether a tool says that it changes nothing. Affects the order of calls, not permissions."""
     return (tool.annotations or {}).get("readOnlyHint") is True
 
 
 def copy_parameters(tool: ToolDescriptor) -> dict[str, Any]:
-    """Copy the schema of a tool for a library, which may change it."""
+    """Copy a tool's schema for a library, which may change it."""
     return copy.deepcopy(dict(tool.parameters))
 
 
 def parse_arguments(text: str) -> JsonValue:
-    """Parse the arguments of a call; invalid JSON stays text, and the tool's own check explains it to the model."""
+    """Parse a call's arguments. Invalid JSON stays text: the tool's own check explains it to the model."""
     try:
         return cast("JsonValue", json.loads(text)) if text else {}
     except (ValueError, RecursionError):
@@ -171,10 +169,10 @@ class _PydanticModel(Protocol):
 
 
 def to_plain_object(value: Any) -> dict[str, Any]:
-    """Return an object of a client library (a pydantic model) or a mapping as a dictionary, as it was received.
+    """Convert a client library's object (a pydantic model) or a mapping to a dictionary, as received.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: It's neither.
     """
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
@@ -185,10 +183,10 @@ def to_plain_object(value: Any) -> dict[str, Any]:
 
 @contextmanager
 def explain_missing(distribution: str) -> Generator[None]:
-    """Name the package to install where the library of an adapter is missing.
+    """Name the package to install if an adapter's library is missing.
 
     Raises:
-        ImportError: It is missing.
+        ImportError: It's missing.
     """
     try:
         yield
@@ -198,21 +196,21 @@ def explain_missing(distribution: str) -> Generator[None]:
 
 # -- gate -------------------------------------------------------------------------------------
 #
-# It receives a `GateRequest` and returns True, or False, or a text with the reason for the model. A plain function
-# runs in a thread, so that it may wait for a person; an async one in the event loop. A call runs after True and after
-# nothing else: a gate that raises has denied the call.
+# A gate receives a `GateRequest` and returns True, False, or a text with the reason for the model. A plain function
+# runs in a thread, so it may wait for the user; an async one runs in the event loop. A call runs only after True: a
+# gate that raises has denied the call.
 
 
 @record(kw_only=True)
 class GateRequest:
-    """A call that waits for a decision: what is shown is what runs."""
+    """A call that waits for a decision. It runs exactly as shown."""
 
     tool: str
     arguments: JsonValue
     title: str
     """What will happen, in one line of printable ASCII characters."""
     reasons: tuple[str, ...] = ()
-    """Why the gate is asked, where rules say so."""
+    """Why the gate was asked, if rules say so."""
 
 
 GateAnswer: TypeAlias = bool | str
@@ -220,7 +218,7 @@ Gate: TypeAlias = Callable[[GateRequest], GateAnswer | Awaitable[GateAnswer]]
 
 
 class MissingGateError(TypeError):
-    """A toolbox that checks no call was given to an adapter without a gate."""
+    """An adapter without a gate got a toolbox that checks no calls."""
 
 
 def allow_all(_: GateRequest) -> bool:
@@ -229,15 +227,15 @@ def allow_all(_: GateRequest) -> bool:
 
 
 def is_gated(box: ToolBox) -> bool:
-    """Return whether a toolbox decides about its calls by itself, as that of `open_deck` does."""
+    """Return whether a toolbox decides about its calls itself, as the one from `open_deck` does."""
     return getattr(box, "is_gated", False) is True
 
 
 def require_gate(box: ToolBox, gate: Gate | None) -> None:
-    """Refuse a toolbox whose calls are checked by nothing.
+    """Reject a toolbox whose calls nothing checks.
 
     Raises:
-        MissingGateError: There is neither a gate nor a toolbox that checks.
+        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
     """
     if gate is None and not is_gated(box):
         raise MissingGateError(
@@ -247,20 +245,20 @@ def require_gate(box: ToolBox, gate: Gate | None) -> None:
 
 
 def build_gate_request(call: ToolCall) -> GateRequest:
-    """Build the request of a call about which nothing else is known."""
+    """Build the request for a call about which nothing else is known."""
     title = f"{json.dumps(call.name)[1:-1]} {format_arguments(call.input)}"
-    # A copy: what a gate changes doesn't run.
+    # Copy, so that changes by the gate don't run.
     arguments = copy.deepcopy({**call.input} if isinstance(call.input, dict) else call.input)
     return GateRequest(tool=call.name, arguments=arguments, title=title)
 
 
 def format_arguments(arguments: JsonValue) -> str:
-    """Write arguments in one line of ASCII, in which every character is visible."""
+    """Format arguments as one line of ASCII, with every character visible."""
     return json.dumps(arguments, default=repr)
 
 
 async def ask_gate(gate: Gate, request: GateRequest) -> str | None:
-    """Ask a gate; return None if the call may run, and otherwise why not, which may be empty."""
+    """Return the reason the gate denied the call (possibly empty), or `None` if it may run."""
     try:
         if iscoroutinefunction(gate) or iscoroutinefunction(getattr(gate, "__call__", None)):  # noqa: B004 — the method itself
             answer = gate(request)
@@ -268,7 +266,7 @@ async def ask_gate(gate: Gate, request: GateRequest) -> str | None:
             answer = await to_thread.run_sync(gate, request, abandon_on_cancel=True)
         if isawaitable(answer):
             answer = await cast("Awaitable[GateAnswer]", answer)
-    except Exception as exc:  # noqa: BLE001 — boundary: the gate is code of the embedding program
+    except Exception as exc:  # noqa: BLE001 — boundary: the gate belongs to the embedding program
         return f"asking failed: {type(exc).__name__}: {exc}"
     if answer is True:
         return None
@@ -276,7 +274,7 @@ async def ask_gate(gate: Gate, request: GateRequest) -> str | None:
 
 
 async def check_call(gate: Gate, call: ToolCall) -> ToolResult | None:
-    """Return the result of a call that the gate denied, or None if it may run."""
+    """Return the result of a denied call, or None if it may run."""
     refusal = await ask_gate(gate, build_gate_request(call))
     if refusal is None:
         return None

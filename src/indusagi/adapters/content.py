@@ -1,4 +1,4 @@
-"""Results as a model receives them: text, and images and documents beside it."""
+"""Results as models receive them: text, plus images and documents."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from indusagi.runtime.contract import TextContentBlock, ToolResult
 
 IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
 DOCUMENT_TYPES = frozenset({"application/pdf"})
-_LARGEST_ATTACHMENT = 20 * 1024 * 1024
-"""Every provider refuses larger requests."""
+_MAX_ATTACHMENT_BYTES = 20 * 1024 * 1024
+"""Every provider rejects larger requests."""
 
 
 @record
 class Attachment:
-    """An image or document in a result or beside a prompt."""
+    """An image or document in a result or next to a prompt."""
 
     data: bytes
     media_type: str
 
     @property
     def is_image(self) -> bool:
-        """Whether it is an image; the others are documents."""
+        """Whether it's an image rather than a document."""
         return self.media_type in IMAGE_TYPES
 
     @property
     def file_name(self) -> str:
-        """A name for a library that wants one."""
+        """File name for libraries that want one."""
         return f"attachment.{self.media_type.rpartition('/')[2]}"
 
     def encode(self) -> str:
@@ -44,7 +44,7 @@ class Attachment:
 
 @record
 class ModelContent:
-    """A result as the model receives it. A failed one is text only: no provider accepts images beside an error mark."""
+    """A result as the model receives it. Errors are text only: no provider accepts images with an error mark."""
 
     text: str
     attachments: Sequence[Attachment] = ()
@@ -52,12 +52,12 @@ class ModelContent:
 
     @property
     def marked_text(self) -> str:
-        """The text for an API without an error mark: a failure begins with `Error:`."""
+        """Text for an API without an error mark: a failure starts with `Error:`."""
         return f"Error: {self.text}" if self.is_error else self.text
 
 
 def to_model_content(result: ToolResult) -> ModelContent:
-    """Convert a result to text and attachments; content that no model accepts is named in the text."""
+    """Convert a result to text and attachments; the text mentions content that no model accepts."""
     texts: list[str] = []
     attachments: list[Attachment] = []
     for block in result.content:
@@ -103,6 +103,6 @@ def _decode_media(block: JsonObject, kind: str, encoded: JsonValue) -> str | Att
         data = None
     if data is None:
         return f"[{name}: left out, its content is not valid base64]"
-    if media_type not in IMAGE_TYPES | DOCUMENT_TYPES or len(data) > _LARGEST_ATTACHMENT:
+    if media_type not in IMAGE_TYPES | DOCUMENT_TYPES or len(data) > _MAX_ATTACHMENT_BYTES:
         return f"[{name}: {media_type}, {len(data):,} bytes, left out: no model takes it]"
     return Attachment(data, media_type)

@@ -1,13 +1,13 @@
-"""Adapter for LangChain and LangGraph: a tool of `langchain-core` for each tool of a toolbox.
+"""Adapter for LangChain and LangGraph: a `langchain-core` tool for each tool of a toolbox.
 
-Images and files are content blocks of the tool message, its artifact has the structured content, a failure is a
-`ToolException` that becomes a message with the status `error`, and cancelling the task of `ainvoke` cancels the call.
+Images and files become content blocks of the tool message, and its artifact holds the structured content. A failure is
+a `ToolException`, which becomes a message with status `error`. Cancelling the task of `ainvoke` cancels the call.
 
 https://docs.langchain.com/oss/python/langchain/tools
 """
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUntypedBaseClass=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
-# The library is optional and absent from the environment of the other checks; `make adapters` checks types with it.
+# The library is optional and not installed for the other checks; `make adapters` checks types with it.
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ with explain_missing("langchain-core"):
 
 
 def to_langchain(box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken | None = None) -> list[BaseTool]:
-    """Give the present tools of a toolbox to LangChain.
+    """Give a toolbox's current tools to LangChain.
 
-    `invoke` without `await` needs the toolbox of `open_deck_sync`.
+    `invoke` without `await` needs a toolbox from `open_deck_sync`.
 
     Raises:
-        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
     return [
@@ -40,7 +40,7 @@ def to_langchain(box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken 
 
 
 class ToolBoxTool(BaseTool):
-    """A tool of a toolbox. Its arguments reach it as the model wrote them, and it checks them itself."""
+    """A tool of a toolbox. It gets its arguments as the model wrote them, and checks them itself."""
 
     response_format: Literal["content", "content_and_artifact"] = "content_and_artifact"
     handle_tool_error: Any = True
@@ -54,7 +54,7 @@ class ToolBoxTool(BaseTool):
     def _to_args_and_kwargs(
         self, tool_input: str | dict[str, Any], tool_call_id: str | None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        # As one value: an argument may have the name of a parameter of `_run`.
+        # As one value: an argument may have the same name as a parameter of `_run`.
         return (tool_input, tool_call_id), {}
 
     def _run(self, arguments: Any, call_id: str | None, /) -> tuple[Any, Any]:
@@ -68,7 +68,7 @@ class ToolBoxTool(BaseTool):
 
 
 def _to_message(outcome: ToolOutcome) -> tuple[Any, Any]:
-    """Build the content and the artifact of a tool message.
+    """Build a tool message's content and artifact.
 
     Raises:
         ToolException: The call failed.

@@ -1,8 +1,8 @@
-"""Adapter for the official MCP SDK: a toolbox as a server inside of this process.
+"""Adapter for the official MCP SDK: a toolbox as a server inside this process.
 
 The server is the SDK's own `mcp.server.Server`. The Claude Agent SDK takes it as the `instance` of a server of type
-`sdk`, and `mcp.Client(server)` connects to it in memory. Content blocks are passed on as they are, an error has
-`isError`, and a cancelled request cancels the call. To serve other processes, use `indusagi.mcp.MCPServer`.
+`sdk`, and `mcp.Client(server)` connects to it in memory. Content blocks pass through unchanged, errors have `isError`,
+and cancelling a request cancels the call. To serve other processes, use `indusagi.mcp.MCPServer`.
 
 https://docs.claude.com/en/api/agent-sdk/custom-tools
 """
@@ -30,7 +30,7 @@ def to_mcp(
     """Give a toolbox to an MCP client in this process.
 
     Raises:
-        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
 
@@ -44,7 +44,7 @@ def to_mcp(
         outcome = await calls.run(ToolCall(new_ulid(), params.name, params.arguments or {}))
         try:
             return CallToolResult.model_validate(_build_result(outcome.result))
-        except ValueError as exc:  # a block that this SDK does not know
+        except ValueError as exc:  # a block that this SDK doesn't know
             error = ToolResult.error(f"The answer cannot be sent: {exc}", code="bad_result")
             return CallToolResult.model_validate(_build_result(error))
 

@@ -1,8 +1,8 @@
-"""Adapter for the OpenAI API: function tools, and the items or messages that answer the calls of a response.
+"""Adapter for the OpenAI API: function tools, and the items or messages that answer a response's calls.
 
-Everything is plain JSON, so the package `openai` is not needed. The Responses API has images and files in a result; the
-Chat Completions API has text only, and they follow in a message of the user. Neither has an error mark: a failed result
-begins with `Error:`.
+It's all plain JSON, so you don't need the package `openai`. The Responses API supports images and files in results. The
+Chat Completions API only supports text, so they follow in a user message. Neither marks errors: a failed result starts
+with `Error:`.
 
 https://platform.openai.com/docs/guides/function-calling
 """
@@ -28,21 +28,21 @@ def to_openai(
     """Give a toolbox to models of the OpenAI API.
 
     Raises:
-        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
     return OpenAITools(calls) if api == "responses" else OpenAIChatTools(calls)
 
 
 class OpenAITools:
-    """The tools for `responses.create`."""
+    """Tools for `responses.create`."""
 
     def __init__(self, calls: AdapterCalls) -> None:
         self._calls = calls
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """The present tools, for the parameter `tools`."""
+        """The current tools, for the parameter `tools`."""
         return [
             {
                 "type": "function",
@@ -55,16 +55,16 @@ class OpenAITools:
         ]
 
     async def run(self, response: Any) -> list[dict[str, Any]]:
-        """Run the calls of a response, an object of the library or its JSON; empty if it has none.
+        """Run the calls of a response, which may be the library's object or its JSON.
 
-        Returns:
-            What the next request has after the present input: the output of the model, and the results.
+        Return the items to append to the input of the next request: the model's output and the results. Empty if there
+        are no calls.
         """
         output, calls = self._read(response)
         return self._answer(output, calls, await self._calls.run_all(calls)) if calls else []
 
     def run_sync(self, response: Any) -> list[dict[str, Any]]:
-        """Do the same without `await`, with the toolbox of `open_deck_sync`."""
+        """Like `run`, without `await`, for a toolbox from `open_deck_sync`."""
         output, calls = self._read(response)
         return self._answer(output, calls, self._calls.run_all_sync(calls)) if calls else []
 
@@ -91,23 +91,13 @@ class OpenAITools:
 
 
 class OpenAIChatTools(OpenAITools):
-    """The tools for `chat.completions.create`."""
+    """Tools for `chat.completions.create`."""
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
-        """The present tools, for the parameter `tools`."""
-        return [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": copy_parameters(tool),
-                    "strict": False,
-                },
-            }
-            for tool in self._calls.descriptors()
-        ]
+        """The current tools, for the parameter `tools`."""
+        rows = super().definitions
+        return [{"type": row.pop("type"), "function": row} for row in rows]
 
     def _read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
         choices = to_plain_object(response).get("choices") or ()
@@ -129,7 +119,7 @@ class OpenAIChatTools(OpenAITools):
         for call, content in zip(calls, contents, strict=True):
             text = content.marked_text
             if content.attachments:
-                parts.append({"type": "text", "text": f"What {call.name} gave beside its text:"})
+                parts.append({"type": "text", "text": f"{call.name} also returned:"})
                 parts.extend(map(_to_chat_part, content.attachments))
                 text = text or "The result follows."
             messages.append({"role": "tool", "tool_call_id": call.id, "content": text})

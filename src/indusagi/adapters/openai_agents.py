@@ -1,13 +1,13 @@
 """Adapter for the OpenAI Agents SDK: a `FunctionTool` for each tool of a toolbox.
 
-Images and files are structured outputs of the tool. The SDK has no error mark: a failed result is the text that the
-model receives, beginning with `Error:`. Cancelling the run cancels the call.
+Images and files are structured outputs of the tool. The SDK doesn't mark errors: the model gets a failed result as text
+that starts with `Error:`. Cancelling the run cancels the call.
 
 https://openai.github.io/openai-agents-python/tools/
 """
 # pyright: reportMissingImports=false, reportUnknownVariableType=false, reportUnknownMemberType=false
 # pyright: reportUnknownParameterType=false, reportUnknownArgumentType=false
-# The library is optional and absent from the environment of the other checks; `make adapters` checks types with it.
+# The library is optional and not installed for the other checks; `make adapters` checks types with it.
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ with explain_missing("openai-agents"):
 def to_openai_agents(
     box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken | None = None
 ) -> list[FunctionTool]:
-    """Give the present tools of a toolbox to an agent of the OpenAI Agents SDK.
+    """Give a toolbox's current tools to an agent of the OpenAI Agents SDK.
 
     Raises:
-        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
     return [_build_tool(calls, tool) for tool in calls.descriptors()]

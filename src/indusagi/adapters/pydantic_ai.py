@@ -1,8 +1,8 @@
 """Adapter for pydantic-ai: a toolbox as a toolset.
 
-The toolbox is read again before every request, arguments reach the tools as the model wrote them, images and documents
-are `BinaryContent`, a failure is `ToolFailed`, and cancelling the run cancels the call. Calls of a tool that is not
-read-only run alone.
+It reads the toolbox before every request, passes arguments to the tools as the model wrote them, returns images and
+documents as `BinaryContent`, and raises `ToolFailed` on failure. Cancelling the run cancels the call. Calls of a tool
+that isn't read-only run alone.
 
 https://ai.pydantic.dev/toolsets/
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, cast
 
-from indusagi.adapters.calls import AdapterCalls, Gate, explain_missing, parse_arguments
+from indusagi.adapters.calls import AdapterCalls, Gate, explain_missing, is_read_only, parse_arguments
 from indusagi.adapters.content import ModelContent
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonValue
@@ -31,13 +31,13 @@ def to_pydantic_ai(
     """Give a toolbox to an agent of pydantic-ai.
 
     Raises:
-        MissingGateError: There is neither a gate nor a toolbox that checks its calls.
+        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
     """
     return _AdapterToolset(AdapterCalls(box, gate, cancel), id)
 
 
 class NonObjectArguments(dict[str, Any]):
-    """Carrier for arguments that are not a JSON object; the tool's own check explains the error to the model."""
+    """Wraps arguments that aren't a JSON object; the tool's own check explains the error to the model."""
 
     def __init__(self, value: JsonValue) -> None:
         super().__init__()
@@ -45,10 +45,10 @@ class NonObjectArguments(dict[str, Any]):
 
 
 class PassThroughValidator:
-    """Argument validator that accepts everything: the tool checks its arguments itself."""
+    """Accepts any arguments: the tool checks them itself."""
 
     def validate_json(self, input: str | bytes | bytearray, **_: Any) -> dict[str, Any]:
-        """Parse arguments; invalid JSON is passed on as text."""
+        """Parse arguments, passing on invalid JSON as text."""
         text = input if isinstance(input, str) else bytes(input).decode("utf-8", "replace")
         return self.validate_python(parse_arguments(text))
 
@@ -58,11 +58,11 @@ class PassThroughValidator:
 
 
 class ToolBoxToolset(AbstractToolset[Any]):
-    """A toolset of descriptors and calls; subclasses say where both come from.
+    """A toolset of descriptors and calls, which subclasses provide.
 
     Args:
-        id: The id of the toolset.
-        max_retries: How often pydantic-ai lets a model repeat a call that it refused itself.
+        id: Id of the toolset.
+        max_retries: How often pydantic-ai lets a model repeat a call that it rejected itself.
     """
 
     def __init__(self, id: str, max_retries: int = 1) -> None:
@@ -71,12 +71,12 @@ class ToolBoxToolset(AbstractToolset[Any]):
 
     @property
     def id(self) -> str:
-        """The id of the toolset."""
+        """Id of the toolset."""
         return self._id
 
     @abstractmethod
     async def list_tools(self, ctx: RunContext[Any]) -> list[tuple[ToolDescriptor, bool]]:
-        """List the present tools, each with whether its calls run alone."""
+        """List the current tools, each with whether its calls run alone."""
         ...
 
     @abstractmethod
@@ -85,7 +85,7 @@ class ToolBoxToolset(AbstractToolset[Any]):
         ...
 
     async def get_tools(self, ctx: RunContext[Any]) -> dict[str, ToolsetTool[Any]]:
-        """Build the definitions of the present tools."""
+        """Build the definitions of the current tools."""
         tools: dict[str, ToolsetTool[Any]] = {}
         for descriptor, is_sequential in await self.list_tools(ctx):
             definition = ToolDefinition(
@@ -103,7 +103,7 @@ class ToolBoxToolset(AbstractToolset[Any]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        """Run a call, and give its result in the types of the library.
+        """Run a call and return its result in the library's types.
 
         Raises:
             ToolFailed: The call failed.
@@ -112,7 +112,7 @@ class ToolBoxToolset(AbstractToolset[Any]):
         return self.to_return(await self.run_call(ToolCall(ctx.tool_call_id or name, name, arguments)), name)
 
     def to_return(self, content: ModelContent, name: str) -> Any:
-        """Convert the result of a call of the tool `name`.
+        """Convert the result of a call of tool `name`.
 
         Raises:
             ToolFailed: The call failed.
@@ -129,10 +129,7 @@ class _AdapterToolset(ToolBoxToolset):
         self._calls = calls
 
     async def list_tools(self, ctx: RunContext[Any]) -> list[tuple[ToolDescriptor, bool]]:
-        return [
-            (tool, (tool.annotations or {}).get("readOnlyHint") is not True)
-            for tool in await self._calls.read_descriptors()
-        ]
+        return [(tool, not is_read_only(tool)) for tool in await self._calls.read_descriptors()]
 
     async def run_call(self, call: ToolCall) -> ModelContent:
         return await self._calls.run_for_model(call)

@@ -1,12 +1,12 @@
-"""State directory of this user, private files in it, a lock on a directory, and shared JSON documents.
+"""The user's state directory, private files in it, a directory lock, and shared JSON documents.
 
 State goes to `$XDG_STATE_HOME/indus`, by default `~/.local/state/indus`
 (https://specifications.freedesktop.org/basedir-spec/latest/). Directories have mode 0700 and files 0600, created
-so that another user cannot have prepared the name.
+so that no other user can have prepared the name.
 
-A JSON document in a private file may be read and changed by several processes. Readers see the old document or the new
-one. Writers hold the lock of the directory while they read, change and replace the file; a damaged file is renamed to
-`….corrupt-…` before a change, and never overwritten.
+Several processes may read and change a JSON document in a private file. Readers see the old document or the new one.
+Writers lock the directory while they read, change and replace the file. They rename a damaged file to `….corrupt-…`
+instead of overwriting it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from heapq import merge
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -36,26 +36,26 @@ _CHUNK_ITEMS = 4_000
 
 
 def is_within(path: str, *folders: str) -> bool:
-    """Tell whether an absolute path is one of the directories or lies in one, component by component."""
+    """Return whether an absolute path is one of the directories or lies within one, component by component."""
     return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
 def parts_below(path: str, folder: str) -> list[str]:
-    """Return the components that lead from `folder` to a path within it."""
+    """Return the components of a path relative to `folder`, which contains it."""
     return [part for part in path[len(folder) :].split("/") if part]
 
 
 def find_trusted_program(name: str, search_path: str, workspace: str) -> str | None:
     """Find a program in `search_path`, skipping relative entries and programs in the workspace.
 
-    A repository could bring a program of that name, or a link to one. Reads directories: blocks.
+    A repository could contain a program of that name, or a link to one. Blocks: reads directories.
     """
     from shutil import which  # noqa: PLC0415 — only callers that run programs pay
 
     root = os.path.realpath(workspace)
     for entry in search_path.split(os.pathsep):
         if os.path.isabs(entry) and not is_within(os.path.realpath(entry), root):
-            # One entry at a time: behind a link into the workspace there may be a trusted program.
+            # One entry at a time: there may be a trusted program after a link into the workspace.
             program = which(name, path=entry)
             if program is not None and not is_within(os.path.realpath(program), root):
                 return program
@@ -63,33 +63,33 @@ def find_trusted_program(name: str, search_path: str, workspace: str) -> str | N
 
 
 def sort_in_chunks(items: Sequence[T], key: Callable[[T], Any]) -> list[T]:
-    """Sort in chunks, for a worker thread: `sorted` holds the GIL for the whole list, which stops the event loop."""
+    """Sort in chunks, for a worker thread: `sorted` holds the GIL for the whole list and stalls the event loop."""
     if len(items) <= _CHUNK_ITEMS:
         return sorted(items, key=key)
     chunks = (sorted(items[start : start + _CHUNK_ITEMS], key=key) for start in range(0, len(items), _CHUNK_ITEMS))
     return list(merge(*chunks, key=key))
 
 
-# -- app dirs --------------------------------------------------------------------------------
+# -- private files and directories ------------------------------------------------------------
 
 
 _PRIVATE_DIR = 0o700
 _PRIVATE_FILE = 0o600
 SQLITE_SIDE_FILES = ("-wal", "-shm")
-"""What SQLite adds to the name of a database: https://www.sqlite.org/tempfiles.html."""
+"""Suffixes of a SQLite database's side files: https://www.sqlite.org/tempfiles.html."""
 _LONGEST_WAIT_S = 10.0
 _PAUSE_S = 0.02
 
 
 def state_dir() -> str:
-    """Return the path of the state directory, which may be absent.
+    """Return the path of the state directory, which may not exist.
 
     Raises:
         OSError: The home directory is unknown.
     """
     root = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(root):  # the specification says to ignore a relative path
-        # `expanduser` makes "/" of an empty HOME, and returns "~" for an unknown user.
+        # `expanduser` turns an empty HOME into "/", and returns "~" for an unknown user.
         home = os.environ["HOME"] if "HOME" in os.environ else os.path.expanduser("~")
         if not os.path.isabs(home):
             raise OSError(f"no home directory ({home!r}): set HOME or XDG_STATE_HOME to a full path")
@@ -100,20 +100,18 @@ def state_dir() -> str:
 def make_private_dir(path: str) -> str:
     """Make a directory that only this user can enter, and return its absolute path.
 
-    Missing parents are made private too; existing ones stay as they are.
+    Missing parents are made private too; existing ones stay unchanged.
 
     Raises:
-        OSError: It cannot be made, or `path` is a link or belongs to another user.
+        OSError: It can't be made, or `path` is a link or belongs to another user.
     """
     if not path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    # Absolute, and so without a trailing slash, which would follow a link.
+    # Absolute, so no trailing slash, which would follow a link.
     path = os.path.abspath(path)
     make_dirs(os.path.dirname(path), _PRIVATE_DIR)
-    try:
+    with suppress(FileExistsError):
         os.mkdir(path, _PRIVATE_DIR)
-    except FileExistsError:
-        pass
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise PermissionError(f"{path!r} is not a directory of this user: remove it")
@@ -123,12 +121,12 @@ def make_private_dir(path: str) -> str:
 
 
 def make_dirs(path: str, mode: int = 0o777) -> None:
-    """Make a directory and its missing parents, all of one mode; an existing one is fine.
+    """Make a directory and its missing parents, all with one mode; it may already exist.
 
-    `os.makedirs` gives the mode to the last one only, and recurses too deeply on a very long path.
+    `os.makedirs` sets the mode of the last one only, and recurses too deeply on a very long path.
 
     Raises:
-        OSError: One cannot be made, or a file stands in its place.
+        OSError: One can't be made, or a file is in its place.
     """
     missing: list[str] = []
     while path and not os.path.isdir(path):
@@ -146,24 +144,22 @@ def create_private_file(path: str) -> int:
     """Create a file that only this user can read, and return its descriptor.
 
     Raises:
-        OSError: `path` exists, as a link too, or its directory is absent.
+        OSError: `path` exists, even as a link, or its directory doesn't.
     """
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
 
 
 def prepare_database_file(path: str) -> bool:
-    """Make sure that a SQLite database and its side files are private; tell whether the database was created just now.
+    """Make a SQLite database and its side files private; return whether the database is new.
 
     Raises:
-        OSError: It cannot be created, is a link, or belongs to another user.
+        OSError: It can't be created, is a link, or belongs to another user.
     """
     make_private_dir(os.path.dirname(os.path.abspath(path)))
-    try:
+    with suppress(FileExistsError):
         os.close(create_private_file(path))
         return True
-    except FileExistsError:
-        pass
-    # By name: closing any descriptor of a database drops the locks of all connections that this process has to it
+    # By name: closing any descriptor of a database drops the locks of all of this process's connections to it
     # (https://www.sqlite.org/howtocorrupt.html, section 2.2).
     for name in (path, *(path + side for side in SQLITE_SIDE_FILES)):
         try:
@@ -181,9 +177,9 @@ def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = 
     """Read a regular file of at most `limit` bytes.
 
     Raises:
-        OSError: It cannot be read, is larger, or is a pipe, a directory or a device.
+        OSError: It can't be read, is larger, or is a pipe, a directory or a device.
     """
-    # With O_NONBLOCK the open of a pipe does not wait for a writer (fifo(7)).
+    # O_NONBLOCK keeps the open of a pipe from waiting for a writer (fifo(7)).
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     try:
@@ -207,7 +203,7 @@ def replace_private_file(path: str, data: bytes) -> None:
     """Write a file that only this user can read and rename it to `path` (rename(2)).
 
     Raises:
-        OSError: It cannot be written; the old file stays, and the temporary one is removed.
+        OSError: It can't be written. The old file stays, and the temporary one is removed.
     """
     temporary = f"{path}.{os.urandom(8).hex()}.tmp"
     try:
@@ -224,12 +220,12 @@ def replace_private_file(path: str, data: bytes) -> None:
 
 @contextmanager
 def locked_directory(folder: str) -> Generator[None]:
-    """Hold the exclusive lock of a directory among processes (flock(2)); blocks.
+    """Hold a directory's exclusive lock between processes (flock(2)); blocks.
 
-    The directory itself is locked, so no lock file is left in it.
+    Locks the directory itself, so no lock file remains in it.
 
     Raises:
-        OSError: It cannot be opened, or another process holds the lock for more than ten seconds.
+        OSError: It can't be opened, or another process holds the lock for more than ten seconds.
     """
     import fcntl  # noqa: PLC0415 — only writers of state pay
 
@@ -251,13 +247,13 @@ def locked_directory(folder: str) -> Generator[None]:
 
 
 class PrivateJsonFile(Generic[T]):
-    """One file. The methods block: call them in a thread.
+    """A JSON document in a private file. The methods block: call them in a thread.
 
     Args:
-        path: Of the file; its directory is made private.
-        largest_bytes: A larger file counts as damaged.
-        parse: Returns the content of a document, and whether the document is damaged; None is an absent document.
-        dump: Returns the document of a content.
+        path: Path of the file; its directory is made private.
+        largest_bytes: Size limit; a larger file counts as damaged.
+        parse: Returns a document's content, and whether it's damaged. None stands for a missing document.
+        dump: Converts content to a document.
     """
 
     def __init__(
@@ -284,10 +280,10 @@ class PrivateJsonFile(Generic[T]):
 
     @contextmanager
     def change(self) -> Generator[T]:
-        """Let the caller change the content; it is written when the block ends without an error.
+        """Yield the content to change, and write it if the block ends without an error.
 
         Raises:
-            OSError: The file cannot be written, or another process holds the lock for too long.
+            OSError: The file can't be written, or another process holds the lock for too long.
         """
         with locked_directory(make_private_dir(os.path.dirname(self._path))):
             content, damaged = self.read()

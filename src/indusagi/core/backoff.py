@@ -1,4 +1,4 @@
-"""Growing pauses between the tries of something that fails for a while, and which HTTP statuses pass by themselves."""
+"""Growing pauses between retries, and the HTTP statuses worth retrying."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ TRANSIENT_STATUSES = frozenset(
         HTTPStatus.GATEWAY_TIMEOUT,
     }
 )
-_LONGEST_RETRY_AFTER_S = 3_600.0
+_MAX_RETRY_AFTER_S = 3_600.0
 
 
 def parse_retry_after(text: str) -> float | None:
     """Parse a `Retry-After` header: seconds, or a date (RFC 9110 §10.2.3)."""
     text = text.strip()
     if text.isascii() and text.isdecimal():
-        return min(float(text[:9]), _LONGEST_RETRY_AFTER_S)
+        return min(float(text[:9]), _MAX_RETRY_AFTER_S)
     from email.utils import parsedate_to_datetime  # noqa: PLC0415 — for the rarer form
 
     try:
         at_s = parsedate_to_datetime(text).timestamp()
     except (ValueError, OverflowError):
         return None
-    return min(max(0.0, at_s - SystemClock().now_ms() / 1000), _LONGEST_RETRY_AFTER_S)
+    return min(max(0.0, at_s - SystemClock().now_ms() / 1000), _MAX_RETRY_AFTER_S)
 
 
 def grow_pause(first_s: float, factor: float, times: int, longest_s: float) -> float:
-    """Return the pause after so many earlier ones."""
+    """Return the pause after `times` earlier ones."""
     try:
         return min(first_s * factor**times, longest_s)
     except OverflowError:  # after a day of failures
@@ -44,13 +44,13 @@ def grow_pause(first_s: float, factor: float, times: int, longest_s: float) -> f
 
 
 class Backoff:
-    """The pauses of one retried operation.
+    """Pauses of one retried operation.
 
     Args:
-        first_s: The first pause.
-        factor: How much longer each pause is than the one before.
-        longest_s: The longest pause; only the other side may ask for more (`Retry-After`).
-        jitter: The share by which a pause varies, so that clients of one server don't return together.
+        first_s: First pause.
+        factor: Growth from one pause to the next.
+        longest_s: Maximum pause; only the other side may ask for more (`Retry-After`).
+        jitter: Random variation of a pause, so that clients of one server don't return together.
     """
 
     def __init__(
@@ -71,5 +71,5 @@ class Backoff:
         await asyncio.sleep(self.next_pause(retry_after_s))
 
     def reset(self) -> None:
-        """Forget the failures: the next pause is the first one again."""
+        """Forget the failures and start over with the first pause."""
         self._failures = 0

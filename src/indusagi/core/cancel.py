@@ -1,17 +1,17 @@
 """Cancel token: a one-shot request to stop, with a reason.
 
-A token is passed down with a piece of work; its owner may cancel it once, from any thread and from a signal handler.
-The token stops nothing by itself: the work checks `cancelled`, awaits the token, registers a callback, or runs inside
-`guard()`. A token that is made from others is cancelled with any of them.
+A token is passed down with a piece of work. Its owner may cancel it once, from any thread or a signal handler. The
+token stops nothing by itself: the work checks `cancelled`, awaits the token, registers a callback, or runs inside
+`guard()`. A token made from others is cancelled with any of them.
 
-By default SIGTERM and SIGHUP end the process at once (signal(7)) and leave its child processes behind. Inside
-`ending_signals` they cancel a token instead, and the program ends in its usual way.
+By default SIGTERM and SIGHUP end the process at once (signal(7)) and orphan its child processes. Inside
+`ending_signals` they cancel a token instead, and the program ends normally.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import cache
 from threading import RLock
 from types import TracebackType
@@ -32,8 +32,8 @@ class CancelToken:
     """A one-shot request to stop, for this token and every token derived from it.
 
     Args:
-        parents: Tokens whose cancellation cancels this one; the first reason stays. They refer to this token only
-            while it has listeners, so a long-lived token does not collect the finished work below it.
+        parents: Tokens that cancel this one; the first reason wins. They only refer to this token while it has
+            listeners, so a long-lived token doesn't accumulate finished work.
     """
 
     __slots__ = ("__weakref__", "_listeners", "_parents", "_reason")
@@ -41,22 +41,22 @@ class CancelToken:
     def __init__(self, *parents: CancelToken) -> None:
         self._parents = parents
         self._reason: str | None = None
-        # Callbacks and listening child tokens, in the order of registration.
+        # Callbacks and listening child tokens, in order of registration.
         self._listeners: dict[object, Callable[[], None] | CancelToken] = {}
 
     @property
     def cancelled(self) -> bool:
-        """Whether `cancel` was called on this token or on one above."""
+        """Whether `cancel` was called on this token or one above."""
         return self.reason is not None
 
     @property
     def reason(self) -> str | None:
-        """The reason given to `cancel`; None before that."""
+        """The reason passed to `cancel`; None before that."""
         if self._reason is None and self._parents:
             for parent in self._parents:
                 if parent._reason is not None or parent._parents:
                     break
-            else:  # the usual case, without the lock: no parent is cancelled
+            else:  # usual case, without the lock: no parent is cancelled
                 return self._reason
             with _LOCK:
                 # A loop, since a chain of tokens may be longer than the stack is deep.
@@ -64,25 +64,25 @@ class CancelToken:
                 while pending:
                     token = pending.pop()
                     if token._reason is not None:
-                        # Kept, so that the reason stays when another parent is cancelled later.
+                        # Remember it, in case another parent is cancelled later.
                         self._reason = token._reason
                         break
                     pending.extend(reversed(token._parents))
         return self._reason
 
     def child(self) -> CancelToken:
-        """Derive a token that is cancelled with this one, and can be cancelled alone."""
+        """Derive a token that's cancelled with this one, but can be cancelled alone."""
         return CancelToken(self)
 
     def cancel(self, reason: str = DEFAULT_REASON) -> bool:
-        """Cancel; return whether this call did it, since later calls change nothing.
+        """Cancel, and return whether this call did it: later calls change nothing.
 
         Raises:
-            BaseExceptionGroup: What callbacks raised, `SystemExit` included, after all of them were called.
+            BaseExceptionGroup: Errors of callbacks, including `SystemExit`, after all of them ran.
         """
         with _LOCK:
-            # Twice: a signal handler may run during the call of `reason`. CPython runs none between the second look
-            # and the assignment.
+            # Check twice: a signal handler may run inside `reason`. CPython runs none between the second check and the
+            # assignment.
             if self.reason is not None or self._reason is not None:
                 return False
             self._reason = reason
@@ -106,15 +106,15 @@ class CancelToken:
         return True
 
     def on_cancel(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Call `callback` once on cancellation, at once if that has happened; return a function that removes it.
+        """Call `callback` once on cancellation, or now if it's already cancelled; return a function to remove it.
 
         The callback runs in the cancelling thread and must be quick. The returned function may be called repeatedly.
 
         Raises:
-            BaseExceptionGroup: What the callback raised when it was called at once.
+            BaseExceptionGroup: Error of a callback that was called right away.
         """
         key = object()
-        # If the token is cancelled by now, either `cancel` has taken the callback or it is removed and called here.
+        # If the token is cancelled by now, either `cancel` took the callback, or we remove and call it here.
         if self.add_listener(key, callback) and self.remove_listener(key):
             _call_all([callback])
 
@@ -135,16 +135,16 @@ class CancelToken:
         return self.wait().__await__()
 
     def guard(self) -> CancelGuard:
-        """Return a cancel scope that is cancelled with this token.
+        """Return a cancel scope that's cancelled with this token.
 
-        `scope.cancelled_caught` tells afterwards whether the block was cut short. Cancellation from outside (of the
-        task or of an outer scope) passes through.
+        Afterwards `scope.cancelled_caught` tells whether the block was cut short. Cancellation from outside (of the
+        task or an outer scope) passes through.
         """
         get_running_loop, scope_type = _loop_types()
         return CancelGuard(self, get_running_loop(), scope_type())
 
     def add_listener(self, key: object, callback: Callable[[], None]) -> bool:
-        """Register a callback here and this token in its ancestors; return whether it is cancelled."""
+        """Register a callback here and this token with its ancestors; return whether it's cancelled."""
         with _LOCK:
             self._listeners[key] = callback
             pending: list[CancelToken] = [self] if self._parents else []
@@ -174,7 +174,7 @@ class CancelToken:
 
 
 class CancelGuard(NamedTuple):
-    """The context manager of `CancelToken.guard`; entered once."""
+    """Context manager of `CancelToken.guard`; enter it once."""
 
     token: CancelToken
     loop: AbstractEventLoop
@@ -193,11 +193,9 @@ class CancelGuard(NamedTuple):
         return self.scope.__exit__(kind, error, trace)
 
     def _cancel_scope(self) -> None:
-        # Through the loop: the caller may be a thread or a signal handler, which must not touch the scope.
-        try:
+        # Through the loop: the caller may be a thread or signal handler, which mustn't touch the scope.
+        with suppress(RuntimeError):  # the loop is closed, so the guarded block has ended
             self.loop.call_soon_threadsafe(self.scope.cancel)
-        except RuntimeError:
-            pass  # the loop was closed, so the guarded block has ended
 
 
 @cache
@@ -208,7 +206,7 @@ def _loop_types() -> tuple[Callable[[], AbstractEventLoop], type[CancelScope]]:
     from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs, slow elsewhere
 
     get_running_loop()
-    # `CancelScope()` looks the backend up at every call, which takes as long as the scope itself.
+    # `CancelScope()` looks up the backend on every call, which takes as long as the scope itself.
     return get_running_loop, type(CancelScope())
 
 
@@ -217,7 +215,7 @@ def _call_all(callbacks: Iterable[Callable[[], None]]) -> None:
     for callback in callbacks:
         try:
             callback()
-        except BaseException as exc:  # noqa: BLE001 — boundary: the other callbacks are called first
+        except BaseException as exc:  # noqa: BLE001 — boundary: call the other callbacks first
             failures.append(exc)
     if failures:
         raise BaseExceptionGroup("cancel callbacks failed", failures)
@@ -228,9 +226,9 @@ ENDING = ("SIGINT", "SIGTERM", "SIGHUP")
 
 @asynccontextmanager
 async def ending_signals() -> AsyncGenerator[CancelToken]:
-    """Yield a token that the first such signal cancels, with the name of the signal as reason.
+    """Yield a token that the first such signal cancels, with the signal's name as reason.
 
-    Only for the main thread. A second SIGINT raises KeyboardInterrupt as usual.
+    Main thread only. A second SIGINT raises KeyboardInterrupt as usual.
     """
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
     from signal import Signals  # noqa: PLC0415 — loaded with asyncio

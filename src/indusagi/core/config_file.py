@@ -1,6 +1,6 @@
-"""Configuration file as data: JSON (RFC 8259), JSON with comments, or TOML (https://toml.io/en/v1.0.0).
+"""Configuration files as data: JSON (RFC 8259), JSON with comments, or TOML (https://toml.io/en/v1.0.0).
 
-Only a regular file of limited size is read. An unreadable file gives a reason instead of an exception.
+Reads only regular files of limited size. An unreadable file yields a reason instead of an exception.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
 LARGEST_BYTES = 16 * 1024 * 1024
-_LARGEST_COMMENTED = 1024 * 1024
-"""Characters of a text that is searched for comments: such files are written by hand."""
+_MAX_COMMENTED_CHARS = 1024 * 1024
+"""Larger texts aren't searched for comments: such files are hand-written."""
 
 
 @record
 class ConfigFile:
-    """The content of a file, or the `trouble` with reading it."""
+    """A file's content, or the `trouble` with reading it."""
 
     document: JsonValue
     trouble: str | None = None
@@ -30,11 +30,11 @@ class ConfigFile:
     """Where parsing failed, counted from 1."""
     column: int | None = None
     repeated: tuple[str, ...] = ()
-    """Keys that occur twice in one object; the last one counts (RFC 8259 §4)."""
+    """Duplicate keys of an object; the last one counts (RFC 8259 §4)."""
 
 
 def read_config_file(path: str) -> ConfigFile:
-    """Read a file; `.toml` is TOML, everything else JSON that may have comments."""
+    """Read a file: TOML if it ends in `.toml`, else JSON with optional comments."""
     try:
         data = read_small_file(path, LARGEST_BYTES)
     except OSError as exc:
@@ -56,7 +56,7 @@ def _parse_toml(text: str) -> ConfigFile:
     except RecursionError as exc:
         return ConfigFile(None, f"invalid TOML: {exc}")
     except ValueError as exc:
-        # Python 3.11 gives the position only in the message; 3.14 has attributes for it.
+        # Python 3.11 only has the position in the message; 3.14 has attributes for it.
         position = _TOML_POSITION.search(str(exc))
         line, column = (int(position[1]), int(position[2])) if position else (text.count("\n") + 1, 1)
         return ConfigFile(None, f"invalid TOML: {exc}", line, column)
@@ -78,7 +78,7 @@ def parse_json(text: str) -> ConfigFile:
         try:
             document = cast("JsonValue", json.loads(text, object_pairs_hook=collect))
         except ValueError as exc:
-            plain = _without_comments(text) if len(text) <= _LARGEST_COMMENTED else text
+            plain = _without_comments(text) if len(text) <= _MAX_COMMENTED_CHARS else text
             if plain == text:
                 raise
             repeated.clear()
@@ -94,7 +94,7 @@ def parse_json(text: str) -> ConfigFile:
 
 
 def _without_comments(text: str) -> str:
-    """Blank out comments and trailing commas; lines and columns stay the same."""
+    """Blank out comments and trailing commas, preserving lines and columns."""
     tokens: list[str] = []
     comma: int | None = None
     last = "{"  # the last token other than space or comment; `{,}` has no trailing comma

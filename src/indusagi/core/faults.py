@@ -1,7 +1,7 @@
-"""The root of all errors of this project, the drawing of the error tree, and notes.
+"""The root of all errors of this project, the error tree, and notes.
 
 CoreError                  anything of ours that a caller may want to catch
-├── NotJson                a value that JSON cannot carry, with the place where it stands
+├── NotJson                a value that JSON can't represent, with its path
 ├── InvalidTool            a tool that cannot work as it is defined
 ├── AmbiguousDefinitionError  names in a definition that are equal without invisible characters
 ├── ProtocolFault          anything that goes wrong between us and a server; branch on its kind
@@ -15,7 +15,7 @@ CoreError                  anything of ours that a caller may want to catch
 │   │       └── UnlistedPrompt  a prompt that its server does not list
 │   └── BackendFault       a handle of the host that cannot be used
 ├── AuthFault              a sign-in that failed
-│   └── SignInRequired     only a person can go on
+│   └── SignInRequired     only the user can continue
 ├── ConnectorFault         a connector that cannot be added, read or used
 │   └── DocumentFault      an OpenAPI document that cannot be used
 ├── ClusterFault           something that goes wrong between a node and its cluster
@@ -36,16 +36,16 @@ CoreError                  anything of ours that a caller may want to catch
 ├── ConversationError      no conversation to continue
 ├── CompactionError        a conversation that could not be summarised
 │   └── NothingToCompactError  a conversation with nothing to summarise
-├── InvalidFormError       a form of a server that a person cannot fill in
+├── InvalidFormError       a server's form that a user can't fill in
 ├── IssuerError            an authorization server that does not answer, or whose documents are invalid
 ├── UnreadableCallsError   records of calls that cannot be read
 ├── BrokenConfigError      a changed configuration file that cannot be read
 ├── SlashError             a slash command that cannot be carried out
 └── RepeatedCallError      a model that repeats the same call
 
-A class is added to the drawing in the commit that adds the class; a test compares the two.
-Something skipped, replaced or left out that does not stop the work is a `Note`, not an error: a `Note` accompanies a
-result and is never raised.
+Add a class to the tree in the commit that adds the class; a test compares the two.
+Something skipped, replaced or left out without stopping the work is a `Note`, not an error: it accompanies a result
+and is never raised.
 """
 
 from typing import cast
@@ -77,15 +77,15 @@ _MEANINGS = {
     "TimeoutError": "it took too long",
     "WriteError": "the connection was lost while writing",
 }
-"""Meanings of exceptions that are often raised without a message, by class name."""
-_LONGEST_CHAIN = 16
-"""The most causes that are followed, since a chain may be cyclic."""
+"""Meanings of exceptions often raised without a message, by class name."""
+_MAX_CAUSES = 16
+"""How many causes to follow, since a chain may be cyclic."""
 
 
 def describe_error(exc: BaseException) -> str:
-    """Describe an exception; the text is never empty.
+    """Describe an exception; never empty.
 
-    An exception without a message is described by its cause, the meaning of its class, or the name of its class.
+    Without a message, use its cause, the meaning of its class, or its class name.
     """
     if isinstance(exc, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", exc)
@@ -94,7 +94,7 @@ def describe_error(exc: BaseException) -> str:
     if text:
         return text
     kind, cause = type(exc), exc.__cause__
-    for _ in range(_LONGEST_CHAIN):
+    for _ in range(_MAX_CAUSES):
         if cause is None:
             break
         if message := _text_of(cause):
@@ -108,7 +108,7 @@ def describe_error(exc: BaseException) -> str:
 def _text_of(exc: BaseException) -> str:
     try:
         return str(exc).strip()
-    except Exception:  # noqa: BLE001 — boundary: the __str__ of a foreign class
+    except Exception:  # noqa: BLE001 — boundary: a foreign class's __str__
         return ""
 
 

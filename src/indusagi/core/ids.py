@@ -1,7 +1,7 @@
 """Monotonic ULIDs (https://github.com/ulid/spec): 26 characters that sort by time.
 
-Within a process each id is greater than the one before: within one millisecond, from several threads, from a signal
-handler, and when the clock is set back.
+Within a process each id is greater than the previous one: within a millisecond, across threads, in a signal handler,
+and when the clock is set back.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LENGTH = 26
 
 
 class UlidMint:
-    """Makes ids in rising order for all threads that share it."""
+    """Makes increasing ids for all threads that share it."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class UlidMint:
         """Make the next id."""
         with self._lock:
             fresh = self._clock.now_ms() << _RANDOM_BITS | int.from_bytes(os.urandom(10), "big")
-            # CPython runs signal handlers at function calls, and there is none between reading and writing `_last`.
+            # CPython runs signal handlers at function calls, so none can run between reading and writing `_last`.
             value = self._last + 1
             if fresh > value:
                 value = fresh
@@ -42,7 +42,7 @@ class UlidMint:
 
 
 def is_ulid(text: str) -> bool:
-    """Tell whether `text` is an id as made here: capital letters, at most 128 bits."""
+    """Return whether `text` is an id in our format: capital letters, at most 128 bits."""
     return len(text) == _LENGTH and text[0] < "8" and all(char in _CROCKFORD for char in text)
 
 
@@ -50,5 +50,5 @@ _MINT = UlidMint()
 
 
 def new_ulid() -> str:
-    """Make an id that is greater than all earlier ones of this process."""
+    """Make an id greater than all earlier ones of this process."""
     return _MINT.mint()

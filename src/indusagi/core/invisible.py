@@ -1,8 +1,8 @@
-"""Invisible characters in JSON values, for everything that goes to a model or a client.
+"""Invisible characters in JSON values, for everything that goes to a model or client.
 
-`clean_json` walks a value of any depth, including the keys of objects. Tool definitions are cleaned by removal
-(`clean_text`), tool results in a session by escaping (`make_visible`). Keys stay distinct: where cleaning would make
-two keys equal, or empty one, the characters of the changed key are escaped instead.
+`clean_json` walks a value of any depth, including object keys. Tool definitions are cleaned by removal (`clean_text`),
+tool results in a session by escaping (`make_visible`). Keys stay distinct: if cleaning would make two keys equal, or
+one empty, the changed key's characters are escaped instead.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ CleanText: TypeAlias = Callable[[str], tuple[str, int]]
 
 
 def clean_json(value: JsonValue, clean: CleanText = clean_text) -> tuple[JsonValue, int]:
-    """Clean every string of a value, keys included; return it with the number of changed characters.
+    """Clean every string in a value, including keys; return it with the number of changed characters.
 
-    The argument is left alone, and returned itself when nothing changes.
+    Doesn't modify the argument, and returns it if nothing changes.
     """
     if not value:
         return value, 0
@@ -29,7 +29,7 @@ def clean_json(value: JsonValue, clean: CleanText = clean_text) -> tuple[JsonVal
     count = sum(clean(text)[1] for text in iter_strings(value))
     if not count:
         return value, 0
-    # A copy with its strings cleaned; without recursion, since the sender controls the depth.
+    # Copy with cleaned strings; without recursion, since the sender controls the depth.
     frame: dict[object, object] = {}
     pending: list[tuple[object, dict[object, object], object]] = [(value, frame, "")]
     copies: dict[int, dict[object, object]] = {}
@@ -46,7 +46,7 @@ def clean_json(value: JsonValue, clean: CleanText = clean_text) -> tuple[JsonVal
 
 
 def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str, str]:
-    """Clean the keys of one object and keep them distinct; in the given order."""
+    """Clean the keys of one object and keep them distinct, in the given order."""
     keys = list(names)
     shown = {name: clean(name)[0] for name in keys}
     uses: dict[str, int] = {}
@@ -68,7 +68,7 @@ def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str
 
 
 def iter_strings(value: JsonValue) -> Iterator[str]:
-    """Yield every string in a value, keys included; a shared or cyclic container is visited once."""
+    """Yield every string in a value, including keys; visit a shared or cyclic container once."""
     pending: list[object] = [value]
     visited: set[int] = set()
     while pending:
@@ -89,13 +89,13 @@ def _is_container(value: object) -> TypeGuard[dict[object, object] | list[object
 def _open(
     source: dict[object, object] | list[object], clean: CleanText
 ) -> tuple[dict[object, object], Iterable[tuple[object, object]]]:
-    """Make the copy of a container with a slot for each child, in order.
+    """Create a copy of a container with a slot for each child, in order.
 
     A list is typed as a dict here: both support assignment to an index.
     """
     if isinstance(source, list):
         return cast("dict[object, object]", [None] * len(source)), enumerate(source)
-    # Keys other than strings are invalid JSON, which other code refuses.
+    # Non-string keys are invalid JSON, which other code rejects.
     names = clean_names([name for name in source if isinstance(name, str)], clean)
     places = {name: names.get(cast("str", name), name) for name in source}
     children = [(places[name], inner) for name, inner in source.items()]

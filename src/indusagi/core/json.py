@@ -1,9 +1,8 @@
-r"""JSON types, and one compact text form of JSON values (RFC 8259).
+r"""JSON types, and a compact text form of JSON values (RFC 8259).
 
-The text form is hashed, compared and measured: every value of any depth has one, and different values have different
-ones. A value that JSON cannot carry is refused with its path: Python's encoder would write `NaN`, and turn the key `1`
-into `"1"`. A string with half of a surrogate pair, which a peer may send as `"\ud800"` (RFC 8259 §8.2), is written as
-an escape.
+We hash, compare and measure the text form: every value has one, at any depth, and different values have different ones.
+A value that JSON can't represent is rejected with its path; Python's encoder would write `NaN`, and turn the key `1`
+into `"1"`. Half a surrogate pair, which a peer may send as `"\ud800"` (RFC 8259 §8.2), is written as an escape.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ if TYPE_CHECKING:
     JsonValue: TypeAlias = JsonScalar | list["JsonValue"] | dict[str, "JsonValue"]
     JsonLike: TypeAlias = JsonScalar | Sequence["JsonLike"] | Mapping[str, "JsonLike"]
 else:
-    # `typing.get_type_hints` evaluates it with the names of any module: Python 3.14 passes over a reference's own one.
+    # `typing.get_type_hints` evaluates it with any module's names: Python 3.14 ignores the reference's own module.
     _VALUE, _LIKE = (
         ForwardRef(f"__import__({__name__!r}, fromlist=['_']).{name}") for name in ("JsonValue", "JsonLike")
     )
     JsonValue = JsonScalar | list[_VALUE] | dict[str, _VALUE]
     JsonLike = JsonScalar | Sequence[_LIKE] | Mapping[str, _LIKE]
 JsonObject: TypeAlias = dict[str, JsonValue]
-"""For results; parameters take `JsonLike`, which a `dict[str, int]` is too."""
+"""For results. Parameters take `JsonLike`, which includes `dict[str, int]`."""
 
 BYTES_PER_TOKEN = 4
 """Estimate for text, JSON and code."""
-_SHOWN_NAME = 60
-_SHOWN_STEPS = 8
-"""How many steps of the path into a value a message shows."""
+_MAX_NAME_CHARS = 60
+_MAX_STEPS = 8
+"""How many steps of a path an error message shows."""
 
 
 def _encoder(*, sort_keys: bool) -> json.JSONEncoder:
@@ -48,14 +47,14 @@ _DECODER = json.JSONDecoder()
 
 
 class NotJson(CoreError):
-    """A value that JSON cannot carry; the message names its path and the reason."""
+    """A value that JSON can't represent; the message has its path and the reason."""
 
 
 def is_json_object(value: object) -> TypeGuard[JsonObject]:
-    """Tell whether `value` is a dict with string keys; the values are not checked."""
+    """Return whether `value` is a dict with string keys, without checking the values."""
     if not isinstance(value, dict):
         return False
-    # A loop: for a few keys a generator takes longer to make than to run.
+    # A loop: with few keys, making a generator takes longer than running it.
     for key in cast("dict[object, object]", value):  # noqa: SIM110
         if not isinstance(key, str):
             return False
@@ -63,7 +62,7 @@ def is_json_object(value: object) -> TypeGuard[JsonObject]:
 
 
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
-"""Half of a surrogate pair, or of a whole one."""
+"""Half of a surrogate pair, whether or not the other half follows."""
 
 
 def build_object(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
@@ -76,12 +75,12 @@ def build_object(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
     if len(members) != len(pairs):
         seen: set[str] = set()
         twice = next(name for name, _ in pairs if name in seen or seen.add(name))
-        raise ValueError(f"the name {twice[:_SHOWN_NAME]!r} occurs twice in one object")
+        raise ValueError(f"the name {twice[:_MAX_NAME_CHARS]!r} occurs twice in one object")
     return members
 
 
 def refuse_constant(name: str) -> None:
-    """Refuse `NaN` and the infinities, as a `parse_constant`: they are Python's, not JSON's."""
+    """Reject `NaN` and infinities, as a `parse_constant`: Python has them, JSON doesn't."""
     raise ValueError(f"{name} is not JSON")
 
 
@@ -89,7 +88,7 @@ _STRICT = json.JSONDecoder(object_pairs_hook=build_object, parse_constant=refuse
 
 
 def has_half_character(value: JsonValue) -> bool:
-    """Tell whether a decoded value has half of a surrogate pair in a string: no encoding can carry it."""
+    """Return whether a decoded value contains half a surrogate pair, which no encoding can represent."""
     try:
         _PLAIN.encode(value).encode()
     except (UnicodeEncodeError, RecursionError):
@@ -101,7 +100,7 @@ def parse_strict_json(data: bytes) -> JsonValue:
     """Decode a document that has to mean the same to every reader, such as a token or a key set.
 
     Raises:
-        ValueError: Invalid UTF-8 or JSON, a name that occurs twice, half a character, or too many levels.
+        ValueError: Invalid UTF-8 or JSON, a duplicate name, half a character, or too many levels.
     """
     text = data.decode("utf-8")
     try:
@@ -114,10 +113,10 @@ def parse_strict_json(data: bytes) -> JsonValue:
 
 
 def compact_json(value: JsonLike, *, sort_keys: bool = False) -> str:
-    """Encode `value` without white space, keys in insertion or sorted order, non-ASCII characters as they are.
+    """Encode `value` without white space, keys in insertion or sorted order, non-ASCII characters unescaped.
 
     Raises:
-        NotJson: A NaN, an infinity, a cycle, a key other than a string, or a type other than JSON's.
+        NotJson: A NaN, an infinity, a cycle, a non-string key, or a type that isn't JSON's.
     """
     return _encode(value, sort_keys, _DECODER, json.dumps)
 
@@ -125,8 +124,8 @@ def compact_json(value: JsonLike, *, sort_keys: bool = False) -> str:
 def _encode(value: JsonLike, sort_keys: bool, decoder: json.JSONDecoder, format_number: Callable[[float], str]) -> str:
     try:
         text = (_SORTED if sort_keys else _PLAIN).encode(value)
-        # The encoder turns tuples into arrays and keys such as 1 and None into strings; decoding shows it, and takes
-        # less time than a walk in Python.
+        # The encoder turns tuples into arrays and keys such as 1 and None into strings. Decoding reveals that faster
+        # than a walk in Python.
         is_exact = isinstance(value, str) or decoder.raw_decode(text)[0] == value
     except (TypeError, ValueError, RecursionError):
         text, is_exact = "", False
@@ -136,7 +135,7 @@ def _encode(value: JsonLike, sort_keys: bool, decoder: json.JSONDecoder, format_
 
 
 def _escape_halves(text: str) -> str:
-    """Join the two halves of surrogate pairs, and escape a half that stands alone: it has no UTF-8 form."""
+    """Join the halves of surrogate pairs, and escape a single half: it has no UTF-8 form."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -150,27 +149,27 @@ DIGEST_LENGTH = 32
 
 
 def estimate_tokens(value: JsonLike) -> int:
-    """Estimate the tokens of a text or a JSON value: one for every four bytes."""
+    """Estimate the tokens of a text or JSON value: one per four bytes."""
     text = value if isinstance(value, str) else compact_json(value)
     return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
 
 
 def content_hash(value: JsonLike, *, sort_keys: bool = False) -> str:
-    """Hash the text that ECMAScript's `JSON.stringify` gives for `value` to 32 hexadecimal digits.
+    """Hash the ECMAScript `JSON.stringify` text of `value` to 32 hexadecimal digits.
 
-    `1` and `1.0` are the same number there. The order of keys matters unless `sort_keys` is set.
+    `1` and `1.0` are the same number there. Key order matters unless `sort_keys` is set.
 
     Raises:
-        NotJson: JSON cannot carry `value`.
+        NotJson: JSON can't represent `value`.
     """
     return _digest(_encode(value, sort_keys, _ECMASCRIPT_DECODER, _format_number))
 
 
 def exact_hash(value: JsonLike, *, sort_keys: bool = False) -> str:
-    """Hash the compact JSON of `value`, in which different numbers differ: `1` and `1.0` too. For pins.
+    """Hash the compact JSON of `value`, which distinguishes all numbers, even `1` and `1.0`. For pins.
 
     Raises:
-        NotJson: JSON cannot carry `value`.
+        NotJson: JSON can't represent `value`.
     """
     return _digest(compact_json(value, sort_keys=sort_keys))
 
@@ -191,14 +190,14 @@ def _parse_small_integer(text: str) -> int:
 
 _SAFE_DIGITS = 15
 _ECMASCRIPT_DECODER = json.JSONDecoder(parse_float=_refuse_float, parse_int=_parse_small_integer)
-"""Fails at a number that ECMAScript may write in another way, so that `_format_number` writes it."""
+"""Fails on numbers that ECMAScript may write differently, so that `_format_number` writes them."""
 _MAX_SAFE_INTEGER = 2**53 - 1
 
 
 def _format_number(value: float) -> str:
-    """Write a number as ECMAScript does (https://tc39.es/ecma262/#sec-numeric-types-number-tostring).
+    """Format a number like ECMAScript (https://tc39.es/ecma262/#sec-numeric-types-number-tostring).
 
-    An integer that no double comes near keeps its digits.
+    An integer too large for a double keeps its digits.
     """
     if isinstance(value, int):
         if abs(value) <= _MAX_SAFE_INTEGER:
@@ -228,11 +227,11 @@ _END = object()
 
 
 def _write(root: object, *, sort_keys: bool, format_number: Callable[[float], str] = json.dumps) -> str:
-    """Encode a value of any depth without recursion, or raise `NotJson` for the first part that JSON cannot carry."""
+    """Encode a value of any depth without recursion, or raise `NotJson` for the first part that isn't JSON."""
     pieces: list[str] = []
     path: list[object] = []
     open_ids: set[int] = set()
-    # What is written before a value, the step to it, and the value; `_END` closes a container.
+    # Prefix to write, step, value; `_END` closes a container.
     pending: list[tuple[str, object, object]] = [("", "$", root)]
     while pending:
         prefix, step, value = pending.pop()
@@ -259,7 +258,7 @@ def _write(root: object, *, sort_keys: bool, format_number: Callable[[float], st
             children = list[tuple[str, object, object]]()
             for key in sorted(container, key=str) if sort_keys else container:
                 if not isinstance(key, str):
-                    raise _not_json(path, f"has the key {key!r}, which is no string")
+                    raise _not_json(path, f"has the key {key!r}, which is not a string")
                 name = json.dumps(key, ensure_ascii=False)
                 children.append((f"{',' if children else ''}{name}:", key, container[key]))
         pending.extend(reversed(children))
@@ -281,6 +280,6 @@ def _write_scalar(value: object, path: list[object], step: object, format_number
 
 def _not_json(path: Sequence[object], reason: str) -> NotJson:
     steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in path[1:]]
-    if len(steps) > _SHOWN_STEPS:
-        steps = [*steps[:_SHOWN_STEPS], "…"]
+    if len(steps) > _MAX_STEPS:
+        steps = [*steps[:_MAX_STEPS], "…"]
     return NotJson(f"not JSON: ${''.join(steps)} {reason}")

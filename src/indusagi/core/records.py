@@ -1,11 +1,11 @@
 """Immutable value classes that are cheap to define.
 
 `@record` is `@dataclass(frozen=True, slots=True)`: assigning to a field raises, `dataclasses.replace` and `fields`
-work, and equality, hash and text are the same. The standard decorator compiles six methods for each class
-(https://docs.python.org/3/library/dataclasses.html#frozen-instances), which took a quarter of the start of a command.
-`@record` compiles `__init__` alone: a class is defined five times as fast, and an instance made twice as fast.
+work, and equality, hash and repr are the same. The standard decorator compiles six methods per class
+(https://docs.python.org/3/library/dataclasses.html#frozen-instances), which took a quarter of a command's startup.
+`@record` only compiles `__init__`: defining a class is five times as fast, and creating an instance twice as fast.
 
-The rule: a value is a `@record`, state that changes is a `@dataclass(slots=True)`.
+The rule: use `@record` for values, and `@dataclass(slots=True)` for state that changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def record(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] |
         made: Any = dataclass(init=False, eq=False, repr=False, slots=True, kw_only=kw_only)(plain)
         names = [one.name for one in fields(made) if one.repr]
         compared = [one.name for one in fields(made) if one.compare]
-        # With a single name `attrgetter` gives the value itself, with none it is an error.
+        # `attrgetter` returns the bare value for a single name, and fails without any.
         key: Callable[[object], object] = attrgetter(*compared) if compared else type
 
         def is_equal(self: object, other: object) -> bool:
@@ -48,7 +48,7 @@ def record(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] |
 
         methods: dict[str, object] = {"__eq__": is_equal, "__hash__": hash_fields, "__repr__": format_fields}
         for name, method in (methods | _FROZEN).items():
-            if plain.__dict__.get(name) is None:  # Python sets `__hash__` to None beside an own `__eq__`
+            if plain.__dict__.get(name) is None:  # Python sets `__hash__` to None next to a custom `__eq__`
                 setattr(made, name, method)
         if "__init__" not in plain.__dict__:
             made.__init__ = _compile_init(made)
@@ -58,7 +58,7 @@ def record(cls: type[T] | None = None, /, *, kw_only: bool = False) -> type[T] |
 
 
 def _compile_init(made: Any) -> Any:
-    """Compile `__init__`. It fills the slots through their descriptors, since an assignment would raise."""
+    """Compile `__init__`, which fills the slots through their descriptors, since assignment would raise."""
     scope: dict[str, Any] = {"__name__": made.__module__, "_missing": MISSING}
     positional, keywords, body = ["self"], ["*"], list[str]()
     for one in fields(made):
@@ -80,7 +80,7 @@ def _compile_init(made: Any) -> Any:
         body.append("self.__post_init__()")
     parameters = ", ".join(positional + (keywords if len(keywords) > 1 else []))
     text = "\n ".join([f"def __init__({parameters}):", *(body or ["pass"])])
-    exec(text, scope)  # noqa: S102 — as `dataclass` does; the text consists of names of fields
+    exec(text, scope)  # noqa: S102 — as `dataclass` does; the text consists of field names
     init = scope["__init__"]
     init.__qualname__ = f"{made.__qualname__}.__init__"
     return init
@@ -105,17 +105,17 @@ _FROZEN = {
     "__getstate__": _get_state,
     "__setstate__": _set_state,
 }
-"""Copies and pickles need the last two: the default sets attributes one by one."""
+"""The last two are for copies and pickles: by default these set attributes one by one."""
 
 
 # -- JSON inside values -----------------------------------------------------------------------------
 
 _MAX_FROZEN_DEPTH = 64
-"""Levels that are frozen. Python's recursion limit depends on the caller, and a value must not."""
+"""Levels to freeze. Python's recursion limit depends on the caller, and a value must not."""
 
 
 class FrozenDict(dict[str, Any]):
-    """A JSON object that can't be changed. `copy.copy` and `copy.deepcopy` give plain, changeable ones."""
+    """An immutable JSON object. `copy.copy` and `copy.deepcopy` return plain, mutable ones."""
 
     __slots__ = ()
 
@@ -124,7 +124,7 @@ class FrozenDict(dict[str, Any]):
 
 
 class FrozenList(list[Any]):
-    """A JSON array that can't be changed. `copy.copy` and `copy.deepcopy` give plain, changeable ones."""
+    """An immutable JSON array. `copy.copy` and `copy.deepcopy` return plain, mutable ones."""
 
     __slots__ = ()
 
@@ -133,7 +133,7 @@ class FrozenList(list[Any]):
 
 
 def freeze_json(value: Any, _depth: int = 0) -> Any:
-    """Copy the objects and arrays of a JSON value into ones that can't be changed. Frozen ones are returned as is."""
+    """Copy a JSON value's objects and arrays into immutable ones. Frozen ones are returned as is."""
     kind = cast("object", type(value))
     if kind is dict and _depth < _MAX_FROZEN_DEPTH:
         below = _depth + 1

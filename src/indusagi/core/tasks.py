@@ -1,4 +1,4 @@
-"""Background tasks, and attempts: work in its own task, whose waiters may be cancelled without cancelling it.
+"""Background tasks and attempts: work in its own task, with waiters that can be cancelled without cancelling it.
 
 An async context must be left in the task that entered it, but callers come and go; so one task opens, holds and closes
 a resource. A cancelled caller disturbs neither that task nor other callers, and still returns only after the end.
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Attempt(Generic[T]):
-    """The outcome of one piece of work, which any number of callers wait for.
+    """The outcome of one piece of work, for any number of waiting callers.
 
-    It settles once, and at the latest when the task it follows ends: a task that's cancelled before its first step
-    runs no code, so nothing inside of it could settle anything.
+    It settles once, at the latest when the task it follows ends: a task cancelled before its first step runs no code,
+    so nothing inside it could settle anything.
     """
 
     def __init__(self) -> None:
@@ -45,18 +45,18 @@ class Attempt(Generic[T]):
         """Set the error, unless there's an outcome already."""
         if not self._outcome.done():
             self._outcome.set_exception(exc)
-            self._outcome.exception()  # maybe nobody waits: mark it as retrieved
+            self._outcome.exception()  # mark it as retrieved, in case there's no waiter
 
     async def wait(self) -> T:
-        """Wait for the outcome and return or raise it; a cancelled caller leaves the work alone."""
+        """Wait for the outcome and return or raise it. A cancelled caller doesn't affect the work."""
         if not self._outcome.done():
             await asyncio.wait({self._outcome})
         return self._outcome.result()
 
     async def join(self, within_s: float | None = None) -> bool:
-        """Wait for the outcome in any case, for `within_s` at most; return whether there is one.
+        """Wait for the outcome even if cancelled, for `within_s` at most; return whether there is one.
 
-        A cancellation of the caller is raised afterwards.
+        The caller's cancellation is raised afterwards.
         """
         await _join(self._outcome, within_s)
         return self._outcome.done()
@@ -65,8 +65,8 @@ class Attempt(Generic[T]):
 class BackgroundTask:
     """Runs one coroutine, once, in its own task.
 
-    `on_end` runs when the task has ended, even if it was cancelled before its first step, and before anything that
-    waits for the end goes on.
+    `on_end` runs when the task has ended, even if it was cancelled before its first step, and before any waiter
+    continues.
     """
 
     def __init__(self, name: str, on_end: Callable[[], None] | None = None) -> None:
@@ -82,7 +82,7 @@ class BackgroundTask:
 
     @property
     def was_cancelled(self) -> bool:
-        """Whether the task has ended by a cancellation."""
+        """Whether the task ended by cancellation."""
         return self._task is not None and self._task.cancelled()
 
     def start(self, work: Coroutine[object, object, object]) -> None:
@@ -110,10 +110,10 @@ class BackgroundTask:
             await self._ended.wait()
 
     async def join(self, within_s: float | None = None) -> bool:
-        """Wait for the end in any case, for `within_s` at most; return whether it has ended.
+        """Wait for the end even if cancelled, for `within_s` at most; return whether it has ended.
 
-        For a task that was asked to end: otherwise it would go on without an owner. A cancellation of the caller is
-        raised afterwards. Code of other authors may swallow its cancellation: give it a limit.
+        For a task that was asked to end, which otherwise would continue without an owner. The caller's cancellation is
+        raised afterwards. Third-party code may swallow its cancellation: give it a limit.
         """
         return self._ended is None or await self._ended.join(within_s)
 
@@ -121,9 +121,9 @@ class BackgroundTask:
 async def run_shielded(
     work: Coroutine[object, object, T], name: str, undo: Callable[[T], Awaitable[None]] | None = None
 ) -> T:
-    """Run short work to its end in any case, and return its result or raise its error.
+    """Run short work to completion even if cancelled, and return its result or raise its error.
 
-    If the caller is cancelled meanwhile, `undo` gets the result and the cancellation is raised afterwards.
+    If the caller was cancelled, `undo` gets the result, and then the cancellation is raised.
     """
     task = asyncio.create_task(work, name=name)  # noqa: TID251 — joined below
     try:
@@ -139,8 +139,8 @@ async def _join(task: asyncio.Future[T], within_s: float | None = None) -> None:
     loop = asyncio.get_running_loop()
     due = None if within_s is None else loop.time() + within_s
     cancelled: asyncio.CancelledError | None = None
-    # A cancelled anyio scope cancels its task again in every iteration of the loop; the shield keeps that off. A plain
-    # `Task.cancel` passes the shield and is kept.
+    # A cancelled anyio scope cancels its task again in every iteration of the loop; the shield prevents that. A plain
+    # `Task.cancel` passes the shield, and we raise it at the end.
     with CancelScope(shield=True):
         while not task.done() and (due is None or loop.time() < due):
             try:
@@ -151,11 +151,11 @@ async def _join(task: asyncio.Future[T], within_s: float | None = None) -> None:
         raise cancelled
 
 
-# -- read write lock --------------------------------------------------------------------------
+# -- read-write lock --------------------------------------------------------------------------
 
 
 class ReadWriteLock:
-    """Readers and writers of one event loop. A reader that comes after a waiting writer waits for it."""
+    """Lock for readers and writers of one event loop. A reader that comes after a waiting writer waits for it."""
 
     def __init__(self) -> None:
         self._readers = 0
@@ -164,7 +164,7 @@ class ReadWriteLock:
 
     @asynccontextmanager
     async def hold(self, *, shared: bool) -> AsyncGenerator[None]:
-        """Hold the lock inside the block: together with others that share it, or alone."""
+        """Hold the lock inside the block, shared with others or exclusively."""
         if self._waiting or self._is_writing or (self._readers and not shared):
             await self._wait(shared)
         elif shared:
@@ -185,7 +185,7 @@ class ReadWriteLock:
             if place in self._waiting:
                 self._waiting.remove(place)
                 self._admit()
-            else:  # admitted at the moment of its cancellation
+            else:  # admitted just as it was cancelled
                 self._leave(shared)
             raise
 

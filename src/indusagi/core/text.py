@@ -1,15 +1,15 @@
-"""Text of other programs and people, made safe to show to a model, a client or a terminal.
+"""Makes text from other programs and users safe to show to a model, a client or a terminal.
 
-A description, a title or a line of standard error may hold characters without a glyph that a terminal or a model obeys:
+A description, a title or a line of standard error may hold characters without a glyph that a terminal or model obeys:
 escape sequences, direction overrides, zero-width characters, tag characters. `clean_text` removes them, `make_visible`
 escapes them (`<U+202E>`). Letters are never changed or normalised.
 
 The set: control characters (C0, C1), format characters, Default_Ignorable_Code_Point
-(https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point), surrogates and noncharacters. A joiner or a
-variation selector stays where the glyph beside it needs it: in an emoji sequence
+(https://www.unicode.org/reports/tr44/#Default_Ignorable_Code_Point), surrogates and noncharacters. A joiner or
+variation selector stays where a neighbouring glyph needs it: in an emoji sequence
 (https://www.unicode.org/reports/tr51/#Emoji_ZWJ_Sequences), between letters of a joining script, after an ideograph.
-Two hints for line breaks, the soft hyphen and the zero width space of scripts without spaces, carry nothing that a
-reader misses: both functions remove them.
+Both functions remove two line break hints that no reader misses: the soft hyphen, and the zero width space of scripts
+without spaces.
 """
 
 from __future__ import annotations
@@ -41,31 +41,30 @@ _KINDS = {
     + "".join(chr(plane + 0xFFFE) + chr(plane + 0xFFFF) for plane in range(0, 0x110000, 0x10000)),
 }
 INVISIBLE = "".join(_KINDS.values())
-"""All invisible characters, for a character class of a pattern."""
+"""All invisible characters, for a character class in a pattern."""
 _PICTOGRAPHS = "\u2190-\u2bff\U0001f000-\U0001faff"
 _JOINED = (
     "\u0620-\u10ff\u1780-\u17b3\u17b6-\u180a\u1810-\u1cff\ua800-\uabff"
     "\ufb50-\ufdcf\ufdf0-\ufdff\ufe70-\ufefc"
     "\U00010a00-\U00011fff\U0001e900-\U0001e95f"
 )
-"""Scripts in which a joiner changes the shape of letters: Arabic, the scripts of India and South East Asia,
-Mongolian."""
+"""Scripts where a joiner changes the shape of letters: Arabic, the scripts of India and South East Asia, Mongolian."""
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"
-"""Scripts without spaces, in which a zero width space separates words: Thai, Lao, Burmese, Khmer."""
+"""Scripts without spaces, where a zero width space separates words: Thai, Lao, Burmese, Khmer."""
 _LETTERS = r"^\W\u115f\u1160\u3164\uffa0"
 _IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fffd\U00030000-\U000323af"
 _EMOJI_OR_TEXT = f"\u00a9\u00ae\u203c\u2049\u2122\u2139\u3030\u303d\u3297\u3299{_PICTOGRAPHS}"
 
 
-# Compiled by the first text that is not plain: together they take six milliseconds.
+# Compiled for the first text that isn't plain: together they take six milliseconds.
 
 
 @cache
 def _compile_invisible() -> re.Pattern[str]:
-    """Compile the pattern of an invisible character."""
+    """Match an invisible character."""
     return re.compile(
         f"[{INVISIBLE}]"
-        # Except characters that belong to the glyph beside them:
+        # Except characters that belong to a neighbouring glyph:
         r"(?<!\r(?=\n|\Z))"  # a line ending,
         f"(?<![{_PICTOGRAPHS}]\u200d(?=[{_PICTOGRAPHS}]))"  # the joiner of an emoji sequence,
         f"(?<![{_PICTOGRAPHS}]\ufe0f\u200d(?=[{_PICTOGRAPHS}]))"
@@ -81,19 +80,19 @@ def _compile_invisible() -> re.Pattern[str]:
 
 @cache
 def _compile_unseen() -> re.Pattern[str]:
-    """Compile the pattern of an invisible character, without exceptions."""
+    """Match an invisible character, without exceptions."""
     return re.compile(f"[{INVISIBLE}]")
 
 
 @cache
 def _compile_break_hint() -> re.Pattern[str]:
-    """Compile the pattern of hints for line breaks inside a word, or between words without a space."""
+    """Match line break hints inside a word, or between words without a space."""
     return re.compile(f"(?<=[{_LETTERS}])\u00ad(?=[{_LETTERS}])|(?<=[{_UNSPACED}])\u200b|\u200b(?=[{_UNSPACED}])")
 
 
 @cache
 def _compile_kind() -> re.Pattern[str]:
-    """Compile the pattern that names the kind of an invisible character by a group."""
+    """Match an invisible character and name its kind as a group."""
     return re.compile("|".join(f"(?P<{kind}>[{letters}])" for kind, letters in _KINDS.items()))
 
 
@@ -111,9 +110,9 @@ def escape_invisible(text: str) -> tuple[str, int]:
 
 
 def escape_unseen(text: str) -> str:
-    """Escape every character without a glyph, and every line end, as Python does; for questions to a user.
+    """Escape every character without a glyph and every line end the way Python does, for questions to a user.
 
-    Nothing is excepted, so that no joiner or selector hides a difference.
+    No exceptions, so that no joiner or selector can hide a difference.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -125,7 +124,7 @@ def escape_unseen(text: str) -> str:
 
 
 def make_visible(text: str) -> tuple[str, int]:
-    """Escape invisible characters as `<U+202E>` and remove hints for line breaks; return the text and their number."""
+    """Escape invisible characters as `<U+202E>` and remove line break hints; return the text and their number."""
     if text.isascii() and text.isprintable():
         return text, 0
     plain = _compile_break_hint().sub("", text)
@@ -139,7 +138,7 @@ def remove_break_hints(text: str) -> str:
 
 
 def find_invisible_kinds(text: str) -> Iterator[str]:
-    """Yield the kind of each invisible character; hints for line breaks are skipped.
+    """Yield the kind of each invisible character, skipping line break hints.
 
     The kinds are `escapes`, `bidi`, `tags`, `invisible`, `controls`, `halves` of surrogate pairs and `noncharacters`.
     """
@@ -153,7 +152,7 @@ def format_count(number: int, noun: str, nouns: str | None = None) -> str:
 
 
 def cut_text(text: str, limit: int) -> str:
-    """Shorten a text to `limit` characters, with the number of missing ones."""
+    """Shorten a text to `limit` characters, adding the number of missing ones."""
     if len(text) <= limit:
         return text
     return f"{text[:limit]}… [{len(text) - limit:,} more characters]"
@@ -164,9 +163,9 @@ _CHUNK = 64 * 1024
 
 
 def matches_parts(text: str, parts: Sequence[str]) -> bool:
-    """Tell whether a text consists of the parts in their order, with any text between each two.
+    """Return whether a text consists of the parts in order, with any text between them.
 
-    The text is read once: the pattern and the text may be those of two parties that want it to take long.
+    Reads the text once: the pattern and the text may come from two parties who want it to take long.
     """
     first, last = parts[0], parts[-1]
     if len(parts) == 1:
@@ -183,7 +182,7 @@ def matches_parts(text: str, parts: Sequence[str]) -> bool:
 
 
 def common_start(one: TextT, other: TextT) -> int:
-    """Count the characters with which both begin."""
+    """Count the characters that both start with."""
     longest = min(len(one), len(other))
     low, high = 0, min(_CHUNK, longest)
     while low < high and one[low:high] == other[low:high]:
@@ -198,7 +197,7 @@ def common_start(one: TextT, other: TextT) -> int:
 
 
 def common_end(one: TextT, other: TextT, start: int) -> int:
-    """Count the characters with which both end, without the first `start` of either."""
+    """Count the characters that both end with, ignoring the first `start` of each."""
     length, other_length = len(one), len(other)
     longest = min(length, other_length) - start
     low, high = 0, min(_CHUNK, longest)

@@ -1,7 +1,7 @@
 """The only reader of the wall clock.
 
-Code that stamps a time takes a `Clock` or calls `now_ms`, so that a test can set the time. Durations and deadlines use
-the event loop's clock instead.
+Code that needs timestamps takes a `Clock` or calls `now_ms`, so that tests can set the time. Durations and deadlines
+use the event loop's clock instead.
 """
 
 import time
@@ -24,7 +24,7 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The clock of the machine."""
+    """The machine's clock."""
 
     def now_ms(self) -> int:
         """Return the milliseconds since 1970."""
@@ -32,7 +32,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock for tests, which moves only by `advance`."""
+    """A clock for tests that only moves by `advance`."""
 
     def __init__(self, at_ms: int = 0) -> None:
         self._at_ms = at_ms
@@ -61,9 +61,9 @@ def iso_utc(at_ms: int | None = None) -> str:
 
 
 def find_safe_now(now_at_ms: int, times_ms: Iterable[int]) -> int:
-    """Return the time by which old things may be removed: a clock that jumps ahead once removes nothing.
+    """Return the time for removing old things, such that a clock that jumps ahead once removes nothing.
 
-    `times_ms` says when the things were made. A jump ahead counts once they show use on two days after it.
+    `times_ms` are their creation times. A jump ahead counts once they show use on two days after it.
     """
     times = sorted(times_ms)
     if not times:

@@ -1,8 +1,8 @@
-"""Observation of calls: who makes a call, and what watches it from its start to its outcome.
+"""Observing calls: who makes a call, and who watches it from start to outcome.
 
-A runner hands every call to the observer of its context. An observer sees calls and changes nothing about them. The
-client and the agent of a call are context variables (https://docs.python.org/3/library/contextvars.html), set by a host
-and by a sub-agent: code in between needs no parameter for them.
+A runner passes every call to its context's observer. Observers see calls but don't change them. A call's client and
+agent are context variables (https://docs.python.org/3/library/contextvars.html), set by a host and by a sub-agent, so
+code in between needs no parameters for them.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from indusagi.runtime.contract import ToolBox, ToolCall, ToolOutcome, ToolResult
 
 @record
 class CallingClient:
-    """A client of a host. Its name and version are its own words; the principal was authenticated."""
+    """A client of a host. Name and version are self-reported; the principal is authenticated."""
 
     name: str = ""
     version: str = ""
     principal: str = ""
-    """The authenticated user of the client; empty if the host knows its clients by a shared token alone."""
+    """The client's authenticated user; empty if the host only knows its clients by a shared token."""
 
 
 @record
 class SubjectToken:
-    """The access token of a client, as the subject of a token exchange (RFC 8693); it is never sent to a server."""
+    """A client's access token, as the subject of a token exchange (RFC 8693). Never sent to a server."""
 
     token: str = field(repr=False)
     issuer: str
-    """Whose token it is: it is shown to no other issuer."""
+    """The token's issuer; no other issuer may see it."""
 
 
 current_subject: ContextVar[SubjectToken | None] = ContextVar("current_subject", default=None)
-"""The access token of the client for which this task works."""
+"""Access token of the client that this task works for."""
 acting_subject: ContextVar[SubjectToken | None] = ContextVar("acting_subject", default=None)
-"""The same while a call of the client is sent to a server. A handshake or a listing in the same task is our own."""
+"""The same, while sending the client's call to a server. A handshake or listing in the same task is our own."""
 current_client: ContextVar[CallingClient | None] = ContextVar("current_client", default=None)
-"""The client of a host for which this task works."""
+"""The host's client that this task works for."""
 current_agent: ContextVar[str] = ContextVar("current_agent", default="")
-"""The sub-agent for which this task works; empty outside of one."""
+"""The sub-agent that this task works for, or empty."""
 
 
 @record
@@ -54,12 +54,12 @@ class CallEntry:
     """How a call came in: through which toolbox, and under which id."""
 
     box: ToolBox
-    """As the caller sees it. What a tool calls in turn goes through it too, and so can do no more than the caller."""
+    """The caller's view. Calls that a tool makes in turn go through it too, so they can do no more than the caller."""
     call_id: str
     is_whole: bool = False
-    """Whether the caller reads results whole, without the output budget of a model: a script does."""
+    """Whether the caller reads whole results, without a model's output budget, as a script does."""
     find_denied: Callable[[Collection[str]], Collection[str]] = lambda _names: ()
-    """Tells which tools of the box a rule denies to the caller, whatever the arguments: a search leaves them out."""
+    """Finds the tools that a rule denies to the caller whatever the arguments, so that a search can omit them."""
 
 
 current_entry: ContextVar[CallEntry | None] = ContextVar("current_entry", default=None)
@@ -71,18 +71,18 @@ current_check: ContextVar[Callable[[ToolCall], Awaitable[ToolResult | None]] | N
 
 
 class UserWait:
-    """How long a call has waited for the user. Questions that are open at the same time count once."""
+    """How long a call has waited for the user. Concurrent questions count once."""
 
     __slots__ = ("_open", "_parent", "_since", "_total")
 
     def __init__(self, parent: UserWait | None = None) -> None:
         self._parent = parent
-        """Of the call that made this one: a script waits while a call of it does."""
+        """Wait of the call that made this one: a script waits while its calls do."""
         self._open, self._since, self._total = 0, 0.0, 0.0
 
     @property
     def seconds(self) -> float:
-        """The seconds until now."""
+        """Seconds so far."""
         return self._total + (perf_counter() - self._since if self._open else 0.0)
 
     @contextmanager
@@ -101,17 +101,17 @@ class UserWait:
 
 
 current_wait: ContextVar[UserWait | None] = ContextVar("current_wait", default=None)
-"""Where this task counts how long its call waits for the user."""
+"""Records how long this task's call waits for the user."""
 
 
 def waiting_for_user() -> AbstractContextManager[None]:
-    """Count the time of a block as waiting for the user, apart from the time that the call of this task runs."""
+    """Count a block's time as waiting for the user, separate from the run time of this task's call."""
     wait = current_wait.get()
     return nullcontext() if wait is None else wait.hold()
 
 
 current_trace: ContextVar[Mapping[str, str] | None] = ContextVar("current_trace", default=None)
-"""The trace context that requests of this task carry: `traceparent`, `tracestate` and `baggage`.
+"""Trace context for this task's requests: `traceparent`, `tracestate` and `baggage`.
 
 https://www.w3.org/TR/trace-context/, https://modelcontextprotocol.io/seps/414
 """
@@ -119,12 +119,12 @@ https://www.w3.org/TR/trace-context/, https://modelcontextprotocol.io/seps/414
 
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _TRACE_LIMITS = {"tracestate": 512, "baggage": 8_192}
-"""Characters that must be passed on: https://www.w3.org/TR/trace-context/#tracestate-limits,
-https://www.w3.org/TR/baggage/#limits. Longer values are left out."""
+"""Characters that we must pass on: https://www.w3.org/TR/trace-context/#tracestate-limits,
+https://www.w3.org/TR/baggage/#limits. Longer values are dropped."""
 
 
 def read_trace(meta: JsonObject) -> Mapping[str, str] | None:
-    """Read the trace context of a request from its `_meta`; None if there is none or it is invalid."""
+    """Read a request's trace context from its `_meta`; None if missing or invalid."""
     parent = meta.get("traceparent")
     if not isinstance(parent, str) or _TRACEPARENT.fullmatch(parent) is None:
         return None
@@ -137,79 +137,79 @@ def read_trace(meta: JsonObject) -> Mapping[str, str] | None:
 
 
 class ObservedRequest(Protocol):
-    """One request to a server that was sent."""
+    """One request sent to a server."""
 
     def finish(self, error: BaseException | None, result: JsonObject) -> None:
-        """Note the end of the request, in the task that sent it. Raises nothing."""
+        """Record the end of the request, in the task that sent it. Raises nothing."""
         ...
 
 
 class RequestObserver(Protocol):
-    """Watches the requests to servers that a call makes."""
+    """Watches a call's requests to servers."""
 
     def start_request(self, method: str, target: str, version: str) -> ObservedRequest:
-        """Note a request that is sent next, with the revision of the protocol; it may set `current_trace`."""
+        """Record a request about to be sent, with the protocol revision; may set `current_trace`."""
         ...
 
 
 current_requests: ContextVar[RequestObserver | None] = ContextVar("current_requests", default=None)
-"""Watches the requests that this task sends to servers."""
+"""Watches this task's requests to servers."""
 
 
 class CallCompletion:
-    """The true end of a call that is answered before it ends, such as one that became a task of its server."""
+    """The actual end of a call that's answered earlier, such as one that became a task of its server."""
 
     def __init__(self) -> None:
         self.is_deferred = False
-        """Whether the call goes on after its answer."""
+        """Whether the call continues after its answer."""
         self._listeners: list[Callable[[ToolOutcome, float | None], None]] = []
 
     def listen(self, listener: Callable[[ToolOutcome, float | None], None]) -> None:
-        """Call `listener` once with the true outcome, and how many seconds the call took if that is known."""
+        """Call `listener` once with the actual outcome, and the call's duration in seconds if known."""
         self._listeners.append(listener)
 
     def finish(self, outcome: ToolOutcome, seconds: float | None = None) -> None:
-        """Tell the listeners; a second call does nothing."""
+        """Notify the listeners; a second call does nothing."""
         listeners, self._listeners = self._listeners, []
         for listener in listeners:
             listener(outcome, seconds)
 
 
 current_completion: ContextVar[CallCompletion | None] = ContextVar("current_completion", default=None)
-"""Where the call of this task reports its end, if its host may answer it earlier."""
+"""Where this task's call reports its end, if its host may answer it earlier."""
 
 
 UNLISTED = "(unlisted)"
-"""Stands for the name of a resource or prompt that its server does not list: such a name is the caller's own."""
+"""Replaces the name of a resource or prompt that its server doesn't list: such a name is the caller's own."""
 
 
 class ObservedCall(Protocol):
-    """One call that has started."""
+    """A started call."""
 
     def finish(self, outcome: ToolOutcome | None) -> None:
-        """Note the end of the call; None if its task was cancelled. Raises nothing."""
+        """Record the end of the call; None if its task was cancelled. Raises nothing."""
         ...
 
 
 class CallObserver(Protocol):
-    """Watches the calls of a runner, and uses of resources and prompts."""
+    """Watches a runner's calls, and uses of resources and prompts."""
 
     def start(self, call: ToolCall, tool: object) -> ObservedCall:
-        """Note the start of a call of `tool`, which is None if its name is unknown. Raises nothing.
+        """Record the start of a call of `tool`, which is None if its name is unknown. Raises nothing.
 
-        A resource or prompt stands in the place of a tool, and the kind of its reference tells them apart.
+        `tool` can also be a resource or prompt; the kind of its reference tells them apart.
         """
         ...
 
 
 class ObserverChain:
-    """Several observers as one. The last one sees a call first when it ends, as layers do."""
+    """Several observers as one. The last one sees the end of a call first, like layers."""
 
     def __init__(self, observers: Sequence[CallObserver]) -> None:
         self._observers = tuple(observers)
 
     def start(self, call: ToolCall, tool: object) -> ObservedCall:
-        """Note the start of a call."""
+        """Record the start of a call."""
         return _ObservedByAll([observer.start(call, tool) for observer in self._observers])
 
 

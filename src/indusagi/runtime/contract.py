@@ -1,10 +1,10 @@
 """Contract between an agent loop and a toolbox: descriptors, calls, results, the runner.
 
-A loop shows `box.descriptors()` to a model and passes each `ToolCall` of the model to `box.runner`. The runner returns
-a `ToolOutcome`, also for a failed or unknown tool, and raises nothing but the cancellation of its task.
+A loop shows `box.descriptors()` to a model and passes each of its `ToolCall`s to `box.runner`. The runner returns a
+`ToolOutcome` even for failed or unknown tools, and only raises if its task is cancelled.
 
-A result holds content blocks of two kinds: text, and JSON for everything else. An image, a resource or a block type of
-a later MCP revision is a JSON block with the object as it arrived
+A result holds text blocks, and JSON blocks for everything else. An image, a resource or a block type of a later MCP
+revision is a JSON block with the object as it arrived
 (https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result).
 """
 
@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from indusagi.core.invisible import CleanText
 
 JsonSchema: TypeAlias = Mapping[str, JsonLike]
-"""A JSON Schema (https://json-schema.org/draft/2020-12) of an arguments object or of a result."""
-
+"""A JSON Schema (https://json-schema.org/draft/2020-12) for arguments or results."""
 
 _NO_DETAILS: Mapping[str, JsonValue] = MappingProxyType({})
 
@@ -38,10 +37,10 @@ class TextContentBlock:
     kind: ClassVar[Literal["text"]] = "text"
     text: str
     extra: JsonObject | None = None
-    """Further fields of an MCP block (`annotations`, `_meta`)."""
+    """Other fields of an MCP block (`annotations`, `_meta`)."""
 
     def __post_init__(self) -> None:
-        # Refused here, where the mistake is made.
+        # Fail here, where the mistake is made.
         if not isinstance(self.text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise TypeError(f"a text block holds text, not {type(self.text).__name__}")
 
@@ -58,9 +57,9 @@ ToolContentBlock: TypeAlias = TextContentBlock | JsonContentBlock
 
 
 def project_content(content: Sequence[ToolContentBlock]) -> JsonValue:
-    """Fold blocks into one value: a single text block is its string, a single JSON block its value.
+    """Fold blocks into one value: a single text block to its string, a single JSON block to its value.
 
-    None or several become an array of tagged objects, so that nothing is lost.
+    Zero or several blocks become an array of tagged objects, so nothing is lost.
     """
     if len(content) == 1:
         (block,) = content
@@ -75,22 +74,22 @@ def project_content(content: Sequence[ToolContentBlock]) -> JsonValue:
 
 @record
 class ToolDescriptor:
-    """The description of one tool for a model."""
+    """A tool as described to a model."""
 
     name: str
     description: str
     parameters: JsonSchema
     title: str | None = field(default=None, kw_only=True)
-    """A name for people; never used to look up the tool."""
+    """Display name; never used to look up the tool."""
     annotations: Mapping[str, JsonValue] | None = field(default=None, kw_only=True)
-    """Hints in the MCP spelling (`readOnlyHint`, …), which grant no permission."""
+    """Hints in the MCP spelling (`readOnlyHint`, …). They grant no permission."""
     output_schema: JsonSchema | None = field(default=None, kw_only=True)
     definition: Mapping[str, JsonValue] | None = field(default=None, kw_only=True, compare=False, repr=False)
-    """The complete definition by the server of a remote tool, for MCP clients."""
+    """A remote tool's complete definition from its server, for MCP clients."""
 
     @property
     def reads_only(self) -> bool:
-        """Whether the tool changes nothing, as far as its annotations say; that grants no permission."""
+        """Whether the annotations say that the tool changes nothing. Grants no permission."""
         annotations = self.annotations
         if self.definition is not None:
             hints = self.definition.get("annotations")
@@ -105,11 +104,11 @@ class ToolCall:
     id: str
     name: str
     input: JsonValue
-    """The arguments as the model sent them: normally an object, but any JSON value is possible."""
+    """Arguments as the model sent them: normally an object, but any JSON value is possible."""
 
 
 class Keep(StrEnum):
-    """Which part of a result is kept if it exceeds the output budget."""
+    """Which part of a result to keep if it exceeds the output budget."""
 
     HEAD = "head"
     TAIL = "tail"
@@ -125,11 +124,11 @@ class ToolResult:
     structured: JsonValue = field(default=None, kw_only=True)
     """The result as one JSON value, for tools with an output schema."""
     details: Mapping[str, JsonValue] = field(default_factory=lambda: _NO_DETAILS, kw_only=True)
-    """Facts for programs (an error `code`, counts, paths), which the model does not get."""
+    """Facts for programs (an error `code`, counts, paths), hidden from the model."""
     keep: Keep = field(default=Keep.HEAD, kw_only=True)
 
     def __post_init__(self) -> None:
-        # A copy: changing the caller's list must not change the result.
+        # Copy: changing the caller's list must not change the result.
         content = tuple(self.content)
         object.__setattr__(self, "content", content)
         if type(self.keep) is not Keep:
@@ -157,15 +156,15 @@ class ToolResult:
 
     @classmethod
     def stopped(cls, name: str, cancel: CancelToken) -> ToolResult:
-        """Make the result of a tool that a cancelled token stopped, or kept from running."""
+        """Make the result of a tool that a cancelled token stopped or kept from running."""
         return cls.error(f"{name} was stopped: {cancel.reason}", code="cancelled")
 
 
 def clean_result(result: ToolResult, clean: CleanText) -> ToolResult:
-    """Clean every string of a result that another party wrote: blocks, structured content and details.
+    """Clean all strings in a result from another party: blocks, structured content and details.
 
-    `details["unseen"]` counts the changed characters, if there are any. Results of native tools are not cleaned: the
-    content of a file is never altered.
+    `details["unseen"]` counts the changed characters, if any. Don't clean results of native tools: file contents must
+    stay intact.
     """
     from indusagi.core.invisible import clean_json  # noqa: PLC0415 — compiles large patterns
 
@@ -200,13 +199,13 @@ class ToolOutcome:
 
     @classmethod
     def from_output(cls, call_id: str, output: JsonValue, *, is_error: bool = False) -> ToolOutcome:
-        """Make an outcome of a plain value: text of a string, otherwise JSON."""
+        """Make an outcome from a plain value: text from a string, otherwise JSON."""
         block = TextContentBlock(output) if isinstance(output, str) else JsonContentBlock(output)
         return cls(call_id, ToolResult((block,), is_error))
 
     @property
     def output(self) -> JsonValue:
-        """The content as one value; see `project_content`."""
+        """The content as one value, see `project_content`."""
         return project_content(self.result.content)
 
     @property
@@ -226,7 +225,7 @@ class ToolOutcome:
 
     @property
     def details(self) -> Mapping[str, JsonValue]:
-        """Facts for programs, which the model does not get."""
+        """Facts for programs, hidden from the model."""
         return self.result.details
 
 
@@ -248,24 +247,24 @@ class ToolRunner(Protocol):
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
     ) -> ToolOutcome:
-        """Run one call; a failure is an error outcome."""
+        """Run one call; a failure becomes an error outcome."""
         ...
 
 
 @runtime_checkable
 class PreparingRunner(Protocol):
-    """A runner that tells how a call will run, for code that decides about calls by their arguments."""
+    """A runner that can prepare calls, for code that decides about calls by their arguments."""
 
     async def prepare(self, call: ToolCall) -> ToolCall | ToolOutcome:
-        """Copy, correct and check the arguments of a call, or return the outcome of a call that doesn't fit.
+        """Copy, correct and check a call's arguments, or return the outcome if they don't fit.
 
-        `run` uses the arguments of the returned call as they are.
+        `run` uses the returned call's arguments unchanged.
         """
         ...
 
 
 class CallsByName:
-    """Gives a toolbox the short form of a call."""
+    """Mixin with a short form of calling tools."""
 
     __slots__ = ()
 
@@ -278,20 +277,20 @@ class CallsByName:
         cancel: CancelToken | None = None,
         **more: JsonLike,
     ) -> ToolOutcome:
-        """Call a tool: `await box.call("read", path="a.txt")`. A failure is an error outcome.
+        """Call a tool: `await box.call("read", path="a.txt")`. A failure becomes an error outcome.
 
-        `arguments` is for names that aren't Python's, and for an argument called `cancel`.
+        `arguments` is for names that aren't valid in Python, and for an argument called `cancel`.
         """
         given = cast("JsonObject", {**(arguments or {}), **more})
         return await self.runner.run(ToolCall(f"call_{new_ulid()}", name, given), cancel)
 
 
 class ToolBox(Protocol):
-    """The tools that a loop may call, and their runner."""
+    """The tools a loop may call, and their runner."""
 
     @property
     def runner(self) -> ToolRunner:
-        """The runner of the calls."""
+        """Runs the calls."""
         ...
 
     def descriptors(self) -> Sequence[ToolDescriptor]:

@@ -281,7 +281,7 @@ async def test_the_parts_of_a_batch_are_handled_one_by_one() -> None:
         assert [frame["id"] for frame in await client.wait_for(2)] == [1, 2]
 
 
-@pytest.mark.parametrize(("parts", "said"), [(101, "a batch may have 100"), (100, "no request")])
+@pytest.mark.parametrize(("parts", "said"), [(101, "a batch may have 100"), (100, "not a request")])
 @pytest.mark.parametrize("form", ["bytes", "list"])
 async def test_a_batch_of_nonsense_is_refused_once(parts: int, said: str, form: str) -> None:
     nonsense: Any = [1] * parts

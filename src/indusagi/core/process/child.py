@@ -1,11 +1,11 @@
-"""Child process in the event loop: pipes, exit status, and the end of its whole process tree.
+"""Child processes in the event loop: pipes, exit status, and ending the whole process tree.
 
-asyncio's own subprocesses are not used. On Python 3.11 they start a thread per child; the alternative, a child watcher,
-is a setting of the whole program and fails with two event loops; and a start that is cancelled leaves processes behind.
-A pidfd (https://man7.org/linux/man-pages/man2/pidfd_open.2.html) needs none of that.
+We don't use asyncio's subprocesses. On Python 3.11 they start a thread per child; the alternative, a child watcher, is
+global to the program and breaks with two event loops; and a cancelled start leaks processes. A pidfd
+(https://man7.org/linux/man-pages/man2/pidfd_open.2.html) has none of these problems.
 
-An exited child is reaped last of all. Until then the kernel does not reuse its pid, which is also the id of its process
-group and session: a signal to them never reaches another program.
+An exited child is reaped last. Until then the kernel doesn't reuse its pid, which is also its process group and session
+id, so signals to them never hit another program.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 1.0
-"""Time for the kernel to end killed processes. A process that may not be signalled is left alone after that."""
+"""Time for the kernel to end killed processes. After that we leave processes alone that we may not signal."""
 _SCAN_S = 5.0
-"""Time for reading the process list. A busy machine with thousands of processes takes a second."""
+"""Timeout for reading the process list. It takes a second on a busy machine with thousands of processes."""
 INTERRUPT_S = 10.0
-"""Gentle end: how long an active tree may take after SIGINT before it gets SIGTERM."""
+"""Gentle end: how long an active tree gets between SIGINT and SIGTERM."""
 GENTLE_S = 60.0
-"""Gentle end: the longest time after which a tree is killed although it still writes."""
+"""Gentle end: kill the tree after this time even if it's still writing."""
 _UNKNOWN_CODE = 255
-"""Exit code of a process that other code has reaped; asyncio uses the same."""
+"""Exit code if other code reaped the process, as in asyncio."""
 _libc: ctypes.CDLL | None = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -57,20 +57,20 @@ class ChildListener(Protocol):
     """Callbacks of a child process, called in the event loop."""
 
     def stdout_received(self, data: bytes) -> None:
-        """Take data of its standard output."""
+        """Handle data from standard output."""
         ...
 
     def stderr_received(self, data: bytes) -> None:
-        """Take data of its standard error, if that is a pipe of its own."""
+        """Handle data from standard error, unless it's merged into standard output."""
         ...
 
     def state_changed(self) -> None:
-        """Look at the child again: a pipe was closed, or the process has exited."""
+        """Handle a closed pipe or the exit of the process."""
         ...
 
 
 class ChildProcess:
-    """A process that leads a session and a process group of its own."""
+    """A process that leads its own session and process group."""
 
     def __init__(self, listener: ChildListener) -> None:
         self.exited = asyncio.Event()
@@ -80,7 +80,7 @@ class ChildProcess:
         self.writable.set()
         self.input_open = True
         self.mark = new_ulid()
-        """The marker in the environment of its descendants."""
+        """Marker in the environment of its descendants."""
         self._listener = listener
         self._tree = ProcessTree(self.mark)
         self._process: subprocess.Popen[bytes] | None = None
@@ -88,7 +88,7 @@ class ChildProcess:
         self._output = PipeReader(listener.stdout_received, lambda: self._close_pipe(self.output_ended))
         self._errors = PipeReader(listener.stderr_received, lambda: self._close_pipe(self.errors_ended))
         self._stdin: asyncio.WriteTransport | None = None
-        # Whether the pid is still that of our child, and so the group id that of its group.
+        # Whether the pid, and so the process group id, still belongs to our child.
         self._owns_pid = True
         self._released = False
         self._ender = BackgroundTask("end a child")
@@ -108,18 +108,18 @@ class ChildProcess:
         """Start the process.
 
         Args:
-            argv: The program and its arguments.
-            env: Its whole environment; the marker is added to those that are there.
-            cwd: Its working directory.
-            with_input: Standard input is a pipe; otherwise it is empty.
-            merge_stderr: Standard error goes to the standard output.
-            die_with_parent: On Linux the kernel kills it when the thread that started it ends, also by kill -9
+            argv: Program and arguments.
+            env: The whole environment; our marker is added to any that are in it.
+            cwd: Working directory.
+            with_input: Connect standard input to a pipe instead of the null device.
+            merge_stderr: Send standard error to standard output.
+            die_with_parent: Have the Linux kernel kill it when the thread that started it ends, even by kill -9
                 (`PR_SET_PDEATHSIG`). The fork then copies our page tables: too slow for many small commands.
-            gentle: The process may be installing files: it gets SIGTERM instead of SIGKILL when we die.
-            confine: Restricts the thread that calls it, and so the process: a thread made for that starts it.
+            gentle: It may be installing files, so it gets SIGTERM instead of SIGKILL when we die.
+            confine: Restricts the calling thread and so the process, which is then started in a thread just for it.
 
         Raises:
-            OSError: It cannot be started.
+            OSError: It can't be started.
             ValueError: `argv` or `env` holds a NUL character.
         """
         above = (*os.environ.get(MARK, "").split(), *env.get(MARK, "").split())
@@ -148,7 +148,7 @@ class ChildProcess:
                 preexec_fn=set_death_signal if die_with_parent and prctl is not None else None,
             )
 
-        # PR_SET_PDEATHSIG is bound to the thread that forks, so that is this one where possible.
+        # PR_SET_PDEATHSIG is tied to the forking thread, so fork in this one if possible.
         self._process = fork() if confine is None else await _fork_in_own_thread(confine, fork)
         try:
             await run_shielded(self._connect(self._process), f"start {self.pid}")
@@ -188,9 +188,9 @@ class ChildProcess:
             os.close(descriptor)
             status = None
             with suppress(ChildProcessError):
-                # The process stays a zombie (waitid(2), WNOWAIT).
+                # WNOWAIT keeps the process a zombie, see waitid(2).
                 status = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-            if status is None:  # reaped by other code: the pid may be reused by now
+            if status is None:  # reaped by other code: the pid may have been reused
                 self._owns_pid = False
                 self._set_exit_code(_UNKNOWN_CODE)
             else:
@@ -201,15 +201,15 @@ class ChildProcess:
     def _watch_exit_in_thread(self, loop: asyncio.AbstractEventLoop, process: subprocess.Popen[bytes]) -> None:
         def wait() -> None:
             process.wait()
-            # That has reaped the process: its pid stays reserved only while its group has members. The group is
-            # checked now and never again, since later the answer may be about another program.
+            # The process is reaped now, so its pid is reserved only while its group has members. Check the group once:
+            # later the answer may be about another program.
             has_group = signal_group(process.pid, 0)
 
             def collect_exit() -> None:
                 self._owns_pid = has_group
                 self._set_exit_code(process.returncode)
 
-            with suppress(RuntimeError):  # the loop has ended before the process
+            with suppress(RuntimeError):  # the loop ended before the process
                 loop.call_soon_threadsafe(collect_exit)
 
         threading.Thread(target=wait, daemon=True, name=f"wait for {process.pid}").start()
@@ -242,48 +242,45 @@ class ChildProcess:
 
     @property
     def errors_open(self) -> bool:
-        """Whether more standard error may come, if that is a pipe of its own."""
+        """Whether more standard error may come, unless it's merged."""
         return not self.errors_ended.is_set()
 
     @property
     def unwritten(self) -> int:
-        """How many bytes wait to be read by its standard input."""
+        """Bytes waiting for room in the pipe of its standard input."""
         return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
 
     def write(self, data: bytes, *, report_unread: bool = False) -> None:
-        """Write to its standard input; a closed input drops the data.
+        """Write to its standard input, or drop the data if that's closed.
 
-        With `report_unread`, `writable` is clear while any byte waits for room in the pipe, not only many.
+        With `report_unread`, `writable` is clear while any byte waits for room in the pipe, not just many.
         """
         if self._stdin is not None and not self._stdin.is_closing():
             if report_unread:
                 self._stdin.set_write_buffer_limits(0)
             self._stdin.write(data)
 
-    @property
-    def unread_input(self) -> int:
-        """How many bytes wait for room in the pipe of its standard input."""
-        return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
+    unread_input = unwritten
 
     def close_input(self) -> None:
-        """Close its standard input after the data written so far."""
+        """Close its standard input after writing pending data."""
         if self._stdin is not None:
             self._stdin.close()
 
     def pause_output(self) -> None:
-        """Stop reading its standard output until `resume_output`: the process blocks once the pipe is full."""
+        """Stop reading standard output until `resume_output`; the process blocks once the pipe is full."""
         self._output.pause()
 
     def resume_output(self) -> None:
-        """Read its standard output again."""
+        """Resume reading standard output."""
         self._output.resume()
 
     def pause_errors(self) -> None:
-        """Stop reading its standard error until `resume_errors`."""
+        """Stop reading standard error until `resume_errors`."""
         self._errors.pause()
 
     def resume_errors(self) -> None:
-        """Read its standard error again."""
+        """Resume reading standard error."""
         self._errors.resume()
 
     def stop_reading(self) -> None:
@@ -292,13 +289,13 @@ class ChildProcess:
         self._errors.close()
 
     def read_rest(self) -> None:
-        """Read what is left in the pipes: after the exit, everything that the process itself has written."""
+        """Read the rest of the pipes: after the exit, everything the process itself wrote."""
         for ended, reader in ((self.output_ended, self._output), (self.errors_ended, self._errors)):
             if not ended.is_set():
                 reader.read_rest()
 
     async def activity(self) -> Activity | None:
-        """Read the activity of the process tree; None where the system does not tell."""
+        """Read the activity of the process tree; None where the system doesn't report it."""
         return await asyncio.to_thread(lambda: read_activity(self._list_running()))
 
     async def cpu_demand(self) -> CpuDemand | None:
@@ -306,30 +303,30 @@ class ChildProcess:
         return await asyncio.to_thread(read_cpu_demand, self.pid)
 
     def descendants(self) -> list[ProcessInfo]:
-        """List its running descendants; reads the process list: call it in a worker thread."""
+        """List its running descendants. Reads the process list: call it in a worker thread."""
         return [process for process in self._list_running() if process.pid != self.pid]
 
     def _list_running(self) -> list[ProcessInfo]:
         return self._tree.list_running(self.pid if self._owns_pid else None)
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- ending the tree ------------------------------------------------------------------------
 
     async def end(
         self, grace_s: float, *, drain_s: float = 0.0, close_input: bool = True, gentle: bool = False
     ) -> None:
         """End the process tree: close the input, SIGTERM, SIGKILL; then reap the process.
 
-        May be called twice and from any task; the first call decides. A cancelled caller still waits for the end,
-        which takes at most `grace_s` (twice with an input), one second, and the time of the process list. Processes
-        that may not be signalled or that hang in the kernel are left alone; `exit_code` then stays None.
+        Safe to call twice and from any task; the first call's arguments count. A cancelled caller still waits for the
+        end, which takes at most `grace_s` (twice with an input), one second, and the time to read the process list.
+        Processes that we may not signal or that hang in the kernel are left alone; `exit_code` then stays None.
 
         Args:
             grace_s: Time to exit before the next signal.
-            drain_s: Time to wait for the end of the output after the exit; the rest of the pipe is read then. With 0
+            drain_s: Time to wait for the end of the output after the exit, before reading the rest of the pipe. With 0
                 the rest of the output is dropped.
-            close_input: Whether the end of the input is the first request to exit.
-            gentle: For a tree that may be installing files: close the input and send SIGINT, as Ctrl-C in a shell;
-                then SIGTERM; SIGKILL only after `grace_s` without activity, or after `GENTLE_S`.
+            close_input: Whether to ask for the exit by closing the input first.
+            gentle: The tree may be installing files: close the input and send SIGINT, like Ctrl-C in a shell; then
+                SIGTERM; SIGKILL only after `grace_s` without activity, or after `GENTLE_S`.
         """
         if self._process is None:
             return
@@ -343,13 +340,13 @@ class ChildProcess:
         try:
             is_empty = await request
         except asyncio.CancelledError:
-            # The event loop ends and there is no time to wait, but a tree that installs files is not cut off.
+            # The event loop is ending and we can't wait, but don't cut off a tree that's installing files.
             if gentle:
                 self._signal_group(signal.SIGTERM)
                 is_empty = True
             raise
         finally:
-            # The end of the loop cancels this task too: the signal comes before the next await.
+            # The end of the loop cancels this task too, so signal before the next await.
             if not is_empty:
                 self._signal_group(signal.SIGKILL)
             try:
@@ -367,7 +364,7 @@ class ChildProcess:
                 self._release()
 
     async def _request_exit(self, grace_s: float, close_input: bool) -> bool:
-        """Ask the tree to exit; return True if no process is left."""
+        """Ask the tree to exit; return True if no process remains."""
         if close_input and grace_s > 0 and self._stdin is not None and not self.exited.is_set():
             await self._scan_processes(lambda: self._tree.snapshot_children(self.pid))
             self._stdin.close()
@@ -383,7 +380,7 @@ class ChildProcess:
         return False
 
     async def _request_exit_gently(self, grace_s: float) -> bool:
-        """Ask the tree to exit as Ctrl-C in a shell does, and wait while it is active."""
+        """Ask the tree to exit like Ctrl-C in a shell, and wait while it's active."""
         await self._scan_processes(lambda: self._tree.snapshot_children(self.pid))
         if self._stdin is not None:
             self._stdin.close()
@@ -396,7 +393,7 @@ class ChildProcess:
         return await self._wait_while_active(grace_s, last)
 
     async def _wait_while_active(self, idle_s: float, until: float) -> bool:
-        """Wait until no process is left (True), the tree was idle for `idle_s`, or the time is `until`."""
+        """Wait until no process remains (return True), the tree has been idle for `idle_s`, or the time is `until`."""
         now = asyncio.get_running_loop().time
         before: Activity | None = None
         idle_since, pause_s = now(), 0.02
@@ -406,7 +403,7 @@ class ChildProcess:
                 return True
             activity = await asyncio.to_thread(read_activity, left)
             if activity is None:
-                # Activity is unknown on this system: wait for a fixed time.
+                # This system doesn't report activity: wait for a fixed time.
                 until = min(until, idle_since + max(idle_s, INTERRUPT_S))
             elif before is None or activity.shows_life_since(before) or activity.shows_writes_since(before):
                 before, idle_since = activity, now()
@@ -416,7 +413,7 @@ class ChildProcess:
             pause_s = min(pause_s * 2, 0.1)
 
     async def _scan_processes(self, scan: Callable[[], list[ProcessInfo]]) -> list[ProcessInfo]:
-        """Run `scan` in a thread; if it takes too long, return a stand-in for the unknown tree."""
+        """Run `scan` in a thread; after a timeout return a placeholder for the unknown tree."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_SCAN_S):
                 return await asyncio.to_thread(scan)
@@ -428,7 +425,7 @@ class ChildProcess:
     async def _signal_until_exited(
         self, patience_s: float, number: int, left: list[ProcessInfo], signalled: set[tuple[int, int]]
     ) -> None:
-        """Signal the processes that are `left` and not yet `signalled`, and those they still start; wait for exit."""
+        """Signal the processes in `left` but not in `signalled`, and any they still start; wait until all exit."""
         with suppress(TimeoutError):
             async with asyncio.timeout(patience_s):
                 pause_s = 0.005
@@ -460,7 +457,7 @@ class ChildProcess:
 async def _fork_in_own_thread(
     confine: Callable[[], None], fork: Callable[[], subprocess.Popen[bytes]]
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a thread that is restricted first and then ends. The caller mustn't be cancelled meanwhile."""
+    """Fork in a new thread after restricting it. Don't cancel the caller while it waits."""
     loop = asyncio.get_running_loop()
     started: asyncio.Future[subprocess.Popen[bytes]] = loop.create_future()
 
@@ -468,7 +465,7 @@ async def _fork_in_own_thread(
         try:
             confine()
             process = fork()
-        except Exception as exc:  # noqa: BLE001 — raised where the process was wanted
+        except Exception as exc:  # noqa: BLE001 — re-raised in the caller
             loop.call_soon_threadsafe(started.set_exception, exc)
         else:
             loop.call_soon_threadsafe(started.set_result, process)

@@ -1,4 +1,4 @@
-"""Our ends of the pipes of a child process, or of our own standard streams, in the event loop."""
+"""Our ends of the pipes of a child process, or of our standard streams, in the event loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 64 * 1024
 _REST_BYTES = 1024 * 1024
-"""The most that is read from a pipe at the end: the largest pipe of an unprivileged user (pipe(7))."""
+"""How much to read from a pipe at the end: the largest pipe of an unprivileged user (pipe(7))."""
 
 
 class PipeReader(asyncio.Protocol):
@@ -50,7 +50,7 @@ class PipeReader(asyncio.Protocol):
             self.transport.close()
 
     def read_rest(self) -> None:
-        """Read what is in the pipe, at most `_REST_BYTES`, since a process may be filling it."""
+        """Read the rest of the pipe, at most `_REST_BYTES`, since a process may be filling it."""
         if self.transport is None or self.transport.is_closing():
             return
         descriptor: int = self.transport.get_extra_info("pipe").fileno()

@@ -1,11 +1,11 @@
 """Process information from procfs (https://man7.org/linux/man-pages/man5/proc.5.html).
 
-The only reader of `/proc/PID`: the process list, start times, CPU time, I/O, memory, ports. psutil would also work
-on macOS, but listing 400 processes takes it three times as long (measured: 140 ms against 47 ms), its import another
-20 ms, and the list is read several times whenever a process tree is ended. On a system without `/proc` every function
-says "unknown": `None`, an empty result, or `OSError` from `list_processes`.
+The only reader of `/proc/PID`: process list, start times, CPU time, I/O, memory, ports. psutil would work on macOS too,
+but takes three times as long to list 400 processes (measured: 140 ms against 47 ms) and 20 ms to import, and we read
+the list several times whenever we end a process tree. Without `/proc` every function reports "unknown": `None`, an
+empty result, or `OSError` from `list_processes`.
 
-A process that has ended, or that belongs to another user, is skipped. Reading blocks: call it in a worker thread.
+Processes that have ended or belong to another user are skipped. Reading blocks: call it in a worker thread.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 INACCESSIBLE = (FileNotFoundError, ProcessLookupError, PermissionError)
-"""Raised for a process that has just ended, or that this user may not inspect."""
+"""Raised for a process that has just ended or that this user may not inspect."""
 _PARENT, _GROUP, _SESSION, _UTIME, _STIME, _STARTED, _RSS = 1, 2, 3, 11, 12, 19, 21
 """Indexes into the fields of `/proc/PID/stat` from the state on: field 3 of proc_pid_stat(5) is index 0."""
 _ACTIVE_TICKS = 2
-"""CPU time, usually 10 ms per tick: an idle runtime with a timer uses less in a few seconds."""
+"""CPU time, usually 10 ms per tick: an idle runtime with a timer uses less over a few seconds."""
 _ACTIVE_BYTES = 4096
-"""I/O: a process that is only woken up moves a few bytes."""
+"""I/O: a process that merely wakes up moves a few bytes."""
 _STARVED_S = 0.25
-"""Time that a process waited for a core: it works, and the machine has none to spare."""
+"""Time spent waiting for a core: the process is working, but the machine is busy."""
 _LISTINGS = 3
-"""The process list, and twice those that were started meanwhile."""
-_TCP_LISTEN = "0A"
+"""The process list, then twice the processes started since."""
+_TCP_LISTEN = b"0A"
 _READ_CALL = {"x86_64": "0", "aarch64": "63"}
 _TERMINALS = ("/dev/pts/", "/dev/tty", "/dev/console")
 
@@ -56,7 +56,7 @@ def list_processes() -> Iterator[ProcessInfo]:
     """Read the process list.
 
     Raises:
-        OSError: `/proc` is absent or cannot be read.
+        OSError: `/proc` doesn't exist or can't be read.
     """
     newest = _read_newest_pid()
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -65,14 +65,14 @@ def list_processes() -> Iterator[ProcessInfo]:
         for pid in pids:
             if (process := read_process(pid)) is not None:
                 yield process
-        # A process may be started after the listing, by one that ends before it is read here.
+        # A process may start after the listing, from one that ends before we read it.
         before, newest = newest, _read_newest_pid()
         pids = [pid for pid in range(before + 1, newest + 1) if pid not in listed] if before else []
         listed.update(pids)
 
 
 def _read_newest_pid() -> int:
-    """Read the pid that was given out last (proc_loadavg(5)), 0 if unknown."""
+    """Read the most recently assigned pid (proc_loadavg(5)); 0 if unknown."""
     try:
         with open("/proc/loadavg", "rb", buffering=0) as file:
             return int(file.read(200).split()[4])
@@ -89,7 +89,7 @@ def read_process(pid: int) -> ProcessInfo | None:
 
 
 def read_start_time(pid: int, *, zombie: bool = False) -> int | None:
-    """Read the start time in clock ticks since boot; with the pid it identifies a process."""
+    """Read the start time in clock ticks since boot; together with the pid it identifies a process."""
     fields = _read_stat(pid)
     if fields is None or (fields[0] in {b"Z", b"X"} and not zombie):
         return None
@@ -97,23 +97,23 @@ def read_start_time(pid: int, *, zombie: bool = False) -> int | None:
 
 
 def may_have_children(pid: int) -> bool:
-    """Tell whether a process has children now; True where the kernel does not list them (proc_pid_task(5))."""
+    """Return whether a process has children now; True where the kernel doesn't list them (proc_pid_task(5))."""
     threads = _list_threads(pid)
     return not threads or any(read_proc_file(pid, f"task/{thread}/children") != b"" for thread in threads)
 
 
 def read_variable(pid: int, name: str) -> str:
-    """Read an environment variable as it was when the program started; "" if it is unset or unreadable."""
+    """Read an environment variable from when the program started; "" if unset or unreadable."""
     return find_variable(read_proc_file(pid, "environ") or b"", name)
 
 
 def find_variable(environ: bytes, name: str) -> str:
-    """Find a variable in the content of `/proc/PID/environ`; "" if it is unset."""
+    """Find a variable in the content of `/proc/PID/environ`; "" if unset."""
     return (b"\0" + environ).partition(f"\0{name}=".encode())[2].partition(b"\0")[0].decode("ascii", "replace")
 
 
 def read_descriptor(pid: int, descriptor: int | str) -> str:
-    """Read what a file descriptor refers to, such as `pipe:[1234]`; "" if that is unknown."""
+    """Read the target of a file descriptor, such as `pipe:[1234]`; "" if unknown."""
     try:
         return os.readlink(f"/proc/{pid}/fd/{descriptor}")
     except OSError:
@@ -137,31 +137,31 @@ def read_proc_file(pid: int, name: str) -> bytes | None:
 
 
 def _read_stat(pid: int) -> list[bytes] | None:
-    # The program name stands in parentheses and may hold any character, parentheses included.
+    # The program name is in parentheses and may contain any character, even parentheses.
     stat = read_proc_file(pid, "stat")
     return None if stat is None else stat.rpartition(b") ")[2].split(None, 22)
 
 
-# -- what a process tree does ---------------------------------------------------------------------------------------
+# -- activity of a process tree -----------------------------------------------------------------
 
 
 @record
 class Activity:
-    """CPU time and I/O of the processes of a tree since each of them started.
+    """CPU time and I/O of a tree's processes since each of them started.
 
-    Two readings of one tree tell whether it works or waits. Network traffic shows as both.
+    Two readings of one tree tell whether it works or waits. Network traffic can look like either.
     """
 
     cpu_ticks: int = 0
     bytes_moved: int = 0
-    """Read and written, through the page cache and pipes too (proc_pid_io(5))."""
+    """Read and written, including page cache and pipes (proc_pid_io(5))."""
     bytes_written: int = 0
     processes: frozenset[tuple[int, int]] = frozenset()
     waited_s: float = 0.0
-    """How long the main threads were ready to run and had to wait for a core."""
+    """How long the main threads were ready to run but waited for a core."""
 
     def shows_life_since(self, before: Activity) -> bool:
-        """Tell whether the tree did something between two readings."""
+        """Return whether the tree did something between two readings."""
         return (
             self.processes != before.processes
             or self.cpu_ticks - before.cpu_ticks >= _ACTIVE_TICKS
@@ -170,15 +170,15 @@ class Activity:
         )
 
     def shows_writes_since(self, before: Activity) -> bool:
-        """Tell whether files were written between two readings.
+        """Return whether files were written between two readings.
 
-        Unlinking writes no bytes; it shows in `shows_life_since` as CPU time.
+        Unlinking writes no bytes; `shows_life_since` sees its CPU time.
         """
         return self.bytes_written > before.bytes_written
 
 
 def read_activity(processes: Iterable[ProcessInfo]) -> Activity | None:
-    """Add up the activity of processes; None where nothing is known of any of them."""
+    """Sum up the activity of processes; None if unknown for all of them."""
     keys: set[tuple[int, int]] = set()
     ticks = moved = written = 0
     waited_s = 0.0
@@ -197,29 +197,29 @@ def read_activity(processes: Iterable[ProcessInfo]) -> Activity | None:
 
 
 def _read_delay(pid: int, name: str) -> float:
-    """Read how long a thread was ready to run and had to wait, in seconds; 0 if unknown (proc_pid_schedstat(5))."""
+    """Read how long a thread was ready to run but had to wait, in seconds; 0 if unknown (proc_pid_schedstat(5))."""
     words = (read_proc_file(pid, name) or b"").split()
     return int(words[1]) / 1e9 if len(words) > 1 else 0.0
 
 
 @record
 class CpuDemand:
-    """How much CPU time a process tree has used, and how much it has wanted."""
+    """CPU time that a process tree used, and that it wanted."""
 
     used_s: float
     by_pid: Mapping[int, float]
-    """The time each process has wanted: on a core, or ready to run and waiting for one."""
+    """Wanted time of each process: on a core, or ready to run and waiting for one."""
     is_runnable: bool = False
-    """Whether a process runs or waits for a core right now."""
+    """Whether a process is running or waiting for a core right now."""
 
     def grown_since(self, before: CpuDemand | None) -> float:
-        """Return how much more time the present processes have wanted; one that is new counts from its start."""
+        """Return how much more time the current processes wanted; a new one counts from its start."""
         earlier: Mapping[int, float] = {} if before is None else before.by_pid
         return sum(wanted - earlier.get(pid, 0.0) for pid, wanted in self.by_pid.items())
 
 
 def read_cpu_demand(pid: int) -> CpuDemand | None:
-    """Read the CPU demand of a process and its descendants; None if it is unknown."""
+    """Read the CPU demand of a process and its descendants; None if unknown."""
     by_pid: dict[int, float] = {}
     used_s, is_runnable = 0.0, False
     pids = [pid]
@@ -256,14 +256,14 @@ class ResourceUsage:
 
 
 def measure_usage(pids: Iterable[int]) -> ResourceUsage:
-    """Add up the usage of processes; ended ones count as nothing."""
+    """Sum up the usage of processes, skipping ended ones."""
     ticks, rss, ports = 0, 0, set[int]()
     for pid in pids:
         stat = _read_stat(pid)
         if stat is not None:
             ticks += int(stat[_UTIME]) + int(stat[_STIME])
             rss += int(stat[_RSS]) * os.sysconf("SC_PAGE_SIZE")
-            # The TCP ports on which it listens, in its own network namespace (proc_pid_net(5)).
+            # TCP ports it listens on, in its own network namespace (proc_pid_net(5)).
             try:
                 targets = [read_descriptor(pid, name) for name in os.listdir(f"/proc/{pid}/fd")]
             except OSError:
@@ -271,13 +271,13 @@ def measure_usage(pids: Iterable[int]) -> ResourceUsage:
             sockets = {target[8:-1].encode() for target in targets if target.startswith("socket:[")}
             tables = [read_proc_file(pid, name) or b"" for name in ("net/tcp", "net/tcp6")] if sockets else []
             rows = [row.split() for table in tables for row in table.splitlines()[1:]]
-            listening = (row[1] for row in rows if row[3] == _TCP_LISTEN.encode() and row[9] in sockets)
+            listening = (row[1] for row in rows if row[3] == _TCP_LISTEN and row[9] in sockets)
             ports.update(int(address.rpartition(b":")[2], 16) for address in listening)
     return ResourceUsage(ticks / os.sysconf("SC_CLK_TCK"), rss, tuple(sorted(ports)))
 
 
 def reads_terminal(pids: Iterable[int]) -> bool:
-    """Tell whether a process is blocked in read(2) from a terminal (proc_pid_syscall(5))."""
+    """Return whether a process is blocked in read(2) from a terminal (proc_pid_syscall(5))."""
     call = _READ_CALL.get(os.uname().machine)
     for pid in pids:
         words = (read_proc_file(pid, "syscall") or b"").decode("ascii", "replace").split()

@@ -1,15 +1,15 @@
-"""Process tree: a child process with all its descendants, found and signalled together.
+"""Process tree: a child process and all its descendants, found and signalled together.
 
-Descendants are searched in four ways, since each of the first three can be undone by the program itself:
+We look for descendants in four ways, since a program can defeat each of the first three:
 
-1. the process group and the session of the first process (setsid(2)); `timeout` and shells with job control give their
-   children other groups, but the session stays;
-2. a marker in the environment (`INDUS_CHILD`), for a descendant in a session of its own;
-3. the pipe that the first process got as standard output, for one that also cleared its environment;
-4. parents: every process that descends from one that is found.
+1. the first process's group and session (setsid(2)); `timeout` and shells with job control put their children into
+   other groups, but the session stays;
+2. a marker in the environment (`INDUS_CHILD`), for a descendant in its own session;
+3. the first process's standard output pipe, for one that also cleared its environment;
+4. parents: every process that descends from one already found.
 
-Found processes are remembered by (pid, start time). Without `/proc` only the group is known. The process list is read
-in the calling thread: call it in a worker thread.
+Found processes are remembered by (pid, start time). Without `/proc` only the group is known. Reading the process list
+blocks: call it in a worker thread.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 MARK = "INDUS_CHILD"
-"""The environment variable with the markers of all child processes above, separated by spaces: an outer `indus`
+"""Environment variable with the markers of all child processes above, separated by spaces, so that an outer `indus`
 finds the descendants of an inner one too."""
 _YOUNG_S = 0.1
 _EXEC_READS, _EXEC_S = 10, 0.001
 _KTHREADD = 2
-"""The parent of all threads of the kernel, which have no environment."""
+"""Parent of all kernel threads, which have no environment."""
 
 
 class ProcessTree:
     """A first process and its descendants.
 
-    A process whose parent has ended gets another parent: descendants that only rule 4 finds must be listed before
-    anything is ended (`snapshot_children`).
+    A process whose parent has ended gets another parent, so list descendants that only rule 4 finds before ending
+    anything (`snapshot_children`).
     """
 
     def __init__(self, mark: str) -> None:
         self.pipe = ""
-        """The standard output of the first process, as `pipe_name` names it."""
+        """The first process's standard output, as named by `pipe_name`."""
         self._mark = mark
         self._lock = Lock()
         self._known: frozenset[tuple[int, int]] = frozenset()
@@ -65,13 +65,13 @@ class ProcessTree:
         """List the running processes of the tree.
 
         Args:
-            leader: Pid of the first process, also that of its group and session; None if it may have been reused.
+            leader: Pid of the first process, and so of its group and session; None if it may have been reused.
         """
         with self._lock:
             try:
-                # Started without a standard output, this process itself may have the pipe as descriptor 1.
+                # If we were started without a standard output, the pipe may be our own descriptor 1.
                 running = [process for process in list_processes() if process.pid != os.getpid()]
-                # A process older than the leader is no descendant: its environment need not be read.
+                # A process older than the leader can't be a descendant: don't read its environment.
                 oldest = 0 if leader is None else read_start_time(leader, zombie=True) or 0
                 tree = [
                     process
@@ -86,7 +86,7 @@ class ProcessTree:
             for process in running:
                 children.setdefault(process.parent, []).append(process)
             known = {process.pid for process in tree}
-            # The list grows while it is walked: each descendant is searched for children of its own.
+            # The list grows while we walk it, to find the children of each descendant too.
             for process in tree:
                 found = [child for child in children.get(process.pid, ()) if child.pid not in known]
                 known.update(child.pid for child in found)
@@ -95,12 +95,12 @@ class ProcessTree:
             return tree
 
     def snapshot_children(self, leader: int) -> list[ProcessInfo]:
-        """Remember the tree before its leader ends; one without children needs no process list."""
+        """Remember the tree before its leader ends. Without children this takes no process list."""
         return self.list_running(leader) if may_have_children(leader) else []
 
     def _is_marked(self, process: ProcessInfo) -> bool:
         environ = read_proc_file(process.pid, "environ")
-        # Within execve(2) a process has no environment for a moment; one that was started without has none at all.
+        # During execve(2) a process briefly has no environment; one started without any never has.
         if environ == b"" and process.parent != _KTHREADD and process.key not in self._bare:
             for _ in range(_EXEC_READS):
                 time.sleep(_EXEC_S)
@@ -115,17 +115,17 @@ class ProcessTree:
 
 
 def pipe_name(descriptor: int) -> str:
-    """Name a pipe as `/proc/PID/fd` does for every process that holds an end of it."""
+    """Name a pipe the way `/proc/PID/fd` does for every process that holds an end of it."""
     return f"pipe:[{os.fstat(descriptor).st_ino}]"
 
 
 def unknown_process(leader: int) -> ProcessInfo:
-    """Stand for a process group of which only its existence is known."""
+    """Return a placeholder for a process group of which we only know that it exists."""
     return ProcessInfo(leader, 0, leader, leader, -1)
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Signal a process group; return whether it exists, also if it may not be signalled."""
+    """Signal a process group; return whether it exists, even if we may not signal it."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -136,10 +136,10 @@ def signal_group(group: int, number: int) -> bool:
 
 
 def signal_processes(processes: list[ProcessInfo], number: int) -> list[ProcessInfo]:
-    """Signal each process that is still the one that was listed; return `processes`."""
+    """Signal each process that's still the listed one; return `processes`."""
     for process in processes:
         try:
-            # The kernel never gives the pid of an open pidfd to another process (pidfd_open(2)).
+            # The kernel never reuses the pid of an open pidfd (pidfd_open(2)).
             handle = os.pidfd_open(process.pid)
         except (AttributeError, OSError):
             handle = None
@@ -161,7 +161,7 @@ def select_settled(processes: Iterable[ProcessInfo]) -> set[tuple[int, int]]:
     """Return the keys of processes that need no second signal.
 
     A process that bash has just forked still has bash's handler: it drops the signal, runs a program, and bash waits
-    for that program. So young processes are signalled again.
+    for that program. So signal young processes again.
     """
     if sys.platform != "linux":  # pragma: no cover — start times are known on Linux
         return {process.key for process in processes}

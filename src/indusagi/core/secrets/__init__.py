@@ -1,1 +1,1 @@
-"""What counts as a secret: names of variables, shapes of values, places on disk, sockets. Every guard reads these."""
+"""What counts as a secret: variable names, value shapes, paths on disk, sockets. All guards use these."""

@@ -16,7 +16,7 @@ _PIECES = re.compile(
     r"SECRET|PASSW(?:OR)?D|PASSPHRASE|PASSCODE|CREDENTIAL|(?:ACCESS|AUTH|BEARER)TOKEN|(?:API|ACCESS|ACCOUNT|AUTH|DEPLOY|ENCRYPTION|LICENSE|MASTER|PRIVATE|SHARED|SIGNING|SSH"
     r"|STORAGE)KEY|CONNECTIONSTR|CARDNUMBER|SESSION(?:ID|COOKIE)|COOKIEJAR"
 )
-"""Parts of a name with its separators removed."""
+"""Parts of a name after removing its separators."""
 _PROVIDER_KEY = re.compile(
     r"(ANTHROPIC|OPENAI|AZURE_OPENAI|GEMINI|GOOGLE_(AI|API|GENERATIVE)|MISTRAL|GROQ|COHERE|XAI|DEEPSEEK"
     r"|OPENROUTER|TOGETHER|FIREWORKS|PERPLEXITY|CEREBRAS|HUGGINGFACE|HF|INDUS\w*)_.*(KEY|TOKEN|SECRET)"
@@ -24,18 +24,18 @@ _PROVIDER_KEY = re.compile(
 _HARMLESS = re.compile(
     r"PWD|OLDPWD|SSH_AUTH_SOCK|SSH_TTY|GPG_TTY|XDG_\w+|(?:UV|PIP)_KEYRING_PROVIDER|AWS_(?:DEFAULT_)?REGION|AWS_PAGER"
 )
-"""Exceptions: `SSH_AUTH_SOCK` is a socket, which `find_socket_variables` knows."""
+"""Exceptions: `SSH_AUTH_SOCK` is a socket, covered by `find_socket_variables`."""
 _USUALLY_SECRET = re.compile(
     r"SESSION|PRIVATE|SIGNING|LOGIN|CERT|WEBHOOK|NETRC|KUBECONFIG|(?:^|_)PEM(?:_|$)"
     r"|(?:^|_)(?:DATABASE|DB|POSTGRES\w*|PG|MYSQL|MARIADB|REDIS|MONGO\w*|AMQP|RABBITMQ|BROKER|ELASTIC\w*|SMTP|MAILER)"
     r"_(?:URL|URI)(?:_|$)"
     r"|^(?:AWS|AZURE|ARM|GOOGLE|GCP|GCLOUD|CLOUDFLARE|CF|DIGITALOCEAN|DO|HCLOUD|OCI|VAULT|HEROKU|SSH|GPG|TF_VAR)_"
 )
-"""Names that often come with a secret, for places where the value is unknown."""
+"""Names that often hold a secret, for use when the value is unknown."""
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether something of this name holds a secret, whatever its value."""
+    """Return whether something with this name holds a secret, whatever its value."""
     upper = _split_camel_case(name).upper()
     if _HARMLESS.fullmatch(upper):
         return False
@@ -49,24 +49,24 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Tell whether a variable is a secret, by its name or its value."""
+    """Return whether a variable is a secret, judging by its name or value."""
     return is_secret_name(name) or holds_secret(value)
 
 
 def looks_secret(name: str) -> bool:
-    """Tell whether a variable of this name usually holds a secret, where its value is unknown."""
+    """Return whether a variable of this name usually holds a secret, for use when its value is unknown."""
     upper = name.upper()
     return is_secret_name(name) or (not _HARMLESS.fullmatch(upper) and _USUALLY_SECRET.search(upper) is not None)
 
 
 def asks_for_secret(text: str) -> bool:
-    """Tell whether the name and label of a form field certainly ask for a secret; "issue key" doesn't."""
+    """Return whether a form field's name and label certainly ask for a secret; "issue key" doesn't."""
     words = re.split(r"[^A-Z0-9]+", text.upper())
     return "CVV" in words or _PIECES.search("".join(words)) is not None
 
 
 def is_provider_key(name: str) -> bool:
-    """Tell whether a variable is the key of a model provider, which no command ever inherits."""
+    """Return whether a variable is a model provider's key, which no command ever inherits."""
     return _PROVIDER_KEY.fullmatch(name.upper()) is not None
 
 
@@ -81,12 +81,12 @@ REDACTED = "…"
 """Replaces a secret."""
 
 _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
-    # The password of a URL, and its user where that is the token: `https://ghp_…@host`.
+    # The password in a URL, or its user if that's the token: `https://ghp_…@host`.
     (("://",), r"(?<=://)[^\s/?#@'\"<>:]*:[^\s/@'\"<>]+(?=@)|(?i:(?<=http://)|(?<=https://))[^\s/?#@:'\"<>]+(?=@)"),
-    # The password in a data source name of a Go driver: `user:password@tcp(host)/database`.
+    # The password in a Go driver's data source name: `user:password@tcp(host)/database`.
     (("@tcp(", "@unix("), r"(?<=:)[^\s:@/]+(?=@(?:tcp|unix)\()"),
     (("PRIVATE KEY",), r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----(?s:.*?)(?:-----END [A-Z0-9 ]+-----|\Z)"),
-    # A key whose beginning was cut off.
+    # A key with its beginning cut off.
     (("PRIVATE KEY",), r"(?m:^)(?:[A-Za-z0-9+/]{40,}\s+)*[A-Za-z0-9+/=]*\s+-----END [A-Z0-9 ]*PRIVATE KEY-----"),
     (("AGE-SECRET-KEY",), r"\bAGE-SECRET-KEY-1[A-Z0-9]{30,}"),
     (("sk", "pk", "rk"), r"\b(?:sk|pk|rk)[-_][A-Za-z0-9_-]{16,}"),  # OpenAI, Anthropic, Stripe
@@ -115,7 +115,7 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
         r"[\w.~+/=-]{8,}",
     ),
 )
-"""Each row: substrings without which the pattern can't match, and the pattern, which matches only the secret."""
+"""Substrings without which the pattern can't match, and the pattern, which matches only the secret."""
 
 _ASSIGNED = (
     # `PASSWORD=hunter2`, `"api_key": "abc"`, `?sig=…`. After a colon, words stay readable, as in `token: expired`.
@@ -127,24 +127,12 @@ _ASSIGNED = (
 )
 _OPTION = r"(?i)(--[\w-]*(?:password|passwd|passphrase|token|secret|key|credentials?|pat|pw)\s+)(?!-)[^\s\"',;)]{4,}"
 _ASSIGNED_WORDS = (
-    "pass",
-    "pw",
-    "secret",
-    "token",
-    "cred",
-    "key",
-    "string",
-    "auth",
-    "pat",
-    "sig",
-    "cookie",
-    "jwt",
-    "sid",
-)
+    "pass", "pw", "secret", "token", "cred", "key", "string", "auth", "pat", "sig", "cookie", "jwt", "sid",
+)  # fmt: skip
 
 
 def holds_secret(text: str) -> bool:
-    """Tell whether a value has the shape of a secret or carries one, such as a URL with a password."""
+    """Return whether a value looks like a secret or contains one, such as a URL with a password."""
     return hide_secrets(text) != text
 
 

@@ -1,7 +1,7 @@
-"""Places of credentials on disk, and sockets of services that act outside of any sandbox.
+"""Locations of credentials on disk, and sockets of services that act outside of any sandbox.
 
-The file tools refuse these places, and sandboxed commands don't see them. A place is known by its name in the home or
-configuration directory, or because a variable of the environment names it.
+The file tools refuse these paths, and sandboxed commands don't see them. We know a path by its name in the home or
+configuration directory, or because an environment variable names it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _IN_HOME = (
     " .aws .azure .kube .minikube .docker .oci .boto .s3cfg .bluemix .aliyun .fly/config.yml .railway/config.json"
     " .pulumi/credentials.json .vault-token .terraform.d .terraformrc .chef .rancher .local/share/com.vercel.cli"
     " .wrangler .modal.toml .supabase .colima .lima .rd/docker.sock .orbstack/run"
-    # Registries of packages, and databases.
+    # Package registries and databases.
     " .npmrc .yarnrc .yarnrc.yml .bunfig.toml .pypirc .pip .condarc .cargo/credentials .cargo/credentials.toml"
     " .gem/credentials .bundle/config .m2/settings.xml .m2/settings-security.xml .gradle/gradle.properties"
     " .sbt/.credentials .ivy2/.credentials .composer/auth.json .nuget/NuGet/NuGet.Config .hex/hex.config"
     " .pgpass .pg_service.conf .my.cnf .mylogin.cnf .dbshell .cassandra .kaggle .huggingface .cache/huggingface/token"
     " .cache/huggingface/stored_tokens .jupyter .local/share/jupyter/runtime"
-    # Assistants, with the keys in their configuration of servers.
+    # Assistants, with keys in their server configuration.
     " .claude.json .claude/.credentials.json .codex/auth.json .codex/config.toml .gemini/oauth_creds.json"
     " .gemini/settings.json .cursor/mcp.json .codeium/windsurf/mcp_config.json .local/share/opencode/auth.json"
     " .indusvx/mcp.json .indus/mcp.json .continue/config.json .continue/config.yaml .continue/.env"
@@ -46,7 +46,7 @@ _IN_HOME = (
     # Wallets.
     " .electrum .bitcoin .ethereum .solana"
 )
-"""Below the home directory; `\\0` stands for a space."""
+"""Relative to the home directory; `\\0` stands for a space."""
 _IN_CONFIG = (
     "gcloud gh glab-cli hub op 1Password rclone doctl containers git/credentials heroku netlify hcloud scw linode-cli"
     " ngrok stripe Bitwarden Bitwarden\0CLI keepassxc sops argocd helm pip pypoetry/auth.toml composer/auth.json NuGet"
@@ -55,7 +55,7 @@ _IN_CONFIG = (
     " google-chrome google-chrome-beta chromium BraveSoftware microsoft-edge vivaldi opera Signal discord Slack"
     " session Element evolution"
 )
-"""Below the configuration directory."""
+"""Relative to the configuration directory."""
 _NAMED_BY = {
     "AWS_SHARED_CREDENTIALS_FILE": "",
     "AWS_CONFIG_FILE": "",
@@ -96,13 +96,13 @@ _NAMED_BY = {
     "XAUTHORITY": "",
     "ZDOTDIR": ".zsh_history .histfile",
 }
-"""Variables that name a file or directory of credentials, with names below it where only those are meant."""
+"""Variables that name a file or directory of credentials, with the names in it if only those are secret."""
 _SYSTEM = (
     "/etc/shadow /etc/shadow- /etc/gshadow /etc/gshadow- /etc/sudoers /etc/sudoers.d /etc/krb5.keytab /etc/ssl/private"
     " /etc/wireguard /etc/openvpn /etc/NetworkManager/system-connections /etc/rancher /etc/kubernetes /run/secrets"
     " /var/run/secrets /run/credentials /var/lib/docker /var/lib/containerd /var/lib/kubelet"
 )
-"""What root or a container could read."""
+"""Readable for root or in a container."""
 
 SOCKETS = (
     "/run/user",
@@ -128,14 +128,14 @@ SOCKETS = (
 """Sockets, and directories of sockets, of services that run programs, hold keys or see the screen."""
 _SOCKET_DIRECTORIES = ("XDG_RUNTIME_DIR", "TMUX_TMPDIR", "SCREENDIR")
 _SOCKET_TABLE = "/proc/net/unix"
-"""Every bound socket of the network namespace, with its path in the last column (unix(7), proc(5))."""
+"""All bound sockets of the network namespace, with the path in the last column (unix(7), proc(5))."""
 _PATH_COLUMN = 7
 _SETTLED_S = 1.0
 """Younger sockets come and go: bubblewrap can't cover a path that has just vanished."""
 
 
 def find_credential_places(environ: Mapping[str, str], home: str) -> Iterator[str]:
-    """Yield the absolute paths of credentials: files and directories, whether they exist or not."""
+    """Yield the absolute paths of credential files and directories, whether they exist or not."""
     if os.path.isabs(home):
         yield from _join_all(home, _IN_HOME)
         for folder in dict.fromkeys((os.path.join(home, ".config"), environ.get("XDG_CONFIG_HOME", ""))):
@@ -161,7 +161,7 @@ def _join_all(folder: str, names: str) -> Iterator[str]:
 
 
 def find_socket_places(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the sockets that a sandboxed command mustn't reach: known ones, and the ones that variables name."""
+    """Yield the sockets that a sandboxed command mustn't reach: known ones, and those named by variables."""
     yield from SOCKETS
     for name in _SOCKET_DIRECTORIES:
         path = os.path.normpath(environ.get(name, ""))
@@ -178,12 +178,12 @@ def find_named_sockets(value: str) -> Iterator[str]:
         if start < 0 or (start and part[start - 1] not in ":=@"):
             continue
         path = "/" + part[start:].lstrip("/")
-        # gpg-agent's variable goes on after the path: `/run/gpg/S.gpg-agent:0:1`.
+        # gpg-agent's variable continues after the path: `/run/gpg/S.gpg-agent:0:1`.
         yield from (one for one in dict.fromkeys((path, path.partition(":")[0])) if _stat_socket(one) is not None)
 
 
 def find_sockets_of_user(now_s: float) -> Iterator[str]:
-    """Yield the paths of the bound sockets that belong to this user."""
+    """Yield the paths of this user's bound sockets."""
     try:
         with open(_SOCKET_TABLE, encoding="utf-8", errors="surrogateescape") as table:
             rows = table.read().splitlines()[1:]

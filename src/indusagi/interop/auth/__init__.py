@@ -1,4 +1,4 @@
-"""OAuth client for servers behind a URL: a pure state machine, its driver, and what they share with storage and people.
+"""OAuth client for servers behind a URL: a pure state machine, its driver, credential storage and the user prompt.
 
 https://modelcontextprotocol.io/specification/draft/basic/authorization
 """

@@ -1,8 +1,8 @@
-"""Authorization of requests to one server: the current token for each, and what happens after a refusal.
+"""Authorizes requests to one server: provides the current token, and recovers from refusals.
 
 A request takes the current token without waiting for any other. Only a request that needs another token joins the one
-recovery that is under way: a refresh, a sign-in, or a step-up to more scopes. The recovery is a task of its own, which
-a cancelled request leaves alone. The number of tries is bounded by what has been tried, not by time.
+recovery in progress: a refresh, a sign-in, or a step-up to more scopes. The recovery runs in its own task, which a
+cancelled request doesn't affect. Past attempts bound the number of tries, not time.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 UNAUTHORIZED = 401
 FORBIDDEN = 403
 _MARGIN_MS = 30_000
-"""A token is refreshed so long before its end: clocks differ, and a request takes its time."""
+"""Refresh a token this long before it expires: clocks differ, and a request takes time."""
 _STEP_UPS = 3
-"""The most step-ups of one connection (specification: "implement retry limits")."""
+"""Maximum step-ups per connection (specification: "implement retry limits")."""
 _TokenSource: TypeAlias = Literal["stored", "refreshed", "signed_in"]
 
 
 class OAuthAuthorizer:
-    """The authorizer of a server that is signed in to by OAuth."""
+    """Authorizer of a server with OAuth sign-in."""
 
     def __init__(self, driver: AuthDriver) -> None:
         self._driver = driver
@@ -42,10 +42,10 @@ class OAuthAuthorizer:
         self._source: _TokenSource = "stored"
         self._is_loaded = False
         self._is_accepted = False
-        """The server has accepted the current token."""
+        """Whether the server has accepted the current token."""
         self._key: ProofKey | None = None
         self._fault: AuthFault | None = None
-        """Why signing in failed for good; the server's other requests fail alike, without another try."""
+        """Why signing in failed for good; the server's other requests fail the same way, without another try."""
         self._step_ups = 0
         self._recovery: _Recovery | None = None
 
@@ -57,10 +57,10 @@ class OAuthAuthorizer:
     # -- requests ---------------------------------------------------------------------------
 
     async def build_headers(self, method: str, url: str) -> dict[str, str]:
-        """Build the `Authorization` of a request, and its DPoP proof; none before the first sign-in.
+        """Build a request's `Authorization` header and DPoP proof; empty before the first sign-in.
 
         Raises:
-            AuthFault: The token has expired, and could not be refreshed.
+            AuthFault: The token has expired and couldn't be refreshed.
         """
         if self._fault is not None:
             raise self._fault
@@ -86,24 +86,24 @@ class OAuthAuthorizer:
         return headers
 
     async def handle_refusal(self, sent: dict[str, str], refusal: Refusal) -> bool:
-        """Return whether to send a refused request again.
+        """Return whether to retry a refused request.
 
         Raises:
-            AuthFault: Signing in failed, or needs a person.
+            AuthFault: Signing in failed, or needs the user.
         """
         used = sent.get("authorization", "").partition(" ")[2]
         challenges = parse_challenges(refusal.challenges)
         challenge = find_oauth_challenge(challenges)
         if challenge is None and challenges:
-            return False  # it wants another scheme, which OAuth is no answer to
+            return False  # it wants another scheme, which OAuth can't answer
         if challenge is not None and challenge.error == "use_dpop_nonce" and self._key is not None and refusal.nonce:
             origin = get_origin_of(self._driver.server_url)
             is_new = self._key.nonces.get(origin) != refusal.nonce
             self._key.nonces[origin] = refusal.nonce
-            # A proof of a concurrent request may have been made with the nonce before.
+            # A concurrent request's proof may have used the previous nonce.
             return is_new or not self._is_accepted
         if used != self._token:
-            return True  # another request has got a new token meanwhile
+            return True  # another request got a new token in the meantime
         if refusal.status == UNAUTHORIZED:
             await self._recover(used, challenge)
             return True
@@ -113,7 +113,7 @@ class OAuthAuthorizer:
         return True
 
     def accept(self, sent: dict[str, str], nonce: str) -> None:
-        """Take note that the server has accepted a token, and of the nonce for the next proof."""
+        """Record that the server accepted a token, and the nonce for the next proof."""
         used = sent.get("authorization", "").partition(" ")[2]
         self._is_accepted = self._is_accepted or used == self._token
         if nonce and self._key is not None:
@@ -125,14 +125,14 @@ class OAuthAuthorizer:
         try:
             await self._join(("renew", used), used, partial(self._renew, used, challenge))
         except SignInRequired:
-            raise  # a person may sign in meanwhile, in another process too
+            raise  # the user may still sign in, even from another process
         except AuthFault as fault:
             if not fault.is_transient:
                 self._fault = fault
             raise
 
     async def _join(self, purpose: tuple[str, ...], used: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Join the recovery of the same purpose that is under way, or start it; raise its fault."""
+        """Join the recovery in progress for the same purpose, or start it; raise its fault."""
         while (recovery := self._recovery) is not None and recovery.purpose != purpose:
             await recovery.task.wait()
             if used != self._token:
@@ -148,23 +148,23 @@ class OAuthAuthorizer:
             recovery.outcome.settle(None)
         except AuthFault as fault:
             recovery.outcome.fail(fault)
-        except Exception as exc:  # noqa: BLE001 — boundary: the store and the prompt are the product's
+        except Exception as exc:  # noqa: BLE001 — boundary: store and prompt belong to the product
             recovery.outcome.fail(AuthFault(f"signing in failed: {describe_error(exc)}"))
 
     def _finish(self, recovery: _Recovery) -> None:
-        """Make room for the next recovery; one that was stopped fails, for now."""
+        """Make room for the next recovery; if this one was stopped, it fails as transient."""
         recovery.outcome.fail(AuthFault("signing in was stopped", is_transient=True))
         self._recovery = None
 
     async def _renew(self, used: str, challenge: Challenge | None) -> None:
-        """Get another token than the refused or expired one: of another process, by a refresh, by a sign-in."""
+        """Replace a refused or expired token: with another process's, by a refresh, or by a sign-in."""
         driver = self._driver
         stored = await driver.load()
         tokens = None if stored is None else stored.tokens
         if tokens is not None and tokens.access_token != used and not tokens.is_expired(driver.clock.now_ms()):
             self._adopt(stored, "stored")
             return
-        # A new token that the server has refused at once is not refreshed again.
+        # Don't refresh again if the server refused a new token right away.
         is_useless = bool(used) and not self._is_accepted and self._source != "stored"
         if stored is not None and tokens is not None and tokens.refresh_token is not None and not is_useless:
             try:
@@ -185,7 +185,7 @@ class OAuthAuthorizer:
         tokens = None if stored is None else stored.tokens
         known = set(() if stored is None else stored.requested_scopes)
         if tokens is not None and tokens.access_token != used and known.issuperset(challenge.scopes):
-            self._adopt(stored, "stored")  # a person has signed in again, in another process
+            self._adopt(stored, "stored")  # the user signed in again in another process
             return
         shown = " ".join(challenge.scopes)
         settings = driver.auth.settings
@@ -210,7 +210,7 @@ class OAuthAuthorizer:
             self._key = ProofKey(key)
 
     async def close(self) -> None:
-        """Cancel a recovery that is under way; a refresh that was sent is saved first."""
+        """Cancel a recovery in progress, after saving a refresh that was already sent."""
         if self._recovery is not None:
             task = self._recovery.task
             task.cancel()
@@ -218,7 +218,7 @@ class OAuthAuthorizer:
 
 
 class _Recovery:
-    """A recovery that is under way."""
+    """A recovery in progress."""
 
     def __init__(self, purpose: tuple[str, ...], on_end: Callable[[_Recovery], None]) -> None:
         self.purpose = purpose

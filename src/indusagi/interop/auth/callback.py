@@ -1,8 +1,8 @@
-"""Loopback redirect: receives the answer of an authorization server on this machine (RFC 8252 §7.3).
+"""Loopback redirect: receives an authorization server's answer on this machine (RFC 8252 §7.3).
 
-The listener accepts one GET with the path of the redirect URI and the `state` of the request, and refuses everything
-else, so that neither another user of the machine nor a web page can end a sign-in. The values it returns are judged by
-the state machine; the page in the browser therefore tells nothing about the result.
+The listener accepts one GET with the redirect URI's path and the request's `state`, and refuses everything else, so
+that neither another user of the machine nor a web page can end a sign-in. The state machine judges the values, so the
+page in the browser can't tell the result.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 CALLBACK_PATH: Final = "/callback"
 SIGN_IN_WAIT_S: Final = 300.0
-"""How long a person has for signing in."""
-_LARGEST_HEAD: Final = 32 * 1024
+"""How long the user has to sign in."""
+_MAX_HEAD_BYTES: Final = 32 * 1024
 _HEAD_WAIT_S: Final = 10.0
 _CONNECTIONS: Final = 32
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
@@ -37,7 +37,7 @@ _PARAMETERS: Final = 32
 
 
 def read_redirect(target: str, path: str, state: str) -> Mapping[str, str] | None:
-    """Return the query parameters of a redirect; None: it is not the answer to the request with this `state`.
+    """Return the query parameters of a redirect, or None if it doesn't answer the request with this `state`.
 
     A parameter must not be repeated (RFC 6749 §3.1).
     """
@@ -57,7 +57,7 @@ def read_state(url: str) -> str:
     """Return the `state` of an authorization request.
 
     Raises:
-        AuthFault: It has none: its answer could not be told from another.
+        AuthFault: It has none, so we couldn't tell its answer from another.
     """
     state = dict(parse_qsl(split_address(url).query)).get("state", "")
     if not state:
@@ -66,10 +66,10 @@ def read_state(url: str) -> str:
 
 
 def check_authorization_url(url: str) -> None:
-    """Check that a person may be sent to a URL, which a server has named.
+    """Check that we may send the user to a URL from a server.
 
     Raises:
-        AuthFault: It is neither https nor an http address of this machine, or holds other than visible ASCII.
+        AuthFault: It's neither https nor http on this machine, or contains anything but visible ASCII.
     """
     parts = split_address(url)
     is_local = parts.scheme == "http" and parts.hostname in _LOOPBACK
@@ -88,14 +88,14 @@ class RedirectListener:
         self._received: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
         self._connections: set[asyncio.Task[object]] = set()
         self.refused = 0
-        """How many requests were refused."""
+        """Number of refused requests."""
 
     def expect(self, state: str) -> None:
-        """Accept the redirect that carries `state` from now on, before it is waited for."""
+        """Accept the redirect with this `state` from now on, even before `wait`."""
         self._state = state
 
     async def wait(self, state: str, within_s: float = SIGN_IN_WAIT_S) -> Mapping[str, str]:
-        """Return the query parameters of the redirect that carries `state`.
+        """Return the query parameters of the redirect with this `state`.
 
         Raises:
             AuthFault: The deadline passed.
@@ -109,7 +109,7 @@ class RedirectListener:
             raise AuthFault(message) from None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one connection with one response, and close it."""
+        """Answer one connection with one response and close it."""
         task = cast("asyncio.Task[object]", asyncio.current_task())
         self._connections.add(task)
         try:
@@ -126,7 +126,7 @@ class RedirectListener:
             writer.close()
 
     async def close(self) -> None:
-        """End the connections that are still open."""
+        """Close open connections."""
         tasks = [*self._connections]
         for task in tasks:
             task.cancel()
@@ -171,7 +171,7 @@ async def listen_for_redirect(settings: AuthSettings, registered: Sequence[str])
     """Listen for one redirect: at the configured address or port, else where the client is registered, else anywhere.
 
     Raises:
-        AuthFault: The configured port is in use, or the configured redirect URI is not on this machine.
+        AuthFault: The configured port is in use, or the configured redirect URI isn't on this machine.
     """
     sockets: list[socket.socket] = []
     redirect_uri = choose_redirect_uri(settings, registered)
@@ -192,7 +192,7 @@ async def listen_for_redirect(settings: AuthSettings, registered: Sequence[str])
     servers: list[asyncio.Server] = []
     try:
         for bound in [*sockets]:
-            servers.append(await asyncio.start_server(listener.serve, sock=bound, limit=_LARGEST_HEAD))
+            servers.append(await asyncio.start_server(listener.serve, sock=bound, limit=_MAX_HEAD_BYTES))
             sockets.remove(bound)
         yield listener
     finally:
@@ -204,10 +204,10 @@ async def listen_for_redirect(settings: AuthSettings, registered: Sequence[str])
 
 
 def choose_redirect_uri(settings: AuthSettings, registered: Sequence[str]) -> str:
-    """Choose the redirect URI of a request; port 0 stands for any free one.
+    """Choose a request's redirect URI; port 0 stands for any free port.
 
     Raises:
-        AuthFault: The configured one is not on this machine.
+        AuthFault: The configured one isn't on this machine.
     """
     if settings.redirect_uri:
         if not _is_loopback(settings.redirect_uri):
@@ -228,7 +228,7 @@ def _is_loopback(uri: str) -> bool:
 
 
 def _bind(redirect_uri: str) -> list[socket.socket]:
-    """Bind the loopback addresses of a redirect URI: both families for `localhost`."""
+    """Bind the loopback addresses of a redirect URI, in both families for `localhost`."""
     parts = urlsplit(redirect_uri)
     hosts = ["127.0.0.1", "::1"] if parts.hostname == "localhost" else [parts.hostname or ""]
     port, bound = parts.port or 0, list[socket.socket]()

@@ -1,8 +1,8 @@
-"""Driver of the state machine: runs its steps on the guarded HTTP client, a store and a prompt.
+"""Runs the state machine's steps on the guarded HTTP client, a store and a prompt.
 
-Requests to issuers pass the HTTP client of the web tools, which connects to checked addresses only: a server on the
-open web cannot make us send requests into the user's network. An issuer at a private address is reached if the server
-is at one too, or if the user has named the issuer. A request with a body is never redirected.
+Requests to issuers go through the HTTP client of the web tools, which only connects to checked addresses: a server on
+the open web can't make us send requests into the user's network. An issuer at a private address is reachable if the
+server is at one too, or if the user named the issuer. Requests with a body never follow redirects.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class AuthDriver:
 
     Args:
         server_url: Where tokens are sent.
-        auth: How to sign in, and where sign-ins are kept.
-        name: The configured name, for messages.
-        kind: What has that name.
-        issuer: The issuer, if it is known without discovery.
-        proxy: For requests to the issuer.
-        clock: Tells whether tokens have expired.
+        auth: How to sign in, and where to store sign-ins.
+        name: Configured name, for messages.
+        kind: What the name refers to.
+        issuer: The issuer, if known without discovery.
+        proxy: Proxy for requests to the issuer.
+        clock: Decides whether tokens have expired.
     """
 
     def __init__(
@@ -102,17 +102,17 @@ class AuthDriver:
         return SignInRequired(self._name, problem, self._kind)
 
     async def find_challenge(self) -> Challenge | None:
-        """Ask the server without credentials what it wants; None if it wants nothing, or does not answer."""
+        """Send the server a request without credentials and return its challenge, if any."""
         headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
         ping = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
         reply = await self._send(HttpStep(url=self.server_url, method="POST", headers=headers, body=ping))
         return find_oauth_challenge(parse_challenges([reply.headers.get("www-authenticate", "")]))
 
     async def sign_in(self, challenge: Challenge | None = None) -> StoredCredentials:
-        """Sign in by the grant of the settings, and save.
+        """Sign in with the configured grant, and save.
 
         Raises:
-            SignInRequired: A person is needed, and there is no prompt.
+            SignInRequired: It takes the user, and there is no prompt.
             AuthFault: It failed.
         """
         if self.auth.settings.needs_person and self.auth.prompt is None:
@@ -129,15 +129,15 @@ class AuthDriver:
         return await self._run(sign_in(request))
 
     async def refresh(self, stored: StoredCredentials, key: ProofKey | None = None) -> StoredCredentials:
-        """Refresh a sign-in, once across all processes, and save.
+        """Refresh a sign-in once across all processes, and save.
 
-        The lock of the store is taken first, then the store is read again: if another process has refreshed meanwhile,
-        its tokens are returned. The request and the save run to their end even if the caller is cancelled, since an
-        issuer that rotates refresh tokens has already replaced the old one.
+        Takes the store's lock, then reads the store again: if another process has just refreshed, returns its tokens.
+        The request and the save complete even if the caller is cancelled, since an issuer that rotates refresh tokens
+        has already replaced the old one.
 
         Raises:
-            SignInRequired: The sign-in is gone, or the issuer says `invalid_grant`.
-            AuthFault: The issuer could not be reached, or refused for another reason; the sign-in stays.
+            SignInRequired: The sign-in is gone, or the issuer answered `invalid_grant`.
+            AuthFault: The issuer couldn't be reached, or refused for another reason; the sign-in stays.
         """
         store, used = self.auth.store, stored.tokens
         async with store.lock(stored.key):
@@ -160,12 +160,12 @@ class AuthDriver:
             is_gone = fault.error == "invalid_client" and current.registration.source == "dynamic"
             if fault.is_transient or (fault.error != "invalid_grant" and not is_gone):
                 raise
-            # The refresh token has ended: the next request does not try it again.
+            # The refresh token has expired: don't try it again.
             await self.auth.store.save(replace(current, tokens=replace(tokens, refresh_token=None)))
             raise self.require_sign_in("needs another sign-in: the last one has ended") from fault
 
     async def want_scopes(self, stored: StoredCredentials | None, scopes: Sequence[str]) -> None:
-        """Save which scopes the next sign-in requests in addition to the present ones."""
+        """Save additional scopes for the next sign-in to request."""
         if stored is None:
             return
         # Read again under the lock: another process may have replaced the tokens.
@@ -176,19 +176,18 @@ class AuthDriver:
                 await self.auth.store.save(replace(current, wanted_scopes=wanted))
 
     async def exchange(self, stored: StoredCredentials, subject: str) -> TokenSet:
-        """Exchange an access token for one for this server, as the client of a sign-in; it is not saved.
+        """Exchange an access token for one for this server, as a sign-in's client, without saving it.
 
         Raises:
-            AuthFault: The issuer refused, or could not be reached.
+            AuthFault: The issuer refused, or couldn't be reached.
         """
         client = build_token_client(stored, self.auth.settings, self.clock, None)
         return (await self._run(exchange_subject(client, subject, stored.endpoints.indicator))).tokens
 
     async def sign_out(self) -> bool:
-        """Revoke and delete every sign-in to the server; return whether issuers have confirmed each revocation."""
+        """Revoke and delete every sign-in to the server; return whether the issuers confirmed each revocation."""
         client, confirmed = self.auth.settings.client_id, True
-        rows = await self.auth.store.list_credentials()
-        for stored in rows:
+        for stored in await self.auth.store.list_credentials():
             if (stored.key.resource, stored.key.client) == (self.resource, client):
                 if stored.tokens is not None:
                     try:
@@ -201,7 +200,7 @@ class AuthDriver:
     # -- steps ------------------------------------------------------------------------------
 
     async def _run(self, steps: Steps[T]) -> T:
-        """Run a procedure of the machine to its result."""
+        """Run a procedure of the machine to completion."""
         async with AsyncExitStack() as stack:
             receiver: RedirectReceiver | None = None
             reply: Reply = None
@@ -290,12 +289,11 @@ class AuthDriver:
 
 
 async def _is_private(url: str) -> bool:
-    """Return whether a URL leads to an address of a private network or of this machine."""
+    """Return whether a URL points into a private network or to this machine."""
     parts = split_address(url)
-    host = parts.hostname or ""
     try:
         with anyio.fail_after(_RESOLVE_S):
-            addresses = await system_resolver(host, parts.port or 443)
+            addresses = await system_resolver(parts.hostname or "", parts.port or 443)
     except (OSError, UnicodeError, TimeoutError):
         return False
     return any(classify_address(address) in PRIVATE_KINDS for address in addresses)

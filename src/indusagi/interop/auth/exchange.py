@@ -1,9 +1,8 @@
-"""Authorization of calls in the name of a gateway's clients: token exchange (https://www.rfc-editor.org/rfc/rfc8693).
+"""Authorizes calls on behalf of a gateway's clients: token exchange (https://www.rfc-editor.org/rfc/rfc8693).
 
-A call for a client carries a token that the issuer has issued for this server in exchange for the client's own access
-token, which goes to that issuer and nowhere else. The row must name the issuer, and it must be the one that issued the
-client's token: a server cannot direct tokens to an issuer of its choice. Handshakes and listings are made with the
-credentials of the gateway itself.
+A call for a client carries a token that the issuer issued for this server in exchange for the client's access token,
+which goes to that issuer and nowhere else. The row must name the issuer, and it must be the issuer of the client's
+token: a server can't send tokens to an issuer of its choice. Handshakes and listings use the gateway's own credentials.
 """
 
 from __future__ import annotations
@@ -26,30 +25,30 @@ if TYPE_CHECKING:
 _EXCHANGED = 1_024
 _MARGIN_MS = 30_000
 _LIFE_MS = 300_000
-"""How long a token is used whose end the issuer does not say."""
+"""How long to use a token without an expiry."""
 
 
 class ExchangedToken:
-    """What one access token was exchanged for."""
+    """The result of exchanging one access token."""
 
     def __init__(self) -> None:
         self.lock = anyio.Lock()
         self.tokens: TokenSet | None = None
         self.is_accepted = False
-        """The server has accepted the token."""
+        """Whether the server has accepted the token."""
 
 
 class TokenExchangeAuthorizer:
-    """The authorizer of a server that is called in the name of clients; a `RequestAuthorizer`."""
+    """Authorizer of a server that we call on behalf of clients; a `RequestAuthorizer`."""
 
     def __init__(self, driver: AuthDriver) -> None:
         self._driver = driver
         self._own = OAuthAuthorizer(driver)
         self._exchanged: OrderedDict[bytes, ExchangedToken] = OrderedDict()
-        """By the digest of the subject token, the least recently used first."""
+        """By digest of the subject token, least recently used first."""
 
     async def build_headers(self, method: str, url: str) -> dict[str, str]:
-        """Build the `Authorization` of a request: of the client for which it is made, else our own.
+        """Build a request's `Authorization` header: for its client, or our own.
 
         Raises:
             AuthFault: There is no token for this client.
@@ -68,7 +67,7 @@ class TokenExchangeAuthorizer:
         return {"authorization": f"Bearer {tokens.access_token}"}
 
     async def handle_refusal(self, sent: dict[str, str], refusal: Refusal) -> bool:
-        """Return whether to send a refused request again: once, with a newly exchanged token.
+        """Return whether to retry a refused request: once, with a newly exchanged token.
 
         Raises:
             AuthFault: The server refuses a new token.
@@ -80,14 +79,14 @@ class TokenExchangeAuthorizer:
             return False
         exchanged = self._find(subject)
         if exchanged.tokens is None or sent.get("authorization") != f"Bearer {exchanged.tokens.access_token}":
-            return True  # another request has exchanged it again meanwhile
+            return True  # another request exchanged it again in the meantime
         exchanged.tokens = None
         if not exchanged.is_accepted:
             raise AuthFault(f"{self._driver.resource}: it refuses the token that was exchanged for its client's")
         return True
 
     def accept(self, sent: dict[str, str], nonce: str) -> None:
-        """Take note that the server has accepted the headers."""
+        """Record that the server accepted the headers."""
         subject = acting_subject.get()
         if subject is None:
             self._own.accept(sent, nonce)
@@ -95,7 +94,7 @@ class TokenExchangeAuthorizer:
             self._find(subject).is_accepted = True
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Stop any work in progress."""
         await self._own.close()
 
     def _find(self, subject: SubjectToken) -> ExchangedToken:
@@ -107,7 +106,7 @@ class TokenExchangeAuthorizer:
         return exchanged
 
     async def _find_client(self, subject: SubjectToken) -> StoredCredentials:
-        """Return our own sign-in at the issuer of the subject; it is made if there is none."""
+        """Return our own sign-in at the subject's issuer, signing in if necessary."""
         settings, name = self._driver.auth.settings, self._driver.resource
         if settings.issuer != subject.issuer:
             message = f"its auth must name the issuer of the clients' tokens ({subject.issuer}) as `issuer`"

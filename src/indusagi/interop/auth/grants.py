@@ -1,7 +1,7 @@
-"""Grants: the ways from a registered client to a first access token.
+"""Grants: ways from a registered client to a first access token.
 
-Each function is a procedure of the machine. The answer of an authorization server to a redirect is checked before
-anything in it is used or shown: `state` (RFC 6749 §10.12), then `iss` (RFC 9207 §2.4), then its error.
+Each function is a procedure of the machine. An authorization server's redirect is checked before anything in it is
+used or shown: `state` (RFC 6749 §10.12), then `iss` (RFC 9207 §2.4), then its error.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LONGEST_POLL_S = 60
 
 @record(kw_only=True)
 class GrantRequest:
-    """What a grant is requested with."""
+    """Parameters of a grant."""
 
     client: TokenClient
     issuer: IssuerMetadata
@@ -57,16 +57,16 @@ class GrantRequest:
 
     @property
     def target(self) -> dict[str, str]:
-        """The parameters that name what the token is for: `scope` and `resource`, each only if known."""
+        """Parameters that tell what the token is for: `scope` and `resource`, if known."""
         scope = {"scope": " ".join(self.scopes)} if self.scopes else {}
         return scope | ({"resource": self.indicator} if self.indicator else {})
 
 
 def run_grant(request: GrantRequest) -> Steps[TokenGrant]:
-    """Run the grant of the settings.
+    """Run the configured grant.
 
     Raises:
-        AuthFault: It was refused, or cannot work.
+        AuthFault: It was refused, or can't work.
     """
     settings = request.client.settings
     match settings.grant:
@@ -124,7 +124,7 @@ def _check_redirect(answer: Mapping[str, str], state: str, issuer: IssuerMetadat
         raise AuthFault(f"{issuer.issuer}: the redirect belongs to another sign-in (`state`); sign in again")
     claimed = answer.get("iss")
     if not (_is_own_identifier(claimed, issuer) if claimed is not None else not issuer.sends_issuer):
-        # Not even an error of such a response is shown: another issuer may have sent it (RFC 9207 §2.4).
+        # Don't even show such a response's error: another issuer may have sent it (RFC 9207 §2.4).
         raise AuthFault(f"{issuer.issuer}: the redirect does not come from this issuer (`iss`, RFC 9207)")
     if error := answer.get("error"):
         shown = error if len(error) <= 60 and error.replace("_", "").isalnum() else "an unknown error"
@@ -135,7 +135,7 @@ def _check_redirect(answer: Mapping[str, str], state: str, issuer: IssuerMetadat
 
 
 def _is_own_identifier(claimed: str, issuer: IssuerMetadata) -> bool:
-    """Tell whether an `iss` is that of an issuer; of one without a known identifier, whether it is of its origin."""
+    """Return whether an `iss` is the issuer's, or shares its origin if the issuer's identifier is unknown."""
     if issuer.has_identifier:
         return claimed == issuer.issuer
     try:
@@ -188,7 +188,7 @@ def _request_by_assertion(request: GrantRequest, assertion: str) -> Steps[TokenG
 
 
 def _exchange_id_token(request: GrantRequest) -> Steps[str]:
-    """Exchange the ID token of a person for an assertion that the issuer accepts (ID-JAG).
+    """Exchange the user's ID token for an assertion that the issuer accepts (ID-JAG).
 
     https://www.ietf.org/archive/id/draft-ietf-oauth-identity-assertion-authz-grant-01.html#section-4.3
     """
@@ -226,10 +226,10 @@ def _exchange_id_token(request: GrantRequest) -> Steps[str]:
 
 
 def exchange_subject(client: TokenClient, subject: str, indicator: str) -> Steps[TokenGrant]:
-    """Exchange the access token of a person for one of the same person for another server (RFC 8693 §2.1).
+    """Exchange a user's access token for one for another server (RFC 8693 §2.1).
 
     Raises:
-        AuthFault: The issuer refused, or could not be reached.
+        AuthFault: The issuer refused, or couldn't be reached.
     """
     scopes = client.settings.scopes
     fields = {

@@ -1,8 +1,8 @@
-"""The state machine of signing in: discovery, registration, grant, refresh and revocation, without I/O.
+"""Sign-in state machine: discovery, registration, grant, refresh and revocation, without I/O.
 
-Each procedure yields steps and receives replies (see `steps`); `driver` runs them. State belongs to an issuer: a
-registration and its tokens are loaded by the issuer that discovery has found, so that a server which moves to another
-issuer never makes us show the credentials of the first one to the second.
+Each procedure yields steps and receives replies (see `steps`); `driver` runs them. State belongs to an issuer:
+registrations and tokens are loaded by the issuer that discovery found, so a server that moves to another issuer can't
+make us show the first issuer's credentials to the second.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from indusagi.interop.auth.token_endpoint import TokenGrant
 
 _REFUSED_CLIENT = frozenset({"invalid_client", "unauthorized_client", "invalid_redirect_uri", "invalid_request"})
-"""Errors of an issuer that cannot use a client ID metadata document."""
+"""Errors from issuers that can't use a client ID metadata document."""
 
 
 @record(kw_only=True)
@@ -72,16 +72,16 @@ class SignInRequest:
     clock: Clock
     challenge: Challenge | None = None
     previous_issuer: str = ""
-    """The issuer of the last sign-in, preferred if the server names several."""
+    """Issuer of the last sign-in, preferred if the server names several."""
     issuer: IssuerMetadata | None = None
-    """The issuer, if it is known without discovery."""
+    """The issuer, if known without discovery."""
 
 
 def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
-    """Sign in to a server, and save the sign-in.
+    """Sign in to a server and save the result.
 
     Raises:
-        AuthFault: A step failed; a registration that was made is kept for the next try.
+        AuthFault: A step failed. A new registration is kept for the next try.
     """
     settings = request.settings
     if request.issuer is not None:
@@ -95,11 +95,16 @@ def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
     redirect_uri = ""
     if settings.grant == "authorization_code":
         redirect_uri = yield from open_redirect(() if stored is None else stored.registration.redirect_uris)
+
+    def register() -> Steps[ClientRegistration]:
+        if stored is not None and can_reuse(stored.registration, redirect_uri, request.clock.now_ms()):
+            return stored.registration
+        uses_dpop = proof_key is not None
+        return (yield from register_client(found.issuer, settings, redirect_uri, scopes, uses_dpop=uses_dpop))
+
     registration = find_registration(found.issuer, settings)
     if registration is None:
-        registration = yield from _register(
-            request, found, stored, redirect_uri, scopes, uses_dpop=proof_key is not None
-        )
+        registration = yield from register()
     base = StoredCredentials(
         key=key,
         registration=registration,
@@ -113,8 +118,8 @@ def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
         dpop_key=None if proof_key is None else proof_key.to_json(),
     )
     if registration.source == "dynamic" and (stored is None or stored.tokens is None):
-        # Kept before the person is asked: a sign-in that is given up does not register another client next time.
-        # Tokens of an earlier sign-in belong to its registration, and stay until there are new ones.
+        # Save before asking the user: an abandoned sign-in shouldn't register another client next time. Tokens of
+        # an earlier sign-in belong to its registration, and stay until there are new ones.
         yield SaveStep(base)
     try:
         grant = yield from _run(request, found, base, redirect_uri, proof_key)
@@ -122,29 +127,13 @@ def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
         can_register = registration.source == "metadata_document" and bool(found.issuer.registration_endpoint)
         if not can_register or fault.error not in _REFUSED_CLIENT:
             raise
-        # An issuer may refuse the document's redirect URIs, for example because it compares the port of a loopback one.
-        registration = yield from _register(
-            request, found, stored, redirect_uri, scopes, uses_dpop=proof_key is not None
-        )
+        # An issuer may refuse the document's redirect URIs, for example if it compares the port of a loopback one.
+        registration = yield from register()
         base = replace(base, registration=registration)
         grant = yield from _run(request, found, base, redirect_uri, proof_key)
     signed_in = replace(base, tokens=grant.tokens, account=grant.account)
     yield SaveStep(signed_in)
     return signed_in
-
-
-def _register(
-    request: SignInRequest,
-    found: Discovery,
-    stored: StoredCredentials | None,
-    redirect_uri: str,
-    scopes: tuple[str, ...],
-    *,
-    uses_dpop: bool,
-) -> Steps[ClientRegistration]:
-    if stored is not None and can_reuse(stored.registration, redirect_uri, request.clock.now_ms()):
-        return stored.registration
-    return (yield from register_client(found.issuer, request.settings, redirect_uri, scopes, uses_dpop=uses_dpop))
 
 
 def _run(
@@ -162,7 +151,7 @@ def _run(
 
 
 def _open_proof_key(request: SignInRequest, found: Discovery, stored: StoredCredentials | None) -> ProofKey | None:
-    """Return the key to bind tokens to, where the settings, the server or its challenge want that."""
+    """Return the key to bind tokens to, if the settings, the server or its challenge require one."""
     wanted = request.settings.dpop
     if wanted is None:
         is_challenged = request.challenge is not None and request.challenge.scheme == "dpop"
@@ -175,10 +164,10 @@ def _open_proof_key(request: SignInRequest, found: Discovery, stored: StoredCred
 
 
 def select_scopes(request: SignInRequest, found: Discovery, stored: StoredCredentials | None) -> tuple[str, ...]:
-    """Select the scopes to request: of the settings, else of the challenge, else of the metadata, else none.
+    """Select the scopes to request: from the settings, else the challenge, else the metadata, else none.
 
-    Scopes that were requested before stay in the set, so that a step-up for one operation does not take the permission
-    for another away. `offline_access` is added where the issuer knows it, since only then it gives a refresh token.
+    Previously requested scopes stay in the set, so a step-up for one operation doesn't revoke the permission for
+    another. `offline_access` is added if the issuer knows it, since it gives a refresh token only then.
     https://modelcontextprotocol.io/specification/draft/basic/authorization#scope-selection-strategy
     """
     settings, challenge = request.settings, request.challenge
@@ -197,7 +186,7 @@ def select_scopes(request: SignInRequest, found: Discovery, stored: StoredCreden
 def build_token_client(
     stored: StoredCredentials, settings: AuthSettings, clock: Clock, key: ProofKey | None
 ) -> TokenClient:
-    """Build the client of a stored registration; the secret of a configured client is that of the settings."""
+    """Build the client of a stored registration; a configured client takes its secret from the settings."""
     registration = stored.registration
     if registration.source == "configured":
         registration = replace(registration, client_secret=settings.client_secret)
@@ -214,10 +203,10 @@ def build_token_client(
 def refresh(
     stored: StoredCredentials, tokens: TokenSet, settings: AuthSettings, clock: Clock, key: ProofKey | None
 ) -> Steps[StoredCredentials]:
-    """Refresh tokens, and save the new ones; a refresh token that is not replaced stays (RFC 6749 §6).
+    """Refresh and save tokens; an unreplaced refresh token stays valid (RFC 6749 §6).
 
     Raises:
-        AuthFault: The issuer refused (`invalid_grant`: for good), or could not be reached.
+        AuthFault: The issuer refused (`invalid_grant`: for good), or couldn't be reached.
     """
     client = build_token_client(stored, settings, clock, key)
     client = replace(client, token_endpoint=stored.endpoints.refresh_endpoint or client.token_endpoint)
@@ -232,12 +221,12 @@ def refresh(
 
 
 def revoke(stored: StoredCredentials, settings: AuthSettings, clock: Clock) -> Steps[bool]:
-    """Revoke the tokens of a sign-in (RFC 7009); return whether the issuer has confirmed all of it."""
+    """Revoke the tokens of a sign-in (RFC 7009); return whether the issuer confirmed it for all of them."""
     endpoint, tokens = stored.endpoints.revocation_endpoint, stored.tokens
     if not endpoint or tokens is None:
         return False
     headers, own = build_client_authentication(build_token_client(stored, settings, clock, None))
-    # The refresh token first: most issuers revoke the access tokens of the same sign-in with it.
+    # Refresh token first: most issuers revoke the sign-in's access tokens along with it.
     named = (("refresh_token", tokens.refresh_token), ("access_token", tokens.access_token))
     confirmed = True
     for kind, token in named:
@@ -250,16 +239,16 @@ def revoke(stored: StoredCredentials, settings: AuthSettings, clock: Clock) -> S
 # -- discovery --------------------------------------------------------------------------------
 #
 # https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#authorization-server-discovery. A server
-# without metadata of its own belongs to the revision 2025-03-26: it is its own issuer, at the root of its origin.
+# without metadata follows revision 2025-03-26: it's its own issuer, at the root of its origin.
 
 
-_WELL_KNOWN_ISSUERS = 4
-"""The most issuers of one server that are tried."""
+_MAX_ISSUERS = 4
+"""How many of a server's issuers to try."""
 
 
 @record(kw_only=True)
 class Discovery:
-    """What is known about a server and its issuer before a sign-in."""
+    """A server's issuer and metadata, found before a sign-in."""
 
     issuer: IssuerMetadata
     resource: ResourceMetadata | None = None
@@ -267,17 +256,17 @@ class Discovery:
 
     @property
     def indicator(self) -> str:
-        """The `resource` parameter of every request to the issuer (RFC 8707 §2); empty: none is known."""
+        """The `resource` parameter of every request to the issuer (RFC 8707 §2); empty if unknown."""
         return "" if self.resource is None else self.resource.resource
 
 
 def discover(
     server_url: str, settings: AuthSettings, challenge: Challenge | None, preferred: str = ""
 ) -> Steps[Discovery]:
-    """Find the issuer of a server; `preferred` is the one that an earlier sign-in has used.
+    """Find a server's issuer; `preferred` is the one of an earlier sign-in.
 
     Raises:
-        AuthFault: Metadata is absent, contradicts itself, or could not be fetched.
+        AuthFault: Metadata is missing, contradicts itself, or couldn't be fetched.
     """
     resource = yield from _find_resource_metadata(server_url, challenge)
     if settings.metadata_url:
@@ -292,36 +281,29 @@ def discover(
         found = yield from _find_issuer_metadata(check_endpoint(origin, "address", origin), f"{origin}/")
         return Discovery(issuer=build_default_metadata(origin) if found is None else found)
     named = resource.issuers if resource is not None else ()
-    # Several issuers are independent of each other: the user's choice, then the one already used, then their order.
+    # Issuers are independent of each other: take the user's choice, then the one used before, then the server's order.
     candidates = [settings.issuer] if settings.issuer else sorted(named, key=lambda issuer: issuer != preferred)
-    for issuer in candidates[:_WELL_KNOWN_ISSUERS]:
+    for issuer in candidates[:_MAX_ISSUERS]:
         found = yield from _find_issuer_metadata(check_endpoint(issuer, "address", issuer))
         if found is not None:
-            return Discovery(issuer=found, resource=resource or _assume_resource(server_url, issuer))
+            assumed = ResourceMetadata(resource=canonical_resource(server_url), issuers=(issuer,))
+            return Discovery(issuer=found, resource=resource or assumed)
     raise AuthFault(f"{', '.join(candidates)}: no metadata is published (RFC 8414); set `metadata_url` in `auth`")
 
 
-def _assume_resource(server_url: str, issuer: str) -> ResourceMetadata:
-    return ResourceMetadata(resource=canonical_resource(server_url), issuers=(issuer,))
-
-
 def _find_resource_metadata(server_url: str, challenge: Challenge | None) -> Steps[ResourceMetadata | None]:
-    named = "" if challenge is None else challenge.parameters.get("resource_metadata", "")
-    if named:
-        origin = get_origin_of(server_url)
+    origin = get_origin_of(server_url)
+    urls = build_resource_metadata_urls(server_url)
+    if challenge is not None and (named := challenge.parameters.get("resource_metadata", "")):
         is_own = get_origin_of(named) == origin
-        reply, document = yield from fetch_json(named if is_own else check_endpoint(named, "metadata document", origin))
-        if document:
-            return parse_resource_metadata(document, server_url)
-        if reply.is_transient:
-            raise build_reply_fault(reply, get_origin_of(server_url), "fetching its metadata")
-    for url in build_resource_metadata_urls(server_url):
+        urls = (named if is_own else check_endpoint(named, "metadata document", origin), *urls)
+    for url in urls:
         reply, document = yield from fetch_json(url)
         if document:
             return parse_resource_metadata(document, server_url)
         if reply.is_transient:
             # Otherwise an outage would look like a server without metadata, and lead to another issuer.
-            raise build_reply_fault(reply, get_origin_of(server_url), "fetching its metadata")
+            raise build_reply_fault(reply, origin, "fetching its metadata")
     return None
 
 
@@ -337,26 +319,24 @@ def _find_issuer_metadata(issuer: str, *also: str) -> Steps[IssuerMetadata | Non
 
 # -- registration -----------------------------------------------------------------------------
 #
-# In the order of the specification: a client that the user has registered, a client ID metadata document where the
-# issuer supports that, dynamic registration (RFC 7591).
-# https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#client-registration-approaches. A
-# registration belongs to one issuer and is never shown to another; the URL of a metadata document is public.
+# In the order of the specification: a client that the user registered, a client ID metadata document if the issuer
+# supports it, dynamic registration (RFC 7591).
+# https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#client-registration-approaches. Never
+# show a registration to another issuer; the URL of a metadata document is public.
 
 
 CLIENT_NAME = "indus"
 _DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 
 
-def find_registration(
-    issuer: IssuerMetadata, settings: AuthSettings, *, allows_document: bool = True
-) -> ClientRegistration | None:
-    """Return the registration that needs no request: the configured client, or the metadata document."""
+def find_registration(issuer: IssuerMetadata, settings: AuthSettings) -> ClientRegistration | None:
+    """Return the registration that takes no request: the configured client, or the metadata document."""
     if settings.client_id:
         has_secret = settings.client_secret is not None
         method = choose_auth_method(settings, issuer.auth_methods, has_secret=has_secret)
-        # The secret stays in the configuration: what is stored has no copy of it.
+        # The secret stays in the configuration; don't store a copy.
         return ClientRegistration(client_id=settings.client_id, auth_method=method, source="configured")
-    if settings.client_metadata_url and issuer.supports_client_documents and allows_document:
+    if settings.client_metadata_url and issuer.supports_client_documents:
         method = choose_auth_method(settings, issuer.auth_methods, has_secret=False)
         return ClientRegistration(
             client_id=settings.client_metadata_url, auth_method=method, source="metadata_document"
@@ -365,12 +345,12 @@ def find_registration(
 
 
 def can_reuse(stored: ClientRegistration, redirect_uri: str, now_ms: int) -> bool:
-    """Return whether a stored dynamic registration still fits: its redirect URI is the same, its secret is valid.
+    """Return whether a stored dynamic registration still fits: same redirect URI, and an unexpired secret.
 
-    RFC 8252 §7.3 lets the port of a loopback redirect vary, and many issuers compare it all the same.
+    RFC 8252 §7.3 lets the port of a loopback redirect vary, but many issuers compare it anyway.
     """
     is_expired = stored.secret_expires_at_ms is not None and now_ms >= stored.secret_expires_at_ms
-    # Without a redirect, for another device, a client is registered for that grant alone.
+    # Without a redirect (for another device), a client is registered for that grant only.
     fits = redirect_uri in stored.redirect_uris if redirect_uri else not stored.redirect_uris
     return stored.source == "dynamic" and not is_expired and fits
 
@@ -381,7 +361,7 @@ def register_client(
     """Register a client dynamically (RFC 7591 §3.1).
 
     Raises:
-        AuthFault: The issuer does not offer that, or refused.
+        AuthFault: The issuer doesn't support it, or refused.
     """
     if not issuer.registration_endpoint:
         problem = "it registers no clients by itself; register one there, and set `client_id` in the row's `auth`"
@@ -394,7 +374,7 @@ def register_client(
         "grant_types": [_DEVICE_GRANT if is_device else "authorization_code", "refresh_token"],
         "token_endpoint_auth_method": method,
     }
-    # Named also without a redirect: absent, the response types are `code`, which needs one (RFC 7591 §2).
+    # Sent even without a redirect: the default response type is `code`, which needs one (RFC 7591 §2).
     document["redirect_uris"] = [redirect_uri] if redirect_uri else []
     document["response_types"] = ["code"] if redirect_uri else []
     if scopes:
@@ -419,7 +399,7 @@ def register_client(
 
 
 def _choose_method(issuer: IssuerMetadata, settings: AuthSettings) -> AuthMethod:
-    """Choose the method to ask for: none, since a program on the user's machine keeps no secret (RFC 8252 §8.5)."""
+    """Choose the method to ask for: "none" if possible, since local programs can't keep a secret (RFC 8252 §8.5)."""
     if settings.auth_method is not None:
         return settings.auth_method
     if not issuer.auth_methods or "none" in issuer.auth_methods:

@@ -1,7 +1,7 @@
 """Metadata documents of servers and issuers: parsed, and checked against what they claim to describe.
 
-Documents come from servers that are not trusted. A document that describes another server or another issuer than the
-one asked for is refused (RFC 9728 §3.3, RFC 8414 §3.3); every endpoint is https, or http on this machine.
+Documents come from untrusted servers. We reject a document about another server or issuer than the one we asked for
+(RFC 9728 §3.3, RFC 8414 §3.3); every endpoint must be https, or http on this machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from indusagi.core.records import record
-from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.auth.contract import AuthFault, parse_texts
 
 if TYPE_CHECKING:
     from urllib.parse import SplitResult
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @record(kw_only=True)
 class ResourceMetadata:
-    """The metadata of a protected resource (RFC 9728 §2)."""
+    """Metadata of a protected resource (RFC 9728 §2)."""
 
     resource: str
     issuers: tuple[str, ...]
@@ -31,21 +31,21 @@ class ResourceMetadata:
 
 @record(kw_only=True)
 class IssuerMetadata:
-    """The metadata of an authorization server (RFC 8414 §2), as far as it is used."""
+    """Metadata of an authorization server (RFC 8414 §2), the parts we use."""
 
     issuer: str
     has_identifier: bool = True
-    """Whether `issuer` is its identifier; otherwise its endpoints were named without one, and it is their origin."""
+    """Whether `issuer` is its identifier; otherwise only its endpoints are known, and `issuer` is their origin."""
     token_endpoint: str
     refresh_endpoint: str = ""
-    """Where tokens are refreshed; empty: at the token endpoint."""
+    """Where to refresh tokens; empty: at the token endpoint."""
     authorization_endpoint: str = ""
     registration_endpoint: str = ""
     revocation_endpoint: str = ""
     device_endpoint: str = ""
     scopes: tuple[str, ...] = ()
     auth_methods: tuple[str, ...] = ()
-    """Supported at the token endpoint; empty: the issuer names none."""
+    """Supported at the token endpoint; empty if the issuer names none."""
     supports_s256: bool = False
     supports_client_documents: bool = False
     sends_issuer: bool = False
@@ -55,7 +55,7 @@ class IssuerMetadata:
 
 
 def parse_resource_metadata(document: JsonObject, server_url: str) -> ResourceMetadata:
-    """Parse the metadata of a protected resource.
+    """Parse a protected resource's metadata.
 
     Raises:
         AuthFault: It describes another resource, or names no authorization server.
@@ -64,22 +64,22 @@ def parse_resource_metadata(document: JsonObject, server_url: str) -> ResourceMe
     origin = get_origin_of(server_url)
     if not isinstance(resource, str) or not is_resource_of(resource, server_url):
         raise AuthFault(f"{origin}: its metadata describes another server, so that a token could be misused")
-    issuers = _parse_texts(document, "authorization_servers")
+    issuers = parse_texts(document, "authorization_servers")
     if not issuers:
         raise AuthFault(f"{origin}: its metadata names no authorization server; set `issuer` in the row's `auth`")
     return ResourceMetadata(
         resource=resource,
         issuers=issuers,
-        scopes=None if document.get("scopes_supported") is None else _parse_texts(document, "scopes_supported"),
+        scopes=None if document.get("scopes_supported") is None else parse_texts(document, "scopes_supported"),
         requires_dpop=document.get("dpop_bound_access_tokens_required") is True,
     )
 
 
 def parse_issuer_metadata(document: JsonObject, *issuers: str) -> IssuerMetadata:
-    """Parse the metadata of one of `issuers`; an empty one accepts any (the user has named the document's URL).
+    """Parse metadata of one of `issuers`; "" accepts any (the user named the document's URL).
 
     Raises:
-        AuthFault: It describes another issuer, or an endpoint is not safe.
+        AuthFault: It describes another issuer, or an endpoint isn't safe.
     """
     claimed = document.get("issuer")
     if not isinstance(claimed, str) or not ("" in issuers or claimed in issuers):
@@ -98,23 +98,23 @@ def parse_issuer_metadata(document: JsonObject, *issuers: str) -> IssuerMetadata
         registration_endpoint=endpoints["registration"],
         revocation_endpoint=endpoints["revocation"],
         device_endpoint=endpoints["device_authorization"],
-        scopes=_parse_texts(document, "scopes_supported"),
-        auth_methods=_parse_texts(document, "token_endpoint_auth_methods_supported"),
-        supports_s256="S256" in _parse_texts(document, "code_challenge_methods_supported"),
+        scopes=parse_texts(document, "scopes_supported"),
+        auth_methods=parse_texts(document, "token_endpoint_auth_methods_supported"),
+        supports_s256="S256" in parse_texts(document, "code_challenge_methods_supported"),
         supports_client_documents=document.get("client_id_metadata_document_supported") is True,
         sends_issuer=document.get("authorization_response_iss_parameter_supported") is True,
         is_openid="id_token_signing_alg_values_supported" in document,
-        dpop_algorithms=_parse_texts(document, "dpop_signing_alg_values_supported"),
+        dpop_algorithms=parse_texts(document, "dpop_signing_alg_values_supported"),
     )
 
 
 def build_default_metadata(origin: str) -> IssuerMetadata:
-    """Build what a server of the revision 2025-03-26 has that publishes no metadata.
+    """Build the metadata of a server of revision 2025-03-26 that doesn't publish any.
 
     https://modelcontextprotocol.io/specification/2025-03-26/basic/authorization#fallbacks-for-servers-without-metadata-discovery
 
     Raises:
-        AuthFault: The server is not reached by https.
+        AuthFault: The server doesn't use https.
     """
     return IssuerMetadata(
         issuer=origin,
@@ -123,11 +123,6 @@ def build_default_metadata(origin: str) -> IssuerMetadata:
         registration_endpoint=f"{origin}/register",
         supports_s256=True,
     )
-
-
-def _parse_texts(document: JsonObject, name: str) -> tuple[str, ...]:
-    value = document.get(name)
-    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
 
 
 # -- locations --------------------------------------------------------------------------------
@@ -142,24 +137,24 @@ _LOOPBACK = re.compile(r"localhost|(?:[^.]+\.)+localhost|127(?:\.\d{1,3}){3}|::1
 
 
 def split_address(url: str) -> SplitResult:
-    """Split a URL that a server, an issuer or a user has named.
+    """Split a URL from a server, an issuer or the user.
 
     Raises:
-        AuthFault: It is malformed.
+        AuthFault: It's malformed.
     """
     try:
         parts = urlsplit(url)
-        _ = parts.hostname, parts.port  # parsed when they are read
+        _ = parts.hostname, parts.port  # parsed on access
     except ValueError as exc:
         raise AuthFault(f"{url[:_SHOWN_CHARS]!r} is not an address: {exc}") from None
     return parts
 
 
 def canonical_resource(url: str) -> str:
-    """Return the canonical URI of a server: scheme and host in lower case, no default port, query or fragment.
+    """Return a server's canonical URI: scheme and host in lower case, no default port, query or fragment.
 
-    https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#canonical-server-uri. A query is left
-    out too: RFC 8707 §2 advises against one, and a query of a server's URL often holds a key.
+    https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#canonical-server-uri. We drop the query
+    too: RFC 8707 §2 advises against one, and the query of a server's URL often holds a key.
 
     Raises:
         AuthFault: The URL is malformed.
@@ -179,12 +174,12 @@ def is_resource_of(resource: str, url: str) -> bool:
 
 
 def build_resource_metadata_urls(url: str) -> tuple[str, ...]:
-    """Return where the metadata of a protected resource may be: below its path, then at the root (RFC 9728 §3.1)."""
+    """Return possible locations of a resource's metadata: below its path, then at the root (RFC 9728 §3.1)."""
     return _insert_suffix(url, RESOURCE_SUFFIX), f"{get_origin_of(url)}{RESOURCE_SUFFIX}"
 
 
 def build_issuer_metadata_urls(issuer: str) -> tuple[str, ...]:
-    """Return where the metadata of an issuer may be, in the order of the specification.
+    """Return possible locations of an issuer's metadata, in the order of the specification.
 
     https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#authorization-server-metadata-discovery
     """
@@ -204,7 +199,7 @@ def get_origin_of(url: str) -> str:
 
 
 def is_loopback(url: str) -> bool:
-    """Return whether a URL leads to this machine, by its form alone (RFC 6761 §6.3)."""
+    """Return whether a URL points to this machine, judging by its form alone (RFC 6761 §6.3)."""
     try:
         return _LOOPBACK.fullmatch(split_address(url).hostname or "") is not None
     except AuthFault:
@@ -212,12 +207,12 @@ def is_loopback(url: str) -> bool:
 
 
 def check_endpoint(url: str, role: str, owner: str) -> str:
-    """Return a URL to which a secret or a person may be sent: https, or http on this machine (RFC 8252 §8.3).
+    """Return a URL that's safe to send a secret or the user to: https, or http on this machine (RFC 8252 §8.3).
 
-    A scheme such as `javascript` or `file` would run in the browser or the desktop of the user.
+    A scheme such as `javascript` or `file` would run in the user's browser or desktop.
 
     Raises:
-        AuthFault: It is another URL.
+        AuthFault: It's any other URL.
     """
     try:
         parts = split_address(url)

@@ -1,6 +1,6 @@
-"""Signed proofs of a client: DPoP proofs (RFC 9449 §4) and client assertions (RFC 7523 §2.2).
+"""A client's signed proofs: DPoP proofs (RFC 9449 §4) and client assertions (RFC 7523 §2.2).
 
-The JWT library is loaded when a key is first used. A DPoP proof is valid for one request: each has an id of its own.
+The JWT library loads when a key is first used. A DPoP proof is valid for one request: each has a unique id.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def encode_base64url(data: bytes) -> str:
 
 
 class ProofKey:
-    """A private key to which tokens are bound, with the nonce that each origin wants to see next (RFC 9449 §8, §9)."""
+    """A private key that tokens are bound to, with the next nonce for each origin (RFC 9449 §8, §9)."""
 
     def __init__(self, private_jwk: JsonObject | None = None) -> None:
         from joserfc.jwk import ECKey  # noqa: PLC0415 — the JWT library takes 0.2 s to load
@@ -47,7 +47,7 @@ class ProofKey:
         return cast("JsonObject", dict(self._key.as_dict(private=True)))
 
     def sign_proof(self, method: str, url: str, origin: str, now_ms: int, access_token: str = "") -> str:
-        """Sign the proof of one request; with a token, the proof is bound to it (`ath`)."""
+        """Sign the proof of one request, bound to the token if there is one (`ath`)."""
         claims: dict[str, JsonValue] = {
             "jti": secrets.token_urlsafe(16),
             "htm": method,
@@ -63,10 +63,10 @@ class ProofKey:
 
 
 def sign_client_assertion(private_key: str, algorithm: str, client_id: str, audience: str, now_ms: int) -> str:
-    """Sign the assertion by which a client authenticates itself (`private_key_jwt`).
+    """Sign the assertion that authenticates a client (`private_key_jwt`).
 
     Raises:
-        AuthFault: The key cannot be used with the algorithm.
+        AuthFault: The key doesn't work with the algorithm.
     """
     from joserfc import jwk  # noqa: PLC0415 — the JWT library takes 0.2 s to load
     from joserfc.errors import JoseError  # noqa: PLC0415
@@ -91,7 +91,7 @@ def sign_client_assertion(private_key: str, algorithm: str, client_id: str, audi
         return _sign(header, claims, key)
     except (JoseError, ValueError, TypeError):
         problem = f"the private key of client {client_id!r} cannot be used with {algorithm}"
-    # Raised outside of the handler: the error of the library may show a part of the key.
+    # Raise outside of the handler: the library's error may show part of the key.
     raise AuthFault(f"{problem}: set `private_key` and `signing_algorithm` in the row's `auth`")
 
 
@@ -102,7 +102,7 @@ def _sign(header: dict[str, object], claims: dict[str, JsonValue], key: Key) -> 
 
 
 def read_claims(token: str) -> JsonObject:
-    """Return the claims of a JWT without checking its signature, for display alone; empty if it is none."""
+    """Return a JWT's claims without checking its signature, only for display; empty if it isn't a JWT."""
     parts = token.split(".")
     if len(parts) != 3 or len(token) > 64 * 1024:
         return {}

@@ -1,7 +1,7 @@
-"""Steps of the state machine: what it asks its driver to do, and what it gets back.
+"""Steps of the state machine: requests to its driver, and the replies.
 
-A procedure of the machine is a generator. It yields a step, receives the reply to that step, and returns its result; a
-test plays the driver with a list of replies. `Steps[T]` is the type of such a procedure.
+A procedure of the machine is a generator. It yields a step, receives its reply, and returns a result; a test can play
+the driver with a list of replies. `Steps[T]` is the type of such a procedure.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 FORM = "application/x-www-form-urlencoded"
 _RETRIES = 3
-"""How often a document is fetched again: a person may be waiting for the sign-in."""
-_LONGEST_PAUSE_S = 10.0
-"""An issuer that wants a longer pause is reported instead."""
+"""How often to retry fetching a document: the user may be waiting for the sign-in."""
+_MAX_PAUSE_S = 10.0
+"""Report an issuer that wants a longer pause instead."""
 
 
 @record(kw_only=True)
 class HttpStep:
-    """Send a request; a redirect of it is never followed to another origin, and never with a body."""
+    """Send a request. Redirects are never followed to another origin, and never with a body."""
 
     url: str
     method: str = "GET"
@@ -45,28 +45,28 @@ class HttpStep:
 
 @record
 class HttpReply:
-    """The response to a request, or why there is none."""
+    """The response to a request, or the reason there is none."""
 
     status: int
-    """0: there is no response."""
+    """0: no response."""
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """By name in lower case."""
+    """By lower-case name."""
     body: bytes = field(default=b"", repr=False)
     problem: str = ""
-    """Why there is no response."""
+    """Why there's no response."""
 
     @property
     def is_success(self) -> bool:
-        """Whether the status is one of success."""
+        """Whether the status is 2xx."""
         return 200 <= self.status < 300
 
     @property
     def is_transient(self) -> bool:
-        """Whether a later try may succeed: no response, an overloaded or a failing server."""
+        """Whether a retry may succeed: no response, or an overloaded or failing server."""
         return not self.status or self.status in TRANSIENT_STATUSES or self.status >= HTTPStatus.INTERNAL_SERVER_ERROR
 
     def parse_object(self) -> JsonObject:
-        """Return the JSON object of the body; empty if it is none."""
+        """Return the body's JSON object, or an empty one if it isn't a JSON object."""
         try:
             document = parse_strict_json(self.body)
         except ValueError:
@@ -83,14 +83,14 @@ class RedirectStep:
 
 @record
 class AuthorizeStep:
-    """Show an authorization URL to a person; the reply are the query parameters of the redirect."""
+    """Show the user an authorization URL; the reply is the redirect's query parameters."""
 
     url: str = field(repr=False)
 
 
 @record
 class DeviceStep:
-    """Show a code that a person enters on another device."""
+    """Show a code that the user enters on another device."""
 
     code: DeviceCode
 
@@ -104,7 +104,7 @@ class WaitStep:
 
 @record
 class LoadStep:
-    """Load the sign-in of a key; the reply is `None` if there is none."""
+    """Load a sign-in by key; the reply is `None` if it doesn't exist."""
 
     key: CredentialKey
 
@@ -134,12 +134,12 @@ def send(step: HttpStep) -> Steps[HttpReply]:
 
 
 def fetch_json(url: str) -> Steps[tuple[HttpReply, JsonObject]]:
-    """Fetch a JSON document, again after a failure that passes; the object is empty if there is none."""
-    step, backoff = HttpStep(url=url, headers={"accept": "application/json"}), Backoff(longest_s=_LONGEST_PAUSE_S)
+    """Fetch a JSON document, retrying after transient failures; the object is empty if there is none."""
+    step, backoff = HttpStep(url=url, headers={"accept": "application/json"}), Backoff(longest_s=_MAX_PAUSE_S)
     reply = yield from send(step)
     for _ in range(_RETRIES):
         wanted_s = parse_retry_after(reply.headers.get("retry-after", ""))
-        if not reply.is_transient or (wanted_s or 0.0) > _LONGEST_PAUSE_S:
+        if not reply.is_transient or (wanted_s or 0.0) > _MAX_PAUSE_S:
             break
         yield WaitStep(backoff.next_pause(wanted_s))
         reply = yield from send(step)
@@ -166,21 +166,21 @@ def open_redirect(registered: Sequence[str]) -> Steps[str]:
 
 
 def authorize(url: str) -> Steps[Mapping[str, str]]:
-    """Show an authorization URL to a person, and return the parameters of the redirect."""
+    """Show the user an authorization URL, and return the parameters of the redirect."""
     reply = yield AuthorizeStep(url)
     return reply if isinstance(reply, Mapping) else {}
 
 
 def load_credentials(key: CredentialKey) -> Steps[StoredCredentials | None]:
-    """Load the sign-in of a key."""
+    """Load a sign-in by key."""
     reply = yield LoadStep(key)
     return reply if isinstance(reply, StoredCredentials) else None
 
 
 def build_reply_fault(reply: HttpReply, owner: str, action: str) -> AuthFault:
-    """Build the fault of a request that failed; only the error code of the response is shown, never its text.
+    """Build the fault of a failed request, with only the response's error code.
 
-    The text of an error is written by a foreign server, and may repeat what was sent.
+    A foreign server writes the error text, which may repeat what we sent.
     """
     if not reply.status:
         return AuthFault(f"{owner}: {action} failed: {reply.problem}", is_transient=True)
@@ -190,43 +190,42 @@ def build_reply_fault(reply: HttpReply, owner: str, action: str) -> AuthFault:
     return AuthFault(f"{owner}: {action} failed ({shown})", error=code, is_transient=reply.is_transient)
 
 
-# -- challenge --------------------------------------------------------------------------------
+# -- challenges -------------------------------------------------------------------------------
 #
 # A response may have several headers, a header several challenges, and a challenge parameters or a single token. Text
-# that does not fit the grammar ends the parsing; what was read before it counts.
+# that doesn't fit the grammar ends the parsing; anything before it counts.
 
 
 _TOKEN = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _SCHEME = re.compile(rf"[\s,]*({_TOKEN})(?:[ \t]+|(?=,)|$)")
 _PARAMETER = re.compile(rf'[\s,]*({_TOKEN})[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"|({_TOKEN}))[ \t]*(?=,|$)', re.DOTALL)
 _TOKEN68 = re.compile(r"[A-Za-z0-9._~+/-]+=*[ \t]*(?=,|$)")
-_LONGEST = 16 * 1024
+_MAX_HEADER_CHARS = 16 * 1024
 
 
 @record
 class Challenge:
-    """One challenge: its scheme, and its parameters by name in lower case."""
+    """One challenge: its lower-case scheme, and its parameters by lower-case name."""
 
     scheme: str
-    """In lower case."""
     parameters: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """The scopes that the request needs (RFC 6750 §3)."""
+        """Scopes that the request needs (RFC 6750 §3)."""
         return tuple(self.parameters.get("scope", "").split())
 
     @property
     def error(self) -> str:
-        """The error code, or empty."""
+        """Error code, or empty."""
         return self.parameters.get("error", "")
 
 
 def parse_challenges(headers: Iterable[str]) -> list[Challenge]:
-    """Parse the values of all `WWW-Authenticate` headers of a response."""
+    """Parse all of a response's `WWW-Authenticate` headers."""
     challenges: list[Challenge] = []
     for header in headers:
-        text, position = header[:_LONGEST], 0
+        text, position = header[:_MAX_HEADER_CHARS], 0
         while (scheme := _SCHEME.match(text, position)) is not None:
             position, parameters = scheme.end(), dict[str, str]()
             while (parameter := _PARAMETER.match(text, position)) is not None:

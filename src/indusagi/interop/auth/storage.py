@@ -1,9 +1,8 @@
-"""Credential store of this user: one private file for each sign-in, its secret in the best vault there is.
+"""Credential store of the current user: one private file per sign-in, its secret in the best available vault.
 
-Files are in `…/indus/credentials/`, mode 0600 in 0700, and named by a digest of issuer, resource and client. A file is
-replaced by rename(2) after its content is on disk, so that a reader, and a process that was killed, leave the old
-sign-in or the new one. Refreshing is serialised among processes by the lock of the sign-in, which ends with its
-process.
+Files live in `…/indus/credentials/`, mode 0600 in 0700, named by a digest of issuer, resource and client. A file is
+replaced with rename(2) once its content is on disk, so readers and killed processes see the old sign-in or the new one.
+The sign-in's lock serialises refreshes across processes, and is released when its process ends.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ if TYPE_CHECKING:
     from indusagi.interop.auth.vaults import KeyringVault, SealedVault, Vault
 
 _VERSION: Final = 1
-_LARGEST_FILE: Final = 1024 * 1024
+_MAX_FILE_BYTES: Final = 1024 * 1024
 LOCK_WAIT_S: Final = 90.0
-"""How long a refresh waits for that of another process: longer than one request to the issuer may take."""
+"""How long a refresh waits for another process's refresh: longer than one request to the issuer may take."""
 
 
 @record(kw_only=True)
@@ -51,31 +50,31 @@ class StoredRow:
     vault: VaultKind
     saved_ms: int
     secret: str
-    """The text for the vault: empty, sealed or plain."""
+    """Text for the vault: empty, sealed or plain."""
 
     def __repr__(self) -> str:
         return f"StoredRow({self.key!r}, {self.vault})"
 
     @property
     def owner(self) -> str:
-        """The name of the secret in its vault: the server for a reader, and the key for the store."""
+        """Name of the secret in its vault: the server for readers, and the key for the store."""
         return f"{self.key.resource} {_digest(self.key)}"
 
     @property
     def place(self) -> str:
-        """Where the secret is, for a person."""
+        """Where the secret is, for display."""
         return {"keyring": "keyring", "sealed": f"{self.path} (sealed)", "plain": f"{self.path} (plain text)"}[
             self.vault
         ]
 
 
 class CredentialFiles:
-    """The `CredentialStore` of this user.
+    """The `CredentialStore` of the current user.
 
     Args:
-        folder: Of the files; by default in the state directory.
-        environ: Where the sealing key is looked for.
-        find_keyring: Finds the keyring; again until there is one.
+        folder: Folder of the files; by default in the state directory.
+        environ: Environment to look for the sealing key in.
+        find_keyring: Finds the keyring; called until it does.
     """
 
     def __init__(
@@ -86,22 +85,22 @@ class CredentialFiles:
         find_keyring: Callable[[], KeyringVault | None] = find_keyring,
     ) -> None:
         self.notes: list[Note] = []
-        """Why a sign-in was stored in a lesser place than the keyring; each reason once."""
+        """Why sign-ins are stored in a worse place than the keyring, once per reason."""
         self.skips_unreadable = False
-        """Whether a sign-in that cannot be opened counts as absent: while a person signs in again."""
+        """Whether to treat an unreadable sign-in as absent, while the user signs in again."""
         self._folder = folder
         self._environ = os.environ if environ is None else environ
         self._find_keyring = find_keyring
         self._keyring: KeyringVault | None = None
         self._sealed: list[SealedVault | None] = []
 
-    # -- the store --------------------------------------------------------------------------
+    # -- CredentialStore --------------------------------------------------------------------
 
     async def load(self, resource: str, client: str = "") -> StoredCredentials | None:
-        """Return the sign-in of a server that was saved last, whatever its issuer.
+        """Return the server's most recently saved sign-in, with any issuer.
 
         Raises:
-            AuthFault: It is stored, and cannot be opened here.
+            AuthFault: It's stored but can't be opened here.
         """
 
         def read() -> StoredCredentials | None:
@@ -111,10 +110,10 @@ class CredentialFiles:
         return await to_thread.run_sync(read)
 
     async def find(self, key: CredentialKey) -> StoredCredentials | None:
-        """Return the sign-in of exactly this key.
+        """Return the sign-in with exactly this key.
 
         Raises:
-            AuthFault: It is stored, and cannot be opened here.
+            AuthFault: It's stored but can't be opened here.
         """
 
         def read() -> StoredCredentials | None:
@@ -124,18 +123,18 @@ class CredentialFiles:
         return await to_thread.run_sync(read)
 
     async def save(self, credentials: StoredCredentials) -> None:
-        """Store a sign-in in place of the one with the same key, atomically and durably.
+        """Store a sign-in atomically and durably, replacing the one with the same key.
 
         Raises:
-            AuthFault: It cannot be stored.
+            AuthFault: It can't be stored.
         """
         await to_thread.run_sync(self._save, credentials)
 
     async def delete(self, key: CredentialKey) -> None:
-        """Remove a sign-in, its secret first; absent is as good.
+        """Remove a sign-in if it exists, secret first.
 
         Raises:
-            AuthFault: It cannot be removed.
+            AuthFault: It can't be removed.
         """
         await to_thread.run_sync(self._delete, key)
 
@@ -145,7 +144,7 @@ class CredentialFiles:
         def read() -> Sequence[StoredCredentials]:
             found: list[StoredCredentials] = []
             for row in self.read_rows():
-                with suppress(AuthFault):  # `read_rows` has it for a listing of all
+                with suppress(AuthFault):  # `read_rows` still lists it
                     credentials = self._open(row)
                     found += [] if credentials is None else [credentials]
             return found
@@ -154,7 +153,7 @@ class CredentialFiles:
 
     @asynccontextmanager
     async def lock(self, key: CredentialKey) -> AsyncGenerator[None]:
-        """Exclude other tasks and processes from refreshing this sign-in.
+        """Keep other tasks and processes from refreshing this sign-in.
 
         Raises:
             AuthFault: Another one has held the lock for too long.
@@ -168,10 +167,10 @@ class CredentialFiles:
                 raise AuthFault(message, is_transient=True) from exc
             yield
 
-    # -- files; these block -----------------------------------------------------------------
+    # -- files (blocking) -------------------------------------------------------------------
 
     def read_rows(self) -> Sequence[StoredRow]:
-        """Read every file of the store without opening a secret; damaged files are left out."""
+        """Read all files of the store without opening secrets, skipping damaged ones."""
         try:
             paths = sorted(glob.glob(os.path.join(glob.escape(self._find_folder()), "*.json")))
         except OSError:
@@ -182,7 +181,7 @@ class CredentialFiles:
         key, secret = credentials.key, compact_json(credentials.to_json())
         path = self._path(key)
         try:
-            # In this lock no other process writes: temporary files are those of processes that were killed.
+            # No other process writes under this lock, so any temporary files come from killed processes.
             with locked_directory(make_private_dir(os.path.dirname(path))):
                 for left_over in glob.glob(f"{glob.escape(path)}.*.tmp"):
                     os.unlink(left_over)
@@ -201,13 +200,13 @@ class CredentialFiles:
                 replace_private_file(path, compact_json(document).encode("utf-8"))
                 _sync_directory(os.path.dirname(path))
                 if former is not None and former.vault == "keyring" and vault != "keyring":
-                    with suppress(AuthFault):  # it is replaced by the file, and may be locked
+                    with suppress(AuthFault):  # the file replaces it, and it may be locked
                         self._get_vault("keyring", former).remove(former.owner)
         except OSError as exc:
             raise AuthFault(f"the sign-in of {key.resource} cannot be stored: {exc}", is_transient=True) from exc
 
     def _put(self, owner: str, secret: str) -> tuple[VaultKind, str]:
-        """Keep a secret in the first vault that takes it."""
+        """Put a secret into the first vault that takes it."""
         keyring = self._get_keyring()
         reason = "no keyring of the operating system can be used (pip install 'indus-deck[keyring]')"
         if keyring is not None:
@@ -236,14 +235,14 @@ class CredentialFiles:
         except (ValueError, RecursionError):
             return None
         credentials = parse_credentials(document)
-        # Whoever can write the file cannot make the tokens of one server be sent to another.
+        # Write access to the file must not be enough to send one server's tokens to another.
         return credentials if credentials is not None and credentials.key == row.key else None
 
     def _get_vault(self, kind: VaultKind, row: StoredRow) -> Vault:
-        """Return a vault of a kind.
+        """Return the vault of a kind.
 
         Raises:
-            AuthFault: There is none here.
+            AuthFault: It isn't available here.
         """
         if kind == "plain":
             return PlainVault()
@@ -256,7 +255,7 @@ class CredentialFiles:
 
     def _get_keyring(self) -> KeyringVault | None:
         if self._keyring is None:
-            self._keyring = self._find_keyring()  # a session may unlock it, or start its service, later
+            self._keyring = self._find_keyring()  # a session may unlock it or start its service later
         return self._keyring
 
     def _get_sealed(self) -> SealedVault | None:
@@ -292,7 +291,7 @@ def _digest(key: CredentialKey) -> str:
 
 def _read_row(path: str) -> StoredRow | None:
     try:
-        document = cast("JsonValue", json.loads(read_small_file(path, _LARGEST_FILE, follow=False)))
+        document = cast("JsonValue", json.loads(read_small_file(path, _MAX_FILE_BYTES, follow=False)))
     except (OSError, ValueError, RecursionError):
         return None
     if not is_json_object(document) or document.get("version") != _VERSION:
@@ -308,41 +307,41 @@ def _read_row(path: str) -> StoredRow | None:
 
 
 def _sync_directory(folder: str) -> None:
-    """Write the rename to disk, so that a power failure cannot bring an old refresh token back."""
+    """Flush the rename to disk, so that a power failure can't bring an old refresh token back."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(handle)
     except OSError as exc:
-        if exc.errno != errno.EINVAL:  # some file systems cannot
+        if exc.errno != errno.EINVAL:  # some file systems can't
             raise
     finally:
         os.close(handle)
 
 
-# -- memory -----------------------------------------------------------------------------------
+# -- in memory --------------------------------------------------------------------------------
 
 
 _LOCK_S = 60.0
 
 
 class MemoryCredentialStore:
-    """Sign-ins of one process; they end with it."""
+    """In-memory `CredentialStore` of one process."""
 
     def __init__(self) -> None:
         self._rows: dict[CredentialKey, StoredCredentials] = {}
         self._locks: collections.defaultdict[CredentialKey, anyio.Lock] = collections.defaultdict(anyio.Lock)
 
     async def load(self, resource: str, client: str = "") -> StoredCredentials | None:
-        """Return the sign-in of a server that was saved last, whatever its issuer."""
+        """Return the server's most recently saved sign-in, with any issuer."""
         rows = reversed(self._rows.values())
         return next((row for row in rows if (row.key.resource, row.key.client) == (resource, client)), None)
 
     async def find(self, key: CredentialKey) -> StoredCredentials | None:
-        """Return the sign-in of exactly this key."""
+        """Return the sign-in with exactly this key."""
         return self._rows.get(key)
 
     async def save(self, credentials: StoredCredentials) -> None:
-        """Store a sign-in in place of the one with the same key."""
+        """Store a sign-in, replacing the one with the same key."""
         self._rows.pop(credentials.key, None)
         self._rows[credentials.key] = credentials
 
@@ -356,7 +355,7 @@ class MemoryCredentialStore:
 
     @asynccontextmanager
     async def lock(self, key: CredentialKey) -> AsyncGenerator[None]:
-        """Exclude other tasks from refreshing this sign-in."""
+        """Keep other tasks from refreshing this sign-in."""
         lock = self._locks[key]
         try:
             with anyio.fail_after(_LOCK_S):

@@ -1,4 +1,4 @@
-"""The token endpoint: client authentication, DPoP with nonces, and what its responses mean."""
+"""The token endpoint: client authentication, DPoP with nonces, and parsing responses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _TEXT_LIMIT = 64 * 1024
-_LONGEST_LIFE_S = 10 * 366 * 86_400
+_MAX_LIFE_S = 10 * 366 * 86_400
 
 
 @record(kw_only=True)
@@ -39,17 +39,17 @@ class TokenClient:
 
 @record(kw_only=True)
 class TokenGrant:
-    """The tokens of a response, and the account that its ID token names."""
+    """Tokens from a response, and the account from its ID token."""
 
     tokens: TokenSet
     account: str = ""
 
 
 def request_tokens(client: TokenClient, fields: Mapping[str, str]) -> Steps[TokenGrant]:
-    """Send a token request, once more if the issuer asks for a DPoP nonce (RFC 9449 §8).
+    """Send a token request, and repeat it if the issuer asks for a DPoP nonce (RFC 9449 §8).
 
     Raises:
-        AuthFault: The issuer refused, could not be reached, or the response has no token of a known type.
+        AuthFault: The issuer refused, couldn't be reached, or sent no token of a known type.
     """
     reply = yield from send_token_request(client, fields)
     if not reply.is_success:
@@ -58,7 +58,7 @@ def request_tokens(client: TokenClient, fields: Mapping[str, str]) -> Steps[Toke
 
 
 def send_token_request(client: TokenClient, fields: Mapping[str, str]) -> Steps[HttpReply]:
-    """Send a token request as the registered client, and return the response as it is."""
+    """Send a token request as the registered client, and return the raw response."""
     own_headers, own_fields = build_client_authentication(client)
     origin = get_origin_of(client.token_endpoint)
     has_new_nonce = False
@@ -77,10 +77,10 @@ def send_token_request(client: TokenClient, fields: Mapping[str, str]) -> Steps[
 
 
 def build_client_authentication(client: TokenClient) -> tuple[dict[str, str], dict[str, str]]:
-    """Build the headers and fields by which a client authenticates itself (RFC 6749 §2.3).
+    """Build the headers and fields that authenticate a client (RFC 6749 §2.3).
 
     Raises:
-        AuthFault: The method needs a secret or a key that is absent.
+        AuthFault: The method needs a secret or key that's missing.
     """
     registration, settings = client.registration, client.settings
     client_id, secret, method = registration.client_id, registration.client_secret, registration.auth_method
@@ -89,7 +89,7 @@ def build_client_authentication(client: TokenClient) -> tuple[dict[str, str], di
     if method == "private_key_jwt":
         if not settings.private_key:
             raise AuthFault(f"{client.issuer}: client {client_id!r} needs a `private_key` in the row's `auth`")
-        # The issuer as the audience: https://www.ietf.org/archive/id/draft-ietf-oauth-rfc7523bis-03.html#section-4
+        # Audience is the issuer: https://www.ietf.org/archive/id/draft-ietf-oauth-rfc7523bis-03.html#section-4
         assertion = sign_client_assertion(
             settings.private_key, settings.signing_algorithm, client_id, client.issuer, client.clock.now_ms()
         )
@@ -99,13 +99,13 @@ def build_client_authentication(client: TokenClient) -> tuple[dict[str, str], di
     if method == "client_secret_post":
         return {}, {"client_id": client_id, "client_secret": secret}
     pair = f"{quote(client_id, safe='')}:{quote(secret, safe='')}"
-    # The id is no secret, and the SDK's authorization server looks for it in the form alone.
+    # The id isn't secret, and the SDK's authorization server only looks for it in the form.
     headers = {"authorization": f"Basic {base64.b64encode(pair.encode()).decode('ascii')}"}
     return headers, {"client_id": client_id}
 
 
 def choose_auth_method(settings: AuthSettings, supported: tuple[str, ...], *, has_secret: bool) -> AuthMethod:
-    """Choose how a client authenticates itself, from its settings and what the issuer supports."""
+    """Choose how a client authenticates, from its settings and the issuer's support."""
     if settings.auth_method is not None:
         return settings.auth_method
     if settings.private_key is not None:
@@ -119,27 +119,19 @@ def choose_auth_method(settings: AuthSettings, supported: tuple[str, ...], *, ha
 
 
 def parse_token_reply(reply: HttpReply, client: TokenClient) -> TokenGrant:
-    """Parse the response of a token endpoint (RFC 6749 §5.1).
+    """Parse a token endpoint's response (RFC 6749 §5.1).
 
     Raises:
         AuthFault: It has no access token, or one of an unknown type.
     """
     document, now_ms = reply.parse_object(), client.clock.now_ms()
     token, kind = document.get("access_token"), str(document.get("token_type", "bearer")).lower()
-    if (
-        not isinstance(token, str)
-        or not token.isascii()
-        or not token.isprintable()
-        or not 0 < len(token) <= _TEXT_LIMIT
-    ):
+    if not isinstance(token, str) or not (token.isascii() and token.isprintable() and 0 < len(token) <= _TEXT_LIMIT):
         raise AuthFault(f"{client.issuer}: its response has no access token")
     if kind not in {"bearer", "dpop"} or (kind == "dpop" and client.key is None):
         raise AuthFault(f"{client.issuer}: its response has a token of an unknown type")
-    refresh, scope, life_s = (
-        document.get("refresh_token"),
-        document.get("scope"),
-        _parse_seconds(document.get("expires_in")),
-    )
+    refresh, scope = document.get("refresh_token"), document.get("scope")
+    life_s = _parse_seconds(document.get("expires_in"))
     tokens = TokenSet(
         access_token=token,
         refresh_token=refresh if isinstance(refresh, str) and 0 < len(refresh) <= _TEXT_LIMIT else None,
@@ -158,6 +150,6 @@ def _parse_seconds(value: object) -> int | None:
     """Parse a duration in seconds, which some issuers send as text."""
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         value = int(value[:12])
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LONGEST_LIFE_S:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MAX_LIFE_S:
         return None
     return int(value)

@@ -1,9 +1,9 @@
 """Vaults: where the secret of a stored sign-in is kept.
 
-In order of preference: the keyring of the operating system (package `keyring`, extra `[keyring]`); a text sealed with
-AES-256-GCM (NIST SP 800-38D) by a key that the environment or systemd provides; plain text. The last two are stored
-in a file of mode 0600 by the caller: `put` returns the text for that file, `get` takes it. A sealed text is bound to
-its owner: it cannot be opened as another one's. The methods block: call them in a thread.
+In order of preference: the operating system's keyring (package `keyring`, extra `[keyring]`); text sealed with
+AES-256-GCM (NIST SP 800-38D) and a key from the environment or systemd; plain text. The caller stores the last two in
+a file of mode 0600: `put` returns the text for that file, `get` takes it. A sealed text is bound to its owner and can't
+be opened as another's. The methods block: call them in a thread.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ T = TypeVar("T")
 VaultKind: TypeAlias = Literal["keyring", "sealed", "plain"]
 KEY_VARIABLE: Final = "INDUS_CREDENTIALS_KEY"
 KEY_FILE: Final = "indus-credentials-key"
-"""The name of the key in `$CREDENTIALS_DIRECTORY` (https://systemd.io/CREDENTIALS/)."""
+"""Name of the key in `$CREDENTIALS_DIRECTORY` (https://systemd.io/CREDENTIALS/)."""
 KEYRING_SERVICE: Final = "indus"
-_SHORTEST_KEY = 16
-_LARGEST_KEY = 64 * 1024
+_MIN_KEY_BYTES = 16
+_MAX_KEY_BYTES = 64 * 1024
 _KEYRING_WAIT_S = 60.0
-"""How long a keyring may take: it may ask a person to unlock it."""
-_LEAST_PRIORITY = 1
-"""Backends below are stand-ins and files of plain text (https://keyring.readthedocs.io/en/latest/)."""
+"""How long a keyring may take: it may ask the user to unlock it."""
+_MIN_PRIORITY = 1
+"""Backends below this are placeholders and plain text files (https://keyring.readthedocs.io/en/latest/)."""
 _FORM = "scrypt-aes256gcm"
 _SCRYPT_COST = 2**14
 
@@ -52,11 +52,11 @@ class PlainVault:
         return text
 
     def remove(self, owner: str) -> None:
-        """Do nothing: the file is removed with its text."""
+        """Do nothing: removing the file removes the text."""
 
 
 class SealedVault:
-    """Keeps the secret in the file, sealed by a key."""
+    """Keeps the secret in the file, sealed with a key."""
 
     kind: ClassVar[VaultKind] = "sealed"
 
@@ -67,7 +67,7 @@ class SealedVault:
 
     def put(self, owner: str, secret: str) -> str:
         """Return the sealed secret."""
-        # Late: a run without sealed sign-ins does not load it.
+        # Late import: only needed for sealed sign-ins.
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
 
         salt, nonce = self._salt, os.urandom(12)
@@ -78,7 +78,7 @@ class SealedVault:
         """Return the opened secret.
 
         Raises:
-            AuthFault: It was sealed by another key or for another owner, or is damaged.
+            AuthFault: It was sealed with another key or for another owner, or is damaged.
         """
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 — as in `put`
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 — as in `put`
@@ -94,10 +94,10 @@ class SealedVault:
             raise AuthFault(message) from exc
 
     def remove(self, owner: str) -> None:
-        """Do nothing: the file is removed with its text."""
+        """Do nothing: removing the file removes the text."""
 
     def _derive(self, salt: bytes) -> bytes:
-        # A person may have typed the key: scrypt (RFC 7914) makes guessing expensive.
+        # The user may have typed the key: scrypt (RFC 7914) makes guessing expensive.
         derived = self._derived.get(salt)
         if derived is None:
             derived = hashlib.scrypt(self._key, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=32)
@@ -106,7 +106,7 @@ class SealedVault:
 
 
 class KeyringVault:
-    """Keeps the secret in the keyring of the operating system; the file holds none."""
+    """Keeps the secret in the operating system's keyring, and nothing in the file."""
 
     kind: ClassVar[VaultKind] = "keyring"
 
@@ -117,11 +117,11 @@ class KeyringVault:
 
     @property
     def name(self) -> str:
-        """The name of the backend."""
+        """Name of the backend."""
         return str(self._backend.name)
 
     def put(self, owner: str, secret: str) -> str:
-        """Store the secret in the keyring, and return an empty text."""
+        """Store the secret in the keyring and return an empty text."""
         self._call(lambda: self._backend.set_password(KEYRING_SERVICE, owner, secret))
         return ""
 
@@ -135,7 +135,7 @@ class KeyringVault:
             self._call(lambda: self._backend.delete_password(KEYRING_SERVICE, owner))
 
     def _call(self, function: Callable[[], T]) -> T:
-        """Call the backend in a daemon thread, which a keyring that waits for a person cannot keep from ending.
+        """Call the backend in a daemon thread, so that a keyring waiting for the user can't block our exit.
 
         Raises:
             AuthFault: It failed, or took too long.
@@ -146,7 +146,7 @@ class KeyringVault:
         def run() -> None:
             try:
                 results.append(function())
-            except Exception as exc:  # noqa: BLE001 — boundary: backends belong to other authors
+            except Exception as exc:  # noqa: BLE001 — boundary: third-party backends
                 failures.append(exc)
 
         thread = threading.Thread(target=run, name="keyring", daemon=True)
@@ -162,15 +162,15 @@ Vault: TypeAlias = PlainVault | SealedVault | KeyringVault
 
 
 def find_keyring() -> KeyringVault | None:
-    """Find the keyring of the operating system; None: the package is absent, or has no backend to be trusted."""
+    """Find the operating system's keyring; None without the package or a trustworthy backend."""
     try:
         import keyring  # noqa: PLC0415 — an extra, and slow to load
 
         backend = keyring.get_keyring()
-        return KeyringVault(backend) if float(backend.priority) >= _LEAST_PRIORITY else None
+        return KeyringVault(backend) if float(backend.priority) >= _MIN_PRIORITY else None
     except ImportError:
         return None
-    except Exception:  # noqa: BLE001 — boundary: a backend that cannot even be looked for
+    except Exception:  # noqa: BLE001 — boundary: a backend that fails even to load
         return None
 
 
@@ -178,20 +178,20 @@ def find_sealing_key(environ: Mapping[str, str]) -> SealedVault | None:
     """Find the key that seals sign-ins: a variable, or a credential of a systemd service.
 
     Raises:
-        AuthFault: It is too short, or cannot be read.
+        AuthFault: It's too short, or can't be read.
     """
     key, source = environ.get(KEY_VARIABLE, "").encode("utf-8"), KEY_VARIABLE
     folder = environ.get("CREDENTIALS_DIRECTORY", "")
     if not key and os.path.isabs(folder):
         source = os.path.join(folder, KEY_FILE)
         try:
-            key = read_small_file(source, _LARGEST_KEY).strip()
+            key = read_small_file(source, _MAX_KEY_BYTES).strip()
         except FileNotFoundError:
             return None
         except OSError as exc:
             raise AuthFault(f"the key {source} cannot be read: {exc.strerror or exc}") from exc
     elif not key:
         return None
-    if len(key) < _SHORTEST_KEY:
-        raise AuthFault(f"the key in {source} has {len(key)} bytes: give it {_SHORTEST_KEY} or more")
+    if len(key) < _MIN_KEY_BYTES:
+        raise AuthFault(f"the key in {source} has {len(key)} bytes: give it {_MIN_KEY_BYTES} or more")
     return SealedVault(key)

@@ -1,7 +1,7 @@
 """The provider host: a tool box as an MCP server.
 
-`connect` serves one client over a transport and returns as soon as it is served; the connection lives until either
-side ends it, also when the program keeps no reference. `serve_stdio` serves the client that started this process,
+`connect` serves one client over a transport and returns as soon as serving has started; the connection lives until
+either side ends it, even if the program keeps no reference. `serve_stdio` serves the client that started this process,
 `serve_http` every client that knows the address and its token.
 """
 
@@ -29,7 +29,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
 from indusagi.runtime.calls import CallingClient
 
 ChooseView: TypeAlias = Callable[[ClientIdentity, CallingClient], ServedView | None]
-"""Chooses the view of a client by who it is and how it names itself; None: everything that the host serves."""
+"""Chooses a client's view by its identity and self-reported name; None: everything the host serves."""
 
 
 @record
@@ -40,10 +40,10 @@ class ProviderHostInfo:
     version: str = "0.1.0"
     title: str | None = field(default=None, kw_only=True)
     instructions: str | None = field(default=None, kw_only=True)
-    """Text about the tools as a whole, which a client may give its model."""
+    """Text about the tools as a whole, which a client may pass to its model."""
 
     def as_json(self) -> JsonObject:
-        """Return the `Implementation` object of the protocol."""
+        """Return the protocol's `Implementation` object."""
         info: JsonObject = {"name": self.name, "version": self.version}
         if self.title is not None:
             info["title"] = self.title
@@ -51,7 +51,7 @@ class ProviderHostInfo:
 
 
 class ProviderHost(ServingHost):
-    """Serves a tool box to MCP clients; `create_provider_host` creates it."""
+    """Serves a tool box to MCP clients; see `create_provider_host`."""
 
     def __init__(
         self,
@@ -69,15 +69,15 @@ class ProviderHost(ServingHost):
         self.catalog = Catalog(box, info.as_json(), ready, content, opened, tasks)
         self._choose_view = choose_view
         self._catalogs: dict[ServedView, Catalog] = {}
-        """The catalogs of clients with a view."""
+        """Catalogs by view."""
 
     def refresh_tools(self) -> bool:
-        """Read the tools again, and notify every client if they differ from before; return whether they do."""
+        """Read the tools again, notify every client if they changed, and return whether they did."""
         changes = [catalog.refresh() for catalog in (self.catalog, *self._catalogs.values())]
         return any(changes)
 
     def settle_tools(self) -> None:
-        """Take the present tools as those that clients know, once `ready` is set: only later changes are announced.
+        """Record the current tools as the ones clients know, once `ready` is set: only later changes are announced.
 
         Otherwise the first refresh announces a change even if there's none, since it has nothing to compare with.
         """
@@ -85,7 +85,7 @@ class ProviderHost(ServingHost):
             catalog.listing()
 
     def find_catalog(self, identity: ClientIdentity, client: CallingClient) -> Catalog:
-        """Find the catalog of a client: that of its view, or the host's."""
+        """Find a client's catalog: its view's, or the host's."""
         view = None if self._choose_view is None else self._choose_view(identity, client)
         if view is None:
             return self.catalog
@@ -99,13 +99,13 @@ class ProviderHost(ServingHost):
         return self._catalogs[view]
 
     def find_target(self, method: str, params: JsonObject) -> tuple[str, str | None]:
-        """Find what a request is for, by any catalog; no server if it is unknown, or ambiguous."""
+        """Find a request's target in any catalog; no server if it's unknown or ambiguous."""
         catalogs, name = [self.catalog, *self._catalogs.values()], params.get("name")
         if method == "tools/call":
             catalogs = [one for one in catalogs if isinstance(name, str) and one.may_call(name)]
         targets = {catalog.find_target(method, params) for catalog in catalogs}
         if method != "tools/call":
-            targets.discard((method, None))  # what one view hides, another one may show
+            targets.discard((method, None))  # one view may show what another hides
         return targets.pop() if len(targets) == 1 else (method, None)
 
     def find_schema(self, name: str) -> JsonObject | None:
@@ -114,23 +114,23 @@ class ProviderHost(ServingHost):
         return next((listing.schemas[name] for listing in listings if name in listing.schemas), None)
 
     def refresh_content(self) -> None:
-        """Read everything beside tools again, and notify every client of the lists that differ from before."""
+        """Read everything except tools again, and notify every client of the lists that changed."""
         for catalog in (self.catalog, *self._catalogs.values()):
             catalog.refresh_content()
 
     def new_session(self, suspended: SuspendedCalls | None = None, identity: ClientIdentity = ANONYMOUS) -> HostSession:
-        """Create the session of one client; `suspended` outlives it where calls span several sessions."""
+        """Create a session for one client; `suspended` outlives it if calls span several sessions."""
         find_catalog = None if self._choose_view is None else partial(self.find_catalog, identity)
         return HostSession(self.catalog, self.limits, self.info.instructions, suspended, identity, find_catalog)
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
-        """Serve clients over HTTP until the block is left; running calls may then finish within `stop_s`.
+        """Serve clients over HTTP until the block ends; running calls may then finish within `stop_s`.
 
         Raises:
-            ProtocolFault: It cannot be started (kind `transport`); the message says why.
+            ProtocolFault: It can't start (kind `transport`); the message says why.
         """
-        # Over HTTP a session of revision 2026-07-28 is one request long; a suspended call takes several.
+        # Over HTTP a session of revision 2026-07-28 lasts one request, but a suspended call takes several.
         router = None if settings is None else settings.router
         suspended = SuspendedCalls(seal=None if router is None else router.seal)
         try:
@@ -157,12 +157,12 @@ def create_provider_host(
     opened: Ready | None = None,
     tasks: TaskSource | None = None,
 ) -> ProviderHost:
-    """Create a host over a tool box, or over a function that returns the present one.
+    """Create a host for a tool box, or for a function that returns the current one.
 
     After a change of the tools call `ProviderHost.refresh_tools`. Handshakes are answered at once; requests for tools
     wait until `ready` is set. Resources and prompts come from `content`; the handshake waits a moment until `opened` is
-    set, since it carries the instructions. `choose_view` gives some clients a tool box and content of their own.
-    With `tasks`, clients that know tasks get handles of calls that a server finishes later.
+    set, since it carries the instructions. `choose_view` gives some clients their own tool box and content. With
+    `tasks`, clients that support tasks get handles for calls that a server finishes later.
     """
     return ProviderHost(
         box, info or ProviderHostInfo(), limits or HostLimits(), ready, choose_view, content, opened, tasks

@@ -1,7 +1,7 @@
-"""The boundary of a host: work that fails is logged in one line, and ends nothing but itself.
+"""The boundary of a host: failing work is logged in one line, and ends nothing but itself.
 
-Whatever clients, servers and issuers send, a host goes on. Each of its tasks is started by `HostTasks.start`, and each
-callback that an event loop runs for it ends in `log_failure` where it would raise.
+Whatever clients, servers and issuers send, a host keeps running. `HostTasks.start` starts each of its tasks, and each
+of its event loop callbacks calls `log_failure` where it would raise.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _log = logging.getLogger(__name__)
 _MAX_KINDS = 20
 _MAX_CHARS = 200
 _CLOSE_S = 5.0
-"""How long tasks may take to end once they are cancelled."""
+"""How long cancelled tasks may take to end."""
 
 
 class RateLimitedLog:
-    """Messages about one owner: each kind is logged the first, 10th, 100th time and so on."""
+    """Logs messages about one owner: each kind the first, 10th, 100th time and so on."""
 
     def __init__(self, owner: str, overflow: str = "sends other messages", level: int = logging.WARNING) -> None:
         self._owner = owner
@@ -37,7 +37,7 @@ class RateLimitedLog:
 
     def write(self, message: str) -> bool:
         """Log a message, unless one of its kind was logged recently; return whether it was logged."""
-        # Most hold text of a peer, which can invent ever new kinds.
+        # Most messages contain a peer's text, which can invent ever new kinds.
         kind = " ".join(clean_text(cut_text(message, _MAX_CHARS))[0].split())
         if kind not in self._counts and len(self._counts) >= _MAX_KINDS:
             kind = self._overflow
@@ -63,7 +63,7 @@ def log_failure(what: str, exc: BaseException) -> None:
 
 
 def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-    """Log what a callback of the event loop raised, as its exception handler."""
+    """Log an error from an event loop callback, as the loop's exception handler."""
     exc = context.get("exception")
     what = str(context.get("message") or "a callback")
     if isinstance(exc, BaseException):
@@ -73,7 +73,7 @@ def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, object
 
 
 class HostTasks:
-    """The background work of a host; it ends with the host, and never before it by a failure."""
+    """A host's background work. It ends with the host, and no failure ends it earlier."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
@@ -81,14 +81,14 @@ class HostTasks:
     def start(
         self, what: str, work: Callable[[], Coroutine[object, object, None]], *, retry_s: float | None = None
     ) -> None:
-        """Run work in a task; a failure is logged, and with `retry_s` the work starts again after so many seconds."""
-        # Owned by this object: kept until it is done, ended by `close`.
+        """Run work in a task. Failures are logged; with `retry_s` the work restarts after that many seconds."""
+        # This object owns the task: it holds on to it, and `close` ends it.
         task = asyncio.create_task(_run(what, work, retry_s), name=what)  # noqa: TID251
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
     async def close(self) -> None:
-        """Cancel everything, and wait for its end."""
+        """Cancel everything and wait for it to end."""
         for task in self._running:
             task.cancel()
         if self._running:

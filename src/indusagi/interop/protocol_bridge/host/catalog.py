@@ -1,4 +1,4 @@
-"""The catalog of a host: its tools as protocol objects, encoded once and sent often."""
+"""A host's tools as protocol objects: encoded once, sent often."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject
 from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolResult
 
 BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
-"""A tool box, or a function that returns the present one."""
+"""A tool box, or a function that returns the current one."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,55 +33,47 @@ SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 
 @record
 class ToolListing:
-    """The tools of a box at one moment, in its order; encoded for each era."""
+    """A box's tools at one moment, in its order, encoded for both eras."""
 
     schemas: Mapping[str, JsonObject]
-    """Argument schemas by tool name, as they are listed."""
+    """Argument schemas by tool name, as listed."""
     legacy: EncodedObject
     modern: EncodedObject
 
 
 def build_listing(descriptors: Sequence[ToolDescriptor], server_info: JsonObject) -> ToolListing:
-    """Build a listing for both eras; a tool whose description is not JSON is logged and left out."""
-    legacy, modern = _EncodedRows(), _EncodedRows()
+    """Build a listing for both eras; log and skip a tool whose description isn't JSON."""
+    legacy: list[tuple[JsonObject, str]] = []
+    modern: list[tuple[JsonObject, str]] = []
     schemas: dict[str, JsonObject] = {}
     for descriptor in descriptors:
         try:
             row = build_tool_row(descriptor)
             older, output = row, row.get("outputSchema")
             if isinstance(output, dict) and output.get("type") != "object":
-                # Older revisions allow no output schema of another type.
+                # Older revisions only allow output schemas of type object.
                 older = {key: value for key, value in row.items() if key != "outputSchema"}
             text = compact_json(row)
-            modern.add(row, text)
-            legacy.add(older, text if older is row else compact_json(older))
+            modern.append((row, text))
+            legacy.append((older, text if older is row else compact_json(older)))
             schemas[descriptor.name] = cast("JsonObject", row["inputSchema"])
         except (NotJson, RecursionError) as exc:
             _log.warning("tool %r cannot be listed: %s", descriptor.name, exc)
     hints: JsonObject = {"resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
     meta: JsonObject = {"_meta": {SERVER_INFO: server_info}}
-    return ToolListing(schemas, legacy.encode({}), modern.encode({**hints, **meta}))
+    return ToolListing(schemas, _encode_rows(legacy, {}), _encode_rows(modern, {**hints, **meta}))
 
 
-class _EncodedRows:
-    def __init__(self) -> None:
-        self._rows: list[JsonValue] = []
-        self._texts: list[str] = []
-
-    def add(self, row: JsonObject, text: str) -> None:
-        self._rows.append(row)
-        self._texts.append(text)
-
-    def encode(self, rest: JsonObject) -> EncodedObject:
-        more = f",{compact_json(rest)[1:-1]}" if rest else ""
-        text = f'{{"tools":[{",".join(self._texts)}]{more}}}'
-        return EncodedObject({"tools": self._rows, **rest}, text.encode())
+def _encode_rows(rows: Sequence[tuple[JsonObject, str]], rest: JsonObject) -> EncodedObject:
+    more = f",{compact_json(rest)[1:-1]}" if rest else ""
+    text = f'{{"tools":[{",".join(text for _, text in rows)}]{more}}}'
+    return EncodedObject({"tools": [row for row, _ in rows], **rest}, text.encode())
 
 
 def build_tool_row(descriptor: ToolDescriptor) -> JsonObject:
     """Convert a descriptor: https://modelcontextprotocol.io/specification/2025-11-25/server/tools#tool.
 
-    A remote tool keeps the definition of its server, under the name it has here.
+    A remote tool keeps its server's definition, under the name it has here.
     """
     if descriptor.definition is not None:
         return build_remote_row(descriptor.name, descriptor.definition)
@@ -101,10 +93,7 @@ def build_tool_row(descriptor: ToolDescriptor) -> JsonObject:
 
 
 def build_remote_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObject:
-    """Convert the definition of a remote tool.
-
-    Every field is kept, except those whose type the protocol does not allow.
-    """
+    """Convert a remote tool's definition, dropping only fields whose type the protocol doesn't allow."""
     own = {key: value for key, value in definition.items() if key != "name"}
     row: JsonObject = {"name": name, **keep_fields(own, TOOL_FIELDS)}
     schema = row.get("inputSchema")
@@ -117,7 +106,7 @@ def build_call_result(result: ToolResult, server_info: JsonObject, *, is_modern:
     """Convert a tool's result: https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result."""
     structured = result.structured
     message: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
-    # Up to 2025-11-25 structured content is an object.
+    # Up to 2025-11-25, structured content has to be an object.
     if isinstance(structured, dict) or (is_modern and structured is not None):
         message["structuredContent"] = structured
     own_meta = result.details.get("_meta")
@@ -155,20 +144,20 @@ class Ready(Protocol):
     """An event of asyncio or anyio."""
 
     def is_set(self) -> bool:
-        """Tell whether it is set."""
+        """Return whether it's set."""
         ...
 
     async def wait(self) -> object:
-        """Wait until it is set."""
+        """Wait until it's set."""
         ...
 
 
 @runtime_checkable
 class AnswersUnlisted(Protocol):
-    """A tool box with tools that it does not list: a call of one returns the reason."""
+    """A tool box with unlisted tools: calling one returns the reason."""
 
     def answers_unlisted(self, name: str) -> bool:
-        """Tell whether there is an unlisted tool of this name."""
+        """Return whether there's an unlisted tool with this name."""
         ...
 
 
@@ -177,29 +166,29 @@ class NamesServers(Protocol):
     """A tool box with tools of servers."""
 
     def find_server(self, name: str) -> str | None:
-        """Find the server of a tool by the name that clients call; None for any other tool."""
+        """Find the server of a tool by the name that clients call; None for other tools."""
         ...
 
 
 @runtime_checkable
 class RedirectsCalls(Protocol):
-    """A tool box with tools about its other tools: one calls another tool by its name, others only list."""
+    """A tool box with tools about its other tools: one calls another tool by name, others only list."""
 
     def resolve_call(self, call: ToolCall) -> ToolCall:
-        """Return the call that is meant: that of the named tool, or the same call."""
+        """Return the call of the named tool, or the same call."""
         ...
 
     def is_listing(self, name: str) -> bool:
-        """Tell whether a tool only lists other tools."""
+        """Return whether a tool only lists other tools."""
         ...
 
 
 @runtime_checkable
 class SuggestsNames(Protocol):
-    """A tool box that knows which name may be meant by an unknown one."""
+    """A tool box that can suggest names for an unknown one."""
 
     def suggest_names(self, name: str) -> Sequence[str]:
-        """List the nearest names, the best first."""
+        """List the closest names, best first."""
         ...
 
 
@@ -208,12 +197,12 @@ class ForwardsInput(Protocol):
     """A tool box with tools of other servers, which request input by themselves."""
 
     def forwards_input(self, name: str) -> bool:
-        """Tell whether a tool belongs to another server."""
+        """Return whether a tool belongs to another server."""
         ...
 
 
 class ServedView:
-    """What some clients of a host are served: a tool box, and the content beside it. One object is one view."""
+    """The tool box and content that some of a host's clients see. One object is one view."""
 
     def __init__(self, box: BoxSource, content: ContentSource | None = None) -> None:
         self.box = box
@@ -221,7 +210,7 @@ class ServedView:
 
 
 class Catalog:
-    """The tools of a host and what it offers beside them, and listeners for changes of the lists."""
+    """A host's tools and other content, with listeners for changes of the lists."""
 
     def __init__(
         self,
@@ -233,28 +222,28 @@ class Catalog:
         tasks: TaskSource | None = None,
     ) -> None:
         self.tasks = tasks
-        """None: calls are answered with their results only."""
+        """None: calls only return results, never tasks."""
         self.server_info = server_info
         self.ready = ready
         """Set once the box holds all tools; None if it does from the start."""
         self.content = content
-        """None: the host has tools only."""
+        """None: tools only."""
         self.opened = opened
         """Set once the instructions are known; None if they are from the start."""
         self._source = box
         self._listing: ToolListing | None = None
         self._listed: ToolBox | None = None
-        """The box that the cached listing is of."""
+        """The box of the cached listing."""
         self._listeners: dict[object, tuple[ItemKind, Callable[[], None]]] = {}
 
     def box(self) -> ToolBox:
-        """Return the present box."""
+        """Return the current box."""
         if hasattr(self._source, "descriptors"):
             return cast("ToolBox", self._source)
         return cast("Callable[[], ToolBox]", self._source)()
 
     def listing(self) -> ToolListing:
-        """Return the present listing; it is cached once the box is ready."""
+        """Return the current listing, cached once the box is ready."""
         if self._listing is not None:
             return self._listing
         box = self.box()
@@ -269,30 +258,30 @@ class Catalog:
         return self.ready is None or self.ready.is_set()
 
     def may_call(self, name: str) -> bool:
-        """Tell whether the box answers a call: it lists the tool, or returns the reason why not."""
+        """Return whether the box answers a call: it lists the tool, or returns the reason it doesn't."""
         if name in self.listing().schemas:
             return True
         box = self.box()
         if isinstance(box, AnswersUnlisted) and box.answers_unlisted(name):
             return True
-        # A change is announced a moment after the box has it, and the cached listing lasts until then.
+        # The box changes a moment before the announcement, and until then the cached listing is old.
         is_changed = self._listing is not None and box is not self._listed
         return is_changed and any(tool.name == name for tool in box.descriptors())
 
     def resolve_call(self, call: ToolCall) -> ToolCall:
-        """Return the call that is meant: a tool may call another one by its name."""
+        """Return the effective call: a tool may call another one by name."""
         box = self.box()
         return box.resolve_call(call) if isinstance(box, RedirectsCalls) else call
 
     def describe_unknown(self, name: str) -> str:
-        """Say that there is no tool of a name, and which names are near."""
+        """Build the error message for an unknown tool, with the closest names."""
         box = self.box()
         names = box.suggest_names(name) if isinstance(box, SuggestsNames) else ()
         nearest = f"; the nearest: {', '.join(names)}" if names else ""
         return f"there is no tool named {name!r}{nearest}"
 
     def find_target(self, method: str, params: JsonObject) -> tuple[str, str | None]:
-        """Find the method that a request means, and its server; None for a tool of this host, and if there is none."""
+        """Find the effective method of a request and its server; None for a tool of this host, or an unknown one."""
         if method.startswith("tasks/"):
             return method, None if self.tasks is None else self.tasks.find_server(params.get("taskId"))
         if method != "tools/call":
@@ -305,12 +294,12 @@ class Catalog:
         return method, box.find_server(name) if isinstance(box, NamesServers) and isinstance(name, str) else None
 
     def forwards_input(self, name: str) -> bool:
-        """Tell whether a tool belongs to another server, which may request input by itself."""
+        """Return whether a tool belongs to another server, which may request input by itself."""
         box = self.box()
         return isinstance(box, ForwardsInput) and box.forwards_input(name)
 
     def refresh(self) -> bool:
-        """Read the tools again, and call the listeners if they changed; return whether they did."""
+        """Read the tools again, call the listeners if they changed, and return whether they did."""
         before, box = self._listing, self.box()
         self._listing, self._listed = build_listing(box.descriptors(), self.server_info), box
         if before is not None and before.modern.encoded == self._listing.modern.encoded:
@@ -319,7 +308,7 @@ class Catalog:
         return True
 
     def refresh_content(self) -> None:
-        """Read everything beside tools again, and call the listeners of the kinds that changed."""
+        """Read everything except tools again, and call the listeners of the kinds that changed."""
         changed: set[ItemKind] = {*(() if self.content is None else self.content.refresh())}
         if "template" in changed:  # announced with the resources
             changed.add("resource")
@@ -327,13 +316,13 @@ class Catalog:
             self.announce(kind)
 
     def announce(self, kind: ItemKind) -> None:
-        """Call the listeners of a kind: its list has changed."""
+        """Call the listeners of a kind whose list changed."""
         for wanted, listener in [*self._listeners.values()]:
             if wanted == kind:
                 listener()
 
     def listen(self, listener: Callable[[], None], kind: ItemKind = "tool") -> Callable[[], None]:
-        """Call `listener` after every change of the list of a kind, until the returned function is called."""
+        """Call `listener` whenever a kind's list changes, until the returned function is called."""
         key = object()
         self._listeners[key] = kind, listener
 
@@ -345,16 +334,16 @@ class Catalog:
 
 # -- tasks ------------------------------------------------------------------------------------
 #
-# The host keeps no tasks itself. Its `TaskSource` remembers which task of which server a handle stands for, and who may
-# use it. Inside, a task has the shape of the extension (`indusagi.interop.protocol_bridge.client.tasks`); clients of
-# revision 2025-11-25 get theirs.
+# The host itself stores no tasks. Its `TaskSource` knows which server's task a handle stands for and who may use it.
+# Internally a task has the extension's shape (`indusagi.interop.protocol_bridge.client.tasks`); clients of revision
+# 2025-11-25 get that revision's.
 
 
 TASK_METHODS = ("tasks/get", "tasks/update", "tasks/cancel")
-"""Of the extension; `Mcp-Name` repeats their `taskId`."""
+"""Methods of the extension; `Mcp-Name` repeats their `taskId`."""
 CORE_TASK_METHODS = ("tasks/get", "tasks/result", "tasks/cancel")
 CORE_TASKS: JsonObject = {"cancel": {}, "requests": {"tools": {"call": {}}}}
-"""The capability of revision 2025-11-25. There is no list: one user's programs could see each other's tasks in it."""
+"""Capability of revision 2025-11-25. No `list`: it would show one user's programs each other's tasks."""
 TASKS_EXTENSION: JsonObject = {TASKS: {}}
 CORE_VERSION = "2025-11-25"
 
@@ -362,7 +351,7 @@ TaskListener: TypeAlias = Callable[[JsonObject], None]
 
 
 class TaskSource(Protocol):
-    """Tasks of servers by the ids that clients know."""
+    """Tasks of servers, by the ids that clients know."""
 
     def offers_core(self) -> bool:
         """Return whether a listed tool can be called as a task of revision 2025-11-25."""
@@ -373,7 +362,7 @@ class TaskSource(Protocol):
         ...
 
     async def add(self, exchange: TaskExchange, owner: bytes, listener: TaskListener | None) -> JsonObject:
-        """Remember a new task for its owner before anything else happens, and return it under an id of its own.
+        """Store a new task for its owner before anything else happens, and return it under a new id.
 
         `listener` gets every change that the server reports unasked.
         """
@@ -382,7 +371,7 @@ class TaskSource(Protocol):
     async def request(
         self, method: str, params: JsonObject, owner: bytes, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Answer `tasks/get`, `tasks/update`, `tasks/cancel` or `tasks/result` of the present caller.
+        """Answer the current caller's `tasks/get`, `tasks/update`, `tasks/cancel` or `tasks/result`.
 
         Raises:
             RpcError: This owner has no such task, or the server refused.
@@ -390,10 +379,10 @@ class TaskSource(Protocol):
         ...
 
     async def watch(self, task_id: str, owner: bytes, listener: TaskListener) -> Callable[[], None]:
-        """Call `listener` with every change of a task, until the returned function is called.
+        """Call `listener` on every change of a task, until the returned function is called.
 
         Raises:
-            RpcError: This owner has no such task, or its server does not report changes.
+            RpcError: This owner has no such task, or its server doesn't report changes.
         """
         ...
 
@@ -403,9 +392,9 @@ class TaskSource(Protocol):
 
 
 def new_exchange(source: TaskSource | None, params: JsonObject, declared: JsonValue = None) -> TaskExchange | None:
-    """Return what the client of a call contributes if it knows tasks; None if it waits for the result.
+    """Return the task exchange of a call, or None if its client waits for the result.
 
-    `declared` are the capabilities in a request of the modern protocol; a legacy one asks for a task in `params`.
+    `declared` are the capabilities in a modern request; a legacy one asks for a task in `params`.
     """
     if source is None or not source.gives_handles():
         return None
@@ -416,10 +405,10 @@ def new_exchange(source: TaskSource | None, params: JsonObject, declared: JsonVa
 
 
 def read_task_id(method: str, params: JsonObject, declared: JsonValue = None) -> str:
-    """Read the id in a request about a task.
+    """Read the task id of a request.
 
     Raises:
-        RpcError: There is none, or the client of the modern protocol does not declare the extension.
+        RpcError: It's missing, or a modern client didn't declare the extension.
     """
     if declared is not None and not declares_tasks(declared):
         raise new_missing_error()
@@ -430,7 +419,7 @@ def read_task_id(method: str, params: JsonObject, declared: JsonValue = None) ->
 
 
 def build_handle(task: JsonObject, *, is_modern: bool) -> JsonObject:
-    """Build the result of a call that has become a task."""
+    """Build the result of a call that became a task."""
     if not is_modern:
         return {"task": to_core_task(task)}
     hidden = {"result", "error", "inputRequests", "requestState", "_meta"}
@@ -438,7 +427,7 @@ def build_handle(task: JsonObject, *, is_modern: bool) -> JsonObject:
 
 
 def build_task_result(method: str, task_id: str, result: JsonObject, *, is_modern: bool) -> JsonObject:
-    """Build the result of a request about a task for the era of its client."""
+    """Build the result of a request about a task, for the client's era."""
     if is_modern:
         return {} if method == "tasks/cancel" else result  # an acknowledgement
     if method == "tasks/result":
@@ -449,6 +438,6 @@ def build_task_result(method: str, task_id: str, result: JsonObject, *, is_moder
 
 
 def add_extensions(capabilities: JsonObject, extensions: JsonObject) -> JsonObject:
-    """Add extensions to the capabilities of a host."""
+    """Add extensions to a host's capabilities."""
     present = capabilities.get("extensions")
     return {**capabilities, "extensions": {**(present if is_json_object(present) else {}), **extensions}}

@@ -1,8 +1,8 @@
-"""Requests of a host to its clients: for input, for a sample of a model, for roots.
+"""A host's requests to its clients: for input, model sampling and roots.
 
-Up to protocol revision 2025-11-25 the client is sent a JSON-RPC request while its own request is open
-(`OutgoingRequests` of the dispatcher, `LegacyCaller`). From 2026-07-28 on its request is answered with
-the questions and comes again with the answers, while the call is suspended (`SuspendedCalls`).
+Up to protocol revision 2025-11-25 the client gets a JSON-RPC request while its own request is open (`OutgoingRequests`
+of the dispatcher, `LegacyCaller`). From 2026-07-28 on we answer its request with the questions, and it sends the
+request again with the answers while the call is suspended (`SuspendedCalls`).
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _SUSPENDED_CALLS = 64
 
 
 def read_hops(meta: JsonObject) -> int:
-    """Read through how many gateways a request came.
+    """Read how many gateways a request came through.
 
     Raises:
-        RpcError: There are more than `MAX_HOPS`: one of them serves itself.
+        RpcError: More than `MAX_HOPS`: one of them serves itself.
     """
     value = meta.get(HOPS)
     hops = value if isinstance(value, int) and not isinstance(value, bool) else 0
@@ -59,7 +59,7 @@ def read_hops(meta: JsonObject) -> int:
 
 
 def new_sink(request: HostRequest) -> ProgressSink | None:
-    """Return what reports progress to the client of a request; None if the client has not asked for it."""
+    """Return a function that reports progress to a request's client; None if it didn't ask for progress."""
     token = request.meta.get("progressToken")
     if token is None:
         return None
@@ -67,8 +67,8 @@ def new_sink(request: HostRequest) -> ProgressSink | None:
 
     def report(progress: ToolProgress) -> None:
         nonlocal last
-        # The values must increase: https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress.
-        # A client that does not read gets no further ones, so that they do not pile up.
+        # Values must increase: https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress.
+        # Skip clients that don't read, so that reports don't pile up.
         if not last < progress.done < math.inf or not request.channel.writable.is_set():
             return
         last = progress.done
@@ -85,7 +85,7 @@ def new_sink(request: HostRequest) -> ProgressSink | None:
 class LegacyCaller:
     """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
 
-    exchange = None  # its client is asked while its request is open
+    exchange = None  # we ask the client while its request is open
 
     def __init__(
         self,
@@ -104,12 +104,12 @@ class LegacyCaller:
         self._request = request
 
     def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification that belongs to the call, unless the client does not read."""
+        """Send a notification for the call, unless the client doesn't read."""
         if self._request.channel.writable.is_set():
             self._request.notify(method, params)
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send a request to the client, and wait for the result."""
+        """Send a request to the client and wait for the result."""
         try:
             return await self._request.send_request(method, params, within_s=ANSWER_S)
         except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
@@ -119,7 +119,7 @@ class LegacyCaller:
 class SuspendedCall:
     """One call from its first request to its last, from protocol revision 2026-07-28 on; a `Caller`."""
 
-    client = None  # each call is its own client: the request that comes next
+    client = None  # shares its client with no other call: the next request continues it
 
     def __init__(
         self,
@@ -128,7 +128,6 @@ class SuspendedCall:
         hops: int,
         new_sink: NewSink,
         owner: bytes = b"",
-        principal: str = "",
         *,
         log_level: str | None = None,
         exchange: InputExchange | None = None,
@@ -139,7 +138,7 @@ class SuspendedCall:
         self.log_level = log_level
         self.exchange = exchange
         self.request: HostRequest | None = None
-        """The client's request that is open at the moment."""
+        """The client's currently open request."""
         self.owner = owner
         """The only client that may resume it."""
         self.capabilities = capabilities
@@ -154,7 +153,7 @@ class SuspendedCall:
         self._task = BackgroundTask("call of a host")
 
     def start(self, run_call: RunCall, on_end: Callable[[], None]) -> None:
-        """Run the call in a task of its own, which goes on between two requests."""
+        """Run the call in its own task, which continues between two requests."""
 
         async def run() -> None:
             try:
@@ -182,8 +181,8 @@ class SuspendedCall:
             self.request.notify(method, params)
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Put a question into the response to the client's present request, and wait for the answer."""
-        if not self._task.started:  # it runs within one request, whose client declared no capability
+        """Put a question into the response to the client's current request, and wait for the answer."""
+        if not self._task.started:  # runs within one request, whose client declared no capability
             raise RpcError(UNKNOWN_CALLER, "the client cannot be asked: it declared no such capability")
         self._asked += 1
         key = f"{self._asked}"
@@ -196,7 +195,7 @@ class SuspendedCall:
             self._questions.pop(key, None)
 
     def answer(self, answers: JsonObject) -> None:
-        """Take the client's answers; a question without an answer is asked again."""
+        """Process the client's answers; unanswered questions are asked again."""
         for key, value in answers.items():
             question = self._questions.pop(key, None)
             if question is not None and not question[1].done():
@@ -206,7 +205,7 @@ class SuspendedCall:
                     question[1].set_exception(RpcError(INVALID_PARAMS, f"the answer to question {key} is no object"))
 
     async def wait_for_result(self, request: HostRequest) -> JsonObject | None:
-        """Wait for the result on behalf of a request; None if there are questions first."""
+        """Wait for the result on behalf of a request; return None if there are questions first."""
         self._sink, self.request = self._new_sink(request), request
 
         def cancel() -> None:
@@ -228,17 +227,17 @@ class SuspendedCall:
         return self._result
 
     def questions(self) -> JsonObject:
-        """Return the questions that have no answer, by key."""
+        """Return the unanswered questions by key."""
         return {key: question for key, (question, _) in self._questions.items()}
 
     async def end(self) -> None:
-        """End a cancelled call, by force if it does not end itself."""
+        """End a cancelled call, by force if necessary."""
         self._task.cancel()
         await self._task.join(HANDLER_EXIT_S)
 
 
 class SuspendedCalls:
-    """The running calls of a host that may have questions, and those that wait for answers."""
+    """A host's running calls that may ask questions, and those waiting for answers."""
 
     def __init__(
         self, calls: int = _SUSPENDED_CALLS, round_s: float = ANSWER_S, seal: Callable[[str], str] | None = None
@@ -261,16 +260,16 @@ class SuspendedCalls:
         return await self._next_round(request, call)
 
     def _check_waiting(self, call: SuspendedCall) -> None:
-        # Each owner has its own limit: unanswered calls of one client do not refuse those of another.
+        # Limit each owner separately: one client's unanswered calls mustn't block another's.
         if sum(other.owner == call.owner for other, _ in self._waiting.values()) >= self._limit:
             raise RpcError(BUSY, f"{self._limit} calls wait for answers already: answer or cancel one first")
 
     def holds(self, state: JsonValue) -> bool:
-        """Tell whether a call waits under a state."""
+        """Return whether a call waits under a state."""
         return isinstance(state, str) and state in self._waiting
 
     async def resume(self, request: HostRequest, name: str, owner: bytes = b"") -> JsonObject:
-        """Go on with the call for which a request of its owner brings the answers.
+        """Continue the call that a request of its owner brings answers for.
 
         Raises:
             RpcError: No call waits for them.
@@ -307,7 +306,7 @@ class SuspendedCalls:
         call.cancel.cancel(f"the client did not answer within {self._round_s:g} s")
 
     async def close(self) -> None:
-        """Cancel every call, and wait for its end."""
+        """Cancel every call and wait for them to end."""
         for _, timer in self._waiting.values():
             timer.cancel()
         self._waiting.clear()

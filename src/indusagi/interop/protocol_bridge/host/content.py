@@ -1,7 +1,7 @@
-"""What a host offers beside tools: resources, templates, prompts, completion, log messages.
+"""Everything a host offers except tools: resources, templates, prompts, completion, log messages.
 
-A host gets them from a `ContentSource`. The session of each client translates between the source and the two eras of
-the protocol: lists in pages, subscriptions, change notifications, log levels.
+It comes from a `ContentSource`. Each client's session translates between the source and the two eras of the protocol:
+pages of lists, subscriptions, change notifications, log levels.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcE
 from indusagi.runtime.contract import ProgressSink
 
 PAGE_ROWS = 1_000
-"""Rows in one page of a list; many clients read the first page only."""
+"""Rows per page of a list; many clients only read the first page."""
 LOG_LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
-"""The least severe first: https://modelcontextprotocol.io/specification/2025-11-25/server/utilities/logging#log-levels."""
+"""Least severe first: https://modelcontextprotocol.io/specification/2025-11-25/server/utilities/logging#log-levels."""
 LIST_CHANGES: dict[ItemKind, tuple[str, str]] = {
     "tool": ("toolsListChanged", "notifications/tools/list_changed"),
     "resource": ("resourcesListChanged", "notifications/resources/list_changed"),
     "prompt": ("promptsListChanged", "notifications/prompts/list_changed"),
 }
-"""For each kind, its key in a subscription and its notification; templates are announced with resources."""
+"""Subscription key and notification by kind; templates are announced with resources."""
 
 
 @record
@@ -37,57 +37,57 @@ class ContentListing:
 
     rows: Sequence[JsonObject] = ()
     ttl_ms: int = 0
-    """How long a client may keep it."""
+    """How long a client may cache it."""
 
 
 class ContentClient(Protocol):
-    """One client of a host, as a source of content sees it."""
+    """A client of a host, as a content source sees it."""
 
     @property
     def capabilities(self) -> JsonObject:
-        """What the client declared in its handshake; empty without one."""
+        """The client's capabilities from its handshake; empty without one."""
         ...
 
     @property
     def log_level(self) -> str | None:
-        """The least severe log messages that it wants outside of calls; `None`: none."""
+        """Lowest level of log messages to send outside of calls; `None`: send none."""
         ...
 
     @property
     def level_set(self) -> str | None:
-        """The level that it has set itself; `None` before."""
+        """The level it set itself, if any."""
         ...
 
     def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification that belongs to no request."""
+        """Send a notification outside of any request."""
         ...
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send a request that belongs to none of the client's own.
+        """Send the client a request outside of its own requests.
 
         Raises:
-            RpcError: It refused, did not respond, or cannot be asked.
+            RpcError: It refused, didn't respond, or can't be reached.
         """
         ...
 
 
 class ContentSource(Protocol):
-    """Lists and delivers everything beside tools."""
+    """Lists and delivers everything except tools."""
 
     def instructions(self) -> str | None:
-        """Return the text about everything that is served."""
+        """Return the instructions about all the content."""
         ...
 
     def extensions(self) -> JsonObject:
-        """Return the extensions of the protocol that are offered, with their settings."""
+        """Return the supported protocol extensions with their settings."""
         ...
 
     def find_server(self, method: str, params: JsonObject) -> str | None:
-        """Find the server that a request is for; None if it is for none."""
+        """Find the server that a request is for, if any."""
         ...
 
     def refresh(self) -> Sequence[ItemKind]:
-        """Read the lists again, and return the kinds that have changed."""
+        """Read the lists again, and return the kinds that changed."""
         ...
 
     async def list_content(self, kind: ItemKind) -> ContentListing:
@@ -95,18 +95,18 @@ class ContentSource(Protocol):
         ...
 
     async def request(self, method: str, params: JsonObject, on_progress: ProgressSink | None = None) -> JsonObject:
-        """Answer `resources/read`, `prompts/get` or `completion/complete` of the present caller.
+        """Answer the current caller's `resources/read`, `prompts/get` or `completion/complete`.
 
         Raises:
-            RpcError: It was refused.
+            RpcError: Refused.
         """
         ...
 
     async def subscribe(self, uri: str, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` after every update of a resource, until the returned function is called.
+        """Call `listener` on every update of a resource, until the returned function is called.
 
         Raises:
-            RpcError: There is no such resource, or its server does not report updates.
+            RpcError: There is no such resource, or its server doesn't report updates.
         """
         ...
 
@@ -115,14 +115,14 @@ class ContentSource(Protocol):
         ...
 
     def change_client(self, client: ContentClient, method: str) -> None:
-        """Take note that a client has changed its log level or, with `notifications/…`, its roots."""
+        """Handle a client's new log level or, with `notifications/…`, its new roots."""
         ...
 
 
 def build_content_row(kind: ItemKind, name: str, definition: Mapping[str, JsonValue]) -> JsonObject:
-    """Convert the definition of a listed item, under the name or URI that clients see.
+    """Convert a listed item's definition, under the name or URI that clients see.
 
-    Every field is kept, except those whose type the protocol does not allow.
+    Drops only fields whose type the protocol doesn't allow.
     """
     identity = ITEM_LISTS[kind].identity
     own = {key: value for key, value in definition.items() if key != identity}
@@ -133,12 +133,12 @@ def build_content_row(kind: ItemKind, name: str, definition: Mapping[str, JsonVa
 
 
 def cut_page(key: str, rows: Sequence[JsonObject], cursor: JsonValue) -> JsonObject:
-    """Return the page of a list that begins at a cursor, with the cursor of the next page.
+    """Return the page of a list that starts at a cursor, with the next page's cursor.
 
-    A cursor belongs to the list it was made for: https://modelcontextprotocol.io/specification/2025-11-25/server/utilities/pagination.
+    A cursor is only valid for its list: https://modelcontextprotocol.io/specification/2025-11-25/server/utilities/pagination.
 
     Raises:
-        RpcError: The cursor is not one of this list.
+        RpcError: The cursor isn't one of this list.
     """
     if cursor is None and len(rows) <= PAGE_ROWS:
         return {key: [*rows]}
@@ -156,7 +156,7 @@ def cut_page(key: str, rows: Sequence[JsonObject], cursor: JsonValue) -> JsonObj
 
 
 def is_logged(level: JsonValue, least: str | None) -> bool:
-    """Return whether a client that wants messages from `least` on gets one of a level."""
+    """Return whether a client with log level `least` gets a message of `level`."""
     if least not in LOG_LEVELS:
         return False
     return level not in LOG_LEVELS or LOG_LEVELS.index(level) >= LOG_LEVELS.index(least)
@@ -164,21 +164,21 @@ def is_logged(level: JsonValue, least: str | None) -> bool:
 
 # -- rows -------------------------------------------------------------------------------------
 #
-# A client of the official SDKs checks every row of a list against the schema of the protocol, and refuses the whole
-# list for one wrong value: behind a host of several servers the list of all of them. Each field of the protocol whose
-# value has another type is therefore dropped, also inside of annotations, icons, arguments and schemas; fields that
-# the protocol does not have stay. https://modelcontextprotocol.io/specification/2025-11-25/schema
+# Clients built on the official SDKs check every row of a list against the protocol's schema, and reject the whole list
+# for one wrong value: behind a host of several servers, the list of all of them. So we drop each protocol field whose
+# value has another type, even inside annotations, icons, arguments and schemas; unknown fields stay.
+# https://modelcontextprotocol.io/specification/2025-11-25/schema
 
 
 Keep: TypeAlias = Callable[[JsonValue], JsonValue]
-"""Returns what a client accepts of a value; None if that is nothing."""
+"""Returns the part of a value that a client accepts, or None."""
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d(?::\d\d(?:\.\d+)?)?(?:Z|[+-]\d\d:\d\d)", re.ASCII)
 """https://www.rfc-editor.org/rfc/rfc3339#section-5.6"""
 
 
 def keep_fields(row: Mapping[str, JsonValue], fields: Mapping[str, Keep]) -> JsonObject:
-    """Return a row without the values that the protocol does not allow for these fields."""
+    """Return a row without values that the protocol doesn't allow for these fields."""
     kept: JsonObject = {}
     for key, value in row.items():
         keep = fields.get(key)
@@ -189,7 +189,7 @@ def keep_fields(row: Mapping[str, JsonValue], fields: Mapping[str, Keep]) -> Jso
 
 
 def _keep_type(expected: type) -> Keep:
-    """Keep a value of one type; `true` and `false` are no numbers."""
+    """Keep a value of one type; `true` and `false` aren't numbers."""
     return lambda value: (
         value if isinstance(value, expected) and (expected is bool or not isinstance(value, bool)) else None
     )
@@ -206,7 +206,7 @@ def _keep_moment(value: JsonValue) -> JsonValue:
         return None
     try:
         datetime.fromisoformat(value)
-    except ValueError:  # such as a 30th of February
+    except ValueError:  # such as February 30
         return None
     return value
 
@@ -216,7 +216,7 @@ def _keep_one_of(*values: str) -> Keep:
 
 
 def _keep_fields_of(fields: Mapping[str, Keep], needed: str = "") -> Keep:
-    """Keep an object with the values that are allowed; None without the field that it needs."""
+    """Keep an object's allowed values; None if it lacks the `needed` field."""
 
     def keep(value: JsonValue) -> JsonValue:
         kept = keep_fields(value, fields) if isinstance(value, dict) else None
@@ -226,14 +226,14 @@ def _keep_fields_of(fields: Mapping[str, Keep], needed: str = "") -> Keep:
 
 
 def _keep_items(keep: Keep) -> Keep:
-    """Keep the items of a list that are accepted."""
+    """Keep the accepted items of a list."""
     return lambda value: (
         [kept for item in value if (kept := keep(item)) is not None] if isinstance(value, list) else None
     )
 
 
 def _keep_schema(value: JsonValue) -> JsonValue:
-    """Keep a JSON Schema whose `properties` are objects; the schemas `true` and `false` get their other form.
+    """Keep a JSON Schema whose `properties` are objects, rewriting the schemas `true` and `false` as objects.
 
     https://json-schema.org/draft/2020-12/json-schema-core#section-4.3.2
     """
@@ -275,7 +275,7 @@ TOOL_FIELDS: Mapping[str, Keep] = {
     ),
     "execution": _keep_fields_of({"taskSupport": _keep_one_of("forbidden", "optional", "required")}),
 }
-"""Of a tool: https://modelcontextprotocol.io/specification/2025-11-25/schema#tool."""
+"""Fields of a tool: https://modelcontextprotocol.io/specification/2025-11-25/schema#tool."""
 CONTENT_FIELDS: Mapping[str, Keep] = {
     **_SHARED_FIELDS,
     "name": _TEXT,
@@ -292,4 +292,4 @@ CONTENT_FIELDS: Mapping[str, Keep] = {
         _keep_fields_of({"name": _TEXT, "title": _TEXT, "description": _TEXT, "required": _FLAG}, needed="name")
     ),
 }
-"""Of a resource, a template or a prompt: https://modelcontextprotocol.io/specification/2025-11-25/schema#resource."""
+"""Fields of a resource, template or prompt: https://modelcontextprotocol.io/specification/2025-11-25/schema#resource."""

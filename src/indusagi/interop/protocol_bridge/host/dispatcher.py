@@ -1,7 +1,7 @@
-"""Dispatcher of the requests of one client: runs them, limits them, cancels them and sends their responses.
+"""Runs, limits, cancels and answers the requests of one client.
 
-A session gives it a `serve` function, which answers at once or returns an awaitable. The transport gives it messages
-and, with each, the `ResponseChannel` on which to answer.
+The session provides a `serve` function, which answers at once or returns an awaitable. The transport passes in
+messages, each with the `ResponseChannel` to answer on.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 NO_PARAMS: JsonObject = {}
-"""Stands for the params of a message that has none."""
-_INVALID_MESSAGE = "the message is no request"
-_REASON_CHARS = 200
+"""Stands in for missing params."""
+_INVALID_MESSAGE = "the message is not a request"
+_MAX_REASON_CHARS = 200
 _PING = "ping"
-"""Is never queued: it asks whether the host is there."""
+"""Never queued: it asks whether the host is alive."""
 _REQUEST_BYTES = 512
-"""About how much a request takes besides its message."""
-_BATCH_PARTS = 100
-"""The limit of a batch: all of its parts are handled in one turn of the event loop."""
+"""Approximate memory of a request on top of its message."""
+_MAX_BATCH_PARTS = 100
+"""All parts of a batch are handled in one turn of the event loop."""
 
 
 class PendingResult(Protocol):
@@ -43,42 +43,42 @@ class PendingResult(Protocol):
         ...
 
     def close(self) -> None:
-        """Release it: called once, awaited or not."""
+        """Release it. Called once, awaited or not."""
         ...
 
 
 @record(kw_only=True)
 class HostLimits:
-    """Limits for one client."""
+    """Limits per client."""
 
     calls: int = 64
-    """Requests that run at the same time; further ones wait."""
+    """Requests running at the same time; more have to wait."""
     waiting: int = 1_024
-    """Requests that are begun; further ones are queued as they came."""
+    """Started requests; more are queued in order."""
     queued_bytes: int = 8 * 1024 * 1024
-    """Requests in the queue; past the limit nothing more is read from the client, or its requests are refused if its
-    transport cannot wait."""
+    """Queued requests. Past the limit we stop reading from the client, or refuse its requests if its transport can't
+    wait."""
     listeners: int = 16
     """Open subscriptions."""
     asks: int = 64
-    """Requests to the client that it has not answered."""
+    """Unanswered requests to the client."""
     upstreams: int = 17
-    """Connections of a relay to its server: one for each session, and a shared one."""
+    """Connections of a relay to its server: one per session, plus a shared one."""
     frame_bytes: int = 16 * 1024 * 1024
     unread_bytes: int = 128 * 1024 * 1024
-    """Responses that wait until the client has read those before; past the limit they become an error."""
+    """Responses waiting for the client to read earlier ones; past the limit they become errors."""
     linger_s: float = 1.0
-    """How long calls may finish after the end of the client's input."""
+    """How long calls may take to finish after the client's input ends."""
     stop_s: float = 5.0
-    """How long calls may finish when the host is stopped, before they are cancelled."""
+    """How long calls may take to finish when the host stops, before they're cancelled."""
 
 
 class UnreadLimitError(Exception):
-    """A response is not sent: its client has too much to read already."""
+    """A response can't be sent: its client has too much unread already."""
 
 
 class ForwardedError(Exception):
-    """A JSON-RPC error object that is sent to the client as it stands."""
+    """A JSON-RPC error object to pass on to the client unchanged."""
 
     def __init__(self, error: JsonValue) -> None:
         super().__init__("refused")
@@ -86,22 +86,10 @@ class ForwardedError(Exception):
 
 
 class HostRequest:
-    """One request of a client, until it is answered."""
+    """One request of a client until it's answered."""
 
-    __slots__ = (
-        "cancel",
-        "channel",
-        "id",
-        "is_answered",
-        "is_forwarded",
-        "is_released",
-        "is_subscription",
-        "meta",
-        "method",
-        "on_answered",
-        "outgoing",
-        "params",
-    )
+    __slots__ = ("cancel", "channel", "id", "is_answered", "is_forwarded", "is_released", "is_subscription", "meta",
+                 "method", "on_answered", "outgoing", "params")  # fmt: skip
 
     def __init__(
         self,
@@ -122,26 +110,26 @@ class HostRequest:
         self.on_answered = on_answered
         self.cancel = CancelToken()
         self.is_subscription = False
-        """Open for as long as the client likes; not counted against the limit of calls."""
+        """Stays open as long as the client likes; doesn't count as a call."""
         self.is_forwarded = False
-        """Another server works on it: it waits for no slot here."""
+        """Another server does the work, so it needs no slot here."""
         self.is_released = False
-        """Cancelled by the host in good order: it is answered all the same."""
+        """Cancelled by the host in an orderly way: still gets a response."""
         self.is_answered = False
 
     def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification that belongs to this request; none is sent after the response."""
+        """Send a notification for this request, unless it's answered already."""
         if not self.is_answered:
             self.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def send_request(self, method: str, params: JsonObject | None = None, *, within_s: float) -> JsonObject:
-        """Send the client a request that belongs to this one.
+        """Send the client a request as part of this one.
 
         Raises:
-            RpcError: The client answered with an error, or has too many requests to answer.
-            InvalidResponseError: The result is not an object.
-            RequestTimeoutError: There was no response in time.
-            ConnectionClosedError: The client is gone, cannot be reached here, or cancelled this request.
+            RpcError: The client answered with an error, or has too many unanswered requests.
+            InvalidResponseError: The result isn't an object.
+            RequestTimeoutError: No response in time.
+            ConnectionClosedError: The client is gone or unreachable here, or it cancelled this request.
         """
         with self.cancel.guard():
             return await self.outgoing.send(method, params, self.channel, within_s)
@@ -164,34 +152,34 @@ class HostRequest:
 
 
 Serve: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
-"""Returns a result, or an awaitable for it; raises `RpcError` to refuse."""
+"""Returns a result or an awaitable; raises `RpcError` to refuse."""
 OnNotification: TypeAlias = Callable[[str, JsonObject], None]
 Reader: TypeAlias = Callable[[bytes], JsonValue]
 
 
 class ServerSession(Protocol):
-    """The session of one client, as a transport sees it."""
+    """A client's session, as a transport sees it."""
 
     @property
     def dispatcher(self) -> RequestDispatcher:
-        """Takes the client's messages."""
+        """Receives the client's messages."""
         ...
 
     @property
     def version(self) -> str | None:
-        """The revision that the handshake has agreed on, if there was one."""
+        """Revision agreed on in the handshake, if there was one."""
         ...
 
     @property
     def notification_channel(self) -> ResponseChannel | None:
-        """Carries frames that belong to no request, while there is a way to send them."""
+        """Carries frames outside of requests, while there is a way to send them."""
         ...
 
     @notification_channel.setter
     def notification_channel(self, channel: ResponseChannel | None) -> None: ...
 
     async def close(self, reason: str) -> None:
-        """Cancel the client's requests, and wait for their end."""
+        """Cancel the client's requests and wait for them to end."""
         ...
 
 
@@ -217,11 +205,11 @@ class RequestDispatcher:
         self._open: dict[RequestId, HostRequest] = {}
         self._tasks: dict[HostRequest, asyncio.Task[None]] = {}
         self._queue: deque[tuple[HostRequest, int]] = deque()
-        """Requests that are not begun, with their sizes."""
+        """Requests not started yet, with their sizes."""
         self._queued_bytes = 0
         self._on_room: Callable[[], None] | None = None
         self.answered = 0
-        """How many requests were answered in a task."""
+        """Number of requests answered from a task."""
         self._subscriptions = 0
         self._unread = 0
         self._is_closing = False
@@ -233,14 +221,14 @@ class RequestDispatcher:
 
     @property
     def has_room(self) -> bool:
-        """Whether more of the client's messages should be read."""
+        """Whether to read more of the client's messages."""
         return self._queued_bytes < self._limits.queued_bytes
 
     def watch_room(self, on_room: Callable[[], None]) -> None:
-        """Call `on_room` each time there is room again."""
+        """Call `on_room` whenever there's room again."""
         self._on_room = on_room
 
-    # -- messages of the client -----------------------------------------------------------------
+    # -- messages from the client ---------------------------------------------------------------
 
     def receive(self, data: bytes | JsonValue, channel: ResponseChannel) -> None:
         """Handle a message from a transport, valid or not."""
@@ -251,18 +239,18 @@ class RequestDispatcher:
             except (ValueError, RecursionError) as exc:
                 channel.send(_error_frame(None, PARSE_ERROR, f"the message is not valid JSON: {describe_error(exc)}"))
                 return
-        # Batches exist in revision 2025-03-26 only; each part is handled as if it had come alone:
+        # Only revision 2025-03-26 has batches. Handle each part as if it had come alone:
         # https://modelcontextprotocol.io/specification/2025-03-26/basic#batching
         parts = data if isinstance(data, list) and data else [data]
-        if len(parts) > _BATCH_PARTS:
-            message = f"a batch may have {_BATCH_PARTS} parts, and this one has {len(parts):,}"
+        if len(parts) > _MAX_BATCH_PARTS:
+            message = f"a batch may have {_MAX_BATCH_PARTS} parts, and this one has {len(parts):,}"
             channel.send(_error_frame(None, INVALID_REQUEST, message))
             return
         frames = [part for part in parts if isinstance(part, dict)]
         for frame in frames:
             try:
                 self._receive_frame(frame, channel, size)
-            except Exception as exc:  # noqa: BLE001 — boundary: the next message is read all the same
+            except Exception as exc:  # noqa: BLE001 — boundary: go on to the next message
                 log_failure("a message of a client", exc)
         if len(frames) < len(parts):
             channel.send(_error_frame(None, INVALID_REQUEST, _INVALID_MESSAGE))
@@ -297,7 +285,8 @@ class RequestDispatcher:
             # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/cancellation
             request_id, reason = params.get("requestId"), params.get("reason")
             if is_request_id(request_id):
-                self.cancel(request_id, reason[:_REASON_CHARS] if isinstance(reason, str) and reason else "cancelled")
+                reason = reason[:_MAX_REASON_CHARS] if isinstance(reason, str) and reason else "cancelled"
+                self.cancel(request_id, reason)
 
     def request(
         self,
@@ -309,7 +298,7 @@ class RequestDispatcher:
         *,
         size: int = 0,
     ) -> None:
-        """Run a request; its response goes to `channel`, and `on_answered` is called after it."""
+        """Run a request. Its response goes to `channel`, and then `on_answered` is called."""
         request = HostRequest(request_id, method, params, channel, self._outgoing, on_answered)
         if self._is_closing:
             request.respond(_error_frame(request_id, BUSY, "the host is stopping"))
@@ -318,7 +307,7 @@ class RequestDispatcher:
             request.respond(_error_frame(request_id, INVALID_REQUEST, "a request with this id is running"))
             return
         if method != _PING and (self._queue or len(self._tasks) - self._subscriptions >= self._limits.waiting):
-            # A transport that can wait has stopped reading before: messages come in pieces of a frame at most.
+            # A transport that can wait has stopped reading by now; one read brings a frame at most.
             if self._queued_bytes > self._limits.queued_bytes + self._limits.frame_bytes:
                 request.respond(_error_frame(request_id, BUSY, "too many requests at once"))
                 return
@@ -330,7 +319,7 @@ class RequestDispatcher:
         self._begin(request)
 
     def _begin_queued(self) -> None:
-        """Begin requests of the queue, as many as may be open."""
+        """Start queued requests while there's room."""
         had_room = self.has_room
         while self._queue and len(self._tasks) - self._subscriptions < self._limits.waiting:
             request, size = self._queue.popleft()
@@ -347,7 +336,7 @@ class RequestDispatcher:
         request_id, channel = request.id, request.channel
         try:
             result = self._serve(request)
-        except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
+        except Exception as exc:  # noqa: BLE001 — boundary: answer every request
             request.respond(_failure_frame(request, exc))
             return
         if isinstance(result, dict):
@@ -363,7 +352,7 @@ class RequestDispatcher:
             result.close()
             request.respond(_error_frame(request_id, BUSY, "too many requests at once"))
             return
-        # Owned by this dispatcher: kept until it is done, ended by `close`.
+        # This dispatcher owns the task: it holds on to it, and `close` ends it.
         task = asyncio.create_task(self._run(request, result))  # noqa: TID251
         self._open[request_id] = request
         self._tasks[request] = task
@@ -396,11 +385,11 @@ class RequestDispatcher:
             if takes_slot and request.cancel.cancelled:
                 return
             value = await result
-            # The slot is kept until the response is written: requests behind it would only add to what is unread.
+            # Hold the slot until the response is written: the next requests would only add to the unread data.
             if not request.channel.writable.is_set():
                 await self._wait_writable(request, value)
             frame: JsonObject = {"jsonrpc": "2.0", "id": request.id, "result": value}
-        except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
+        except Exception as exc:  # noqa: BLE001 — boundary: answer every request
             frame = _failure_frame(request, exc)
         finally:
             if takes_slot:
@@ -423,13 +412,13 @@ class RequestDispatcher:
     def send_request(
         self, method: str, params: JsonObject | None, channel: ResponseChannel, *, within_s: float
     ) -> PendingResult:
-        """Send the client a request that belongs to none of its own; otherwise as `HostRequest.send_request`."""
+        """Send the client a request outside of its own requests; see `HostRequest.send_request`."""
         return self._outgoing.send(method, params, channel, within_s)
 
-    # -- cancellation and the end ---------------------------------------------------------------
+    # -- cancelling and closing -----------------------------------------------------------------
 
     def cancel(self, request_id: RequestId, reason: str) -> None:
-        """Cancel one request; it is not answered."""
+        """Cancel one request; it gets no response."""
         request = self._open.get(request_id)
         if request is not None:
             request.cancel.cancel(reason)
@@ -440,7 +429,7 @@ class RequestDispatcher:
             request.cancel.cancel(reason)
 
     def release(self, reason: str) -> None:
-        """Refuse new requests and those of the queue, and end subscriptions with a response."""
+        """Refuse new and queued requests, and end subscriptions with a response."""
         self._is_closing = True
         self._clear_queue("the host is stopping")
         for request in [*self._tasks]:
@@ -455,14 +444,14 @@ class RequestDispatcher:
             request.respond(_error_frame(request.id, BUSY, reason))
 
     async def wait_idle(self, within_s: float) -> bool:
-        """Wait until every request that is begun is answered, but subscriptions; False if some are still open."""
+        """Wait until all started requests except subscriptions are answered; return False if some are still open."""
         tasks = [task for request, task in self._tasks.items() if not request.is_subscription]
         if tasks:
             await asyncio.wait(tasks, timeout=within_s)
         return len(self._open) == self._subscriptions
 
     async def close(self, reason: str) -> None:
-        """Cancel all requests by their tokens, then by force, and wait for their end."""
+        """Cancel all requests through their tokens, then by force, and wait for them to end."""
         self._outgoing.fail_all(reason)
         self._is_closing = True
         self._clear_queue(reason)
@@ -470,14 +459,13 @@ class RequestDispatcher:
         tasks = list(self._tasks.values())
         if tasks:
             await asyncio.wait(tasks, timeout=self._limits.linger_s)
-        for task in tasks:
-            task.cancel()
-        if tasks:
+            for task in tasks:
+                task.cancel()
             await asyncio.wait(tasks, timeout=self._limits.linger_s)
 
 
 def is_request_id(value: object) -> TypeGuard[int | str]:
-    """Tell whether a value is a request id: https://modelcontextprotocol.io/specification/2025-06-18/basic#requests."""
+    """Return whether a value is a request id: https://modelcontextprotocol.io/specification/2025-06-18/basic#requests."""
     return isinstance(value, (int, str)) and not isinstance(value, bool)
 
 
@@ -490,7 +478,7 @@ def _failure_frame(request: HostRequest, exc: Exception) -> JsonObject:
         return {"jsonrpc": "2.0", "id": request.id, "error": exc.error}
     if isinstance(exc, RpcError):
         return _error_frame(request.id, exc.code, exc.message, exc.data)
-    # The details stay in the log: they may name paths and values of this machine.
+    # Keep the details in the log: they may reveal paths and values of this machine.
     log_failure("a request", exc)
     return _error_frame(request.id, INTERNAL_ERROR, "internal error")
 

@@ -1,7 +1,7 @@
-"""The identity of a client of a host, and its rights.
+"""The identity and rights of a host's client.
 
-Over stdio and with the one-user token a client may do everything and has no name. With access tokens of an
-authorization server (`indus serve --auth`) it has the name of its subject, the principal, and scopes.
+Over stdio and with the one-user token a client has full access and no name. With access tokens of an authorization
+server (`indus serve --auth`) it has scopes, and the name of its subject, the principal.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Literal, TypeAlias
 from indusagi.core.records import record
 
 Credential: TypeAlias = Literal["nobody", "open", "user", "view", "principal", "browser"]
-"""How a client shows who it is: it doesn't; it needn't (`--no-token`); by the token of the user, the token of a view,
-an access token, or the cookie of the page."""
+"""How a client identifies itself: not at all; not required (`--no-token`); with the user's token, a view's token, an
+access token, or the page's cookie."""
 PageMode: TypeAlias = Literal["full", "read-only", "off"]
 
 LIST_SCOPE = "indus:list"
-"""Lists tools, resources and prompts, and subscribes to changes of the lists."""
+"""List tools, resources and prompts, and subscribe to changes of the lists."""
 CALL_SCOPE = "indus:call"
-"""Calls every tool. `indus:call:<server>` calls the tools of one server."""
+"""Call every tool. `indus:call:<server>` only allows one server's tools."""
 ADMIN_SCOPE = "indus:admin"
-"""Reads `/health` and `/metrics`; it allows neither listing nor calling."""
+"""Read `/health` and `/metrics`; doesn't allow listing or calling."""
 SCOPES = (LIST_SCOPE, CALL_SCOPE, ADMIN_SCOPE)
 
 
@@ -32,11 +32,11 @@ class ClientIdentity:
     owner: bytes = field(default=b"", repr=False)
     """Equal for all requests of one client: its token, or a digest of issuer, subject and client id."""
     principal: str = ""
-    """The subject of its access token (`sub`), which rules, records and limits name; empty without access tokens."""
+    """Subject of its access token (`sub`), used in rules, records and limits; empty without access tokens."""
     client_id: str = ""
-    """The OAuth client that the token was issued to, if it names one."""
+    """OAuth client that the token was issued to, if it names one."""
     scopes: frozenset[str] | None = None
-    """Of its access token; None: everything is allowed."""
+    """Scopes of its access token; None: full access."""
     credential: Credential = "user"
 
     @property
@@ -47,7 +47,7 @@ class ClientIdentity:
         )
 
     def find_missing_scope(self, scope: str, server: str | None = None) -> str | None:
-        """Return the scope that a request lacks, or None; `server` is the one whose tool is called."""
+        """Return the scope that a request lacks, or None; `server` is the called tool's."""
         if self.scopes is None or scope in self.scopes:
             return None
         if scope == CALL_SCOPE and server is not None:
@@ -57,18 +57,18 @@ class ClientIdentity:
 
 
 ANONYMOUS = ClientIdentity()
-"""A client without a name that may do everything: the one user's."""
+"""A nameless client with full access: the one user's."""
 NOBODY = ClientIdentity(scopes=frozenset(), credential="nobody")
 BROWSER = ClientIdentity(credential="browser")
 
 
 @record(kw_only=True)
 class Rights:
-    """What a client may do."""
+    """A client's rights."""
 
     can_list: bool = False
     can_call: bool = False
-    """Every tool. Calls to the tools of single servers are decided by `find_missing_scope`."""
+    """Call every tool. For single servers' tools, see `find_missing_scope`."""
     can_operate: bool = False
     """Read `/health` and `/metrics`."""
     can_look: bool = False
@@ -80,9 +80,9 @@ class Rights:
 
 
 def find_rights(identity: ClientIdentity, page: PageMode = "off") -> Rights:
-    """Return the rights of a client: the only place that decides what a credential opens.
+    """Return a client's rights. Only this function decides what a credential allows.
 
-    The page never relies on the absence of a token: where none is asked for, it knows its cookie alone.
+    The page never relies on the absence of a token: if the host needs none, it only accepts its cookie.
     """
     credential, is_full = identity.credential, page == "full"
     if credential == "nobody":

@@ -1,4 +1,4 @@
-"""Requests of a host to one client, and the channel on which frames reach it."""
+"""A host's requests to one client, and the channel that carries frames to it."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ class ResponseChannel(Protocol):
 
     @property
     def accepts_notifications(self) -> bool:
-        """Whether frames other than a response reach the client here."""
+        """Whether frames other than responses reach the client here."""
         ...
 
     def send(self, frame: JsonObject) -> None:
-        """Send a frame; ignored when the client is gone."""
+        """Send a frame; ignored if the client is gone."""
         ...
 
 
 class OutgoingRequests:
-    """The requests to one client that it has not answered.
+    """Unanswered requests to one client.
 
-    Ids are random: a client cannot answer a request that was sent to another one.
+    Ids are random, so a client can't answer a request sent to another one.
     """
 
     def __init__(self, limit: int) -> None:
@@ -56,13 +56,13 @@ class OutgoingRequests:
     async def send(
         self, method: str, params: JsonObject | None, channel: ResponseChannel, within_s: float
     ) -> JsonObject:
-        """Send a request and wait for its result; on a timeout or cancellation the client is notified.
+        """Send a request and wait for its result; notify the client on timeout or cancellation.
 
         Raises:
-            RpcError: The client answered with an error, or has too many requests to answer.
-            InvalidResponseError: The result is not an object.
-            RequestTimeoutError: There was no response in time.
-            ConnectionClosedError: The client is gone, or `channel` carries responses only.
+            RpcError: The client answered with an error, or has too many unanswered requests.
+            InvalidResponseError: The result isn't an object.
+            RequestTimeoutError: No response in time.
+            ConnectionClosedError: The client is gone, or `channel` only carries responses.
         """
         if not channel.accepts_notifications:
             raise new_closed_error("cannot be asked: it reads nothing but responses")
@@ -85,13 +85,13 @@ class OutgoingRequests:
             raise
         finally:
             self._pending.pop(request_id, None)
-            # An error that arrives in the moment of a cancellation has no reader.
+            # Retrieve an error that arrived at the moment of cancellation.
             if response.done() and not response.cancelled():
                 response.exception()
         return response.result()
 
     def resolve(self, frame: JsonObject) -> None:
-        """Resolve the request that a response belongs to; unknown ones are ignored."""
+        """Resolve the request that a response belongs to, ignoring unknown ones."""
         request_id = frame.get("id")
         response = self._pending.pop(request_id, None) if isinstance(request_id, str) else None
         if response is None or response.done():
@@ -113,7 +113,7 @@ class OutgoingRequests:
 
 
 def new_closed_error(reason: str) -> ConnectionClosedError:
-    """Build the error for a client that cannot be reached any more."""
+    """Build the error for a client that can't be reached any more."""
     return ConnectionClosedError(TransportEnd(reason, FaultDetail(reason="closed")))
 
 

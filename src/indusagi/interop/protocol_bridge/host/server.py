@@ -1,4 +1,4 @@
-"""Serving one client over a transport, or over the standard streams of this process."""
+"""Serves one client over a transport, or over this process's standard streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ServerTransport(Protocol):
         ...
 
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
-        """Deliver received frames to `on_frame`; `on_end` is called once."""
+        """Deliver received frames to `on_frame`, and call `on_end` once."""
         ...
 
     def send(self, frame: JsonObject) -> None:
@@ -42,7 +42,7 @@ class ServerTransport(Protocol):
         ...
 
 
-# Any: the stream types belong to the SDK, which is not loaded for their names.
+# Any: the stream types belong to the SDK, and we don't load it just for their names.
 HostTransport: TypeAlias = ServerTransport | tuple[Any, Any]
 """A transport, or a `(read, write)` pair of the SDK's streams."""
 
@@ -52,7 +52,7 @@ https://docs.python.org/3/library/asyncio-task.html#asyncio.create_task."""
 
 
 class RunningProviderHost:
-    """One client that is being served."""
+    """A client being served."""
 
     def __init__(self, client: ServerSession, limits: HostLimits) -> None:
         self.client = client
@@ -62,11 +62,11 @@ class RunningProviderHost:
         self._failure: Exception | None = None
 
     async def waiting(self) -> None:
-        """Wait until the client has disconnected, or the host was stopped."""
+        """Wait until the client disconnects or the host is stopped."""
         await self._task.wait()
 
     async def cancel(self) -> None:
-        """End the connection now, and cancel running calls. Safe to call twice."""
+        """End the connection now and cancel running calls. Safe to call twice."""
         self._ended.set()
         await self._task.join()
 
@@ -77,7 +77,7 @@ class RunningProviderHost:
         await self.cancel()
 
     async def start(self, transport: HostTransport) -> None:
-        """Begin to serve; returns once requests are received.
+        """Start serving; return once requests are received.
 
         Raises:
             ProtocolFault: The transport fails at the start (kind `transport`).
@@ -94,7 +94,7 @@ class RunningProviderHost:
         try:
             async with _open_transport(transport) as opened:
                 await self._serve(opened, started)
-        except Exception as exc:  # noqa: BLE001 — boundary: a transport of the embedding program; raised by `start`
+        except Exception as exc:  # noqa: BLE001 — boundary: the embedding program's transport; raised by `start`
             self._failure = exc
         finally:
             started.set()
@@ -102,12 +102,12 @@ class RunningProviderHost:
 
     async def _serve(self, transport: ServerTransport, started: asyncio.Event) -> None:
         def receive(data: bytes | JsonValue) -> None:
-            # A request that came after the end would have no owner, and run for ever.
+            # A request received after the end would have no owner and run forever.
             if not self._ended.is_set():
                 self.client.dispatcher.receive(data, transport)
 
-        self.client.notification_channel = transport
         dispatcher = self.client.dispatcher
+        self.client.notification_channel = transport
         if isinstance(transport, StdioHostTransport):
             dispatcher.watch_room(transport.limit_input(lambda: dispatcher.has_room))
         transport.attach(receive, lambda _: self._ended.set())
@@ -121,20 +121,20 @@ class RunningProviderHost:
 
 
 class ServingHost(ABC):
-    """Serves clients over transports; a subclass creates the sessions that answer them."""
+    """Serves clients over transports. Subclasses create the sessions that answer them."""
 
     def __init__(self, limits: HostLimits) -> None:
         self.limits = limits
 
     @abstractmethod
     def new_session(self) -> ServerSession:
-        """Create the session of one client."""
+        """Create a session for one client."""
 
     async def connect(self, transport: HostTransport) -> RunningProviderHost:
-        """Serve one client over a transport; returns as soon as it is served.
+        """Serve one client over a transport; return as soon as serving has started.
 
         Raises:
-            ProtocolFault: `transport` is not a transport, or fails at the start (kind `transport`).
+            ProtocolFault: `transport` isn't a transport, or fails at the start (kind `transport`).
         """
         if isinstance(transport, tuple):
             pair = [*cast("tuple[object, ...]", transport)]
@@ -153,7 +153,7 @@ class ServingHost(ABC):
         """Serve the client that started this process, until it disconnects or `stop` is cancelled.
 
         Raises:
-            ProtocolFault: Standard input or output cannot be used, or no longer (kind `transport`).
+            ProtocolFault: Standard input or output can't be used, or stopped working (kind `transport`).
         """
         async with standard_streams(self.limits.frame_bytes) as streams:
             running = await self.connect(streams)
@@ -172,7 +172,7 @@ class ServingHost(ABC):
             raise ProtocolFault("transport", message, streams.write_error)
 
     async def _end_after_input(self, streams: StdioHostTransport, running: RunningProviderHost) -> None:
-        """Let calls finish after the end of the client's input, until none does for `linger_s`."""
+        """Let calls finish after the client's input ends, until none finishes for `linger_s`."""
         await streams.input_ended.wait()
         dispatcher, answered = running.client.dispatcher, -1
         while dispatcher.answered != answered:
@@ -194,9 +194,9 @@ async def _open_transport(transport: HostTransport) -> AsyncGenerator[ServerTran
             yield transport
         finally:
             if isinstance(transport, MemoryTransport):
-                transport.finish("was stopped")  # the client at its other end would wait for ever
+                transport.finish("was stopped")  # the client at the other end would wait forever
         return
-    # A program with such streams has loaded the SDK already.
+    # A program with such streams has already loaded the SDK.
     from indusagi.interop.protocol_bridge.client.sdk.streams import host_streams  # noqa: PLC0415 — others need no SDK
 
     async with host_streams((transport[0], transport[1])) as opened:

@@ -1,10 +1,10 @@
-"""The session of one client of a host, for all protocol revisions.
+"""One client's session with a host, for every protocol revision.
 
-Up to 2025-11-25 a client sends `initialize` once and is notified of changes unasked. From 2026-07-28 on each request
-carries in `_meta` what the handshake would have agreed on, and changes are reported on an open request
-(`subscriptions/listen`). Both kinds may come over one connection; `_meta` tells them apart.
+Up to 2025-11-25 a client sends `initialize` once and gets change notifications unasked. From 2026-07-28 on every
+request carries the handshake's fields in `_meta`, and changes arrive on an open request (`subscriptions/listen`). One
+connection may mix both kinds; `_meta` tells them apart.
 
-Everything beside tools comes from the catalog's `ContentSource`, if it has one.
+Everything except tools comes from the catalog's `ContentSource`, if it has one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from indusagi.runtime.calls import CallingClient, current_client, current_comple
 from indusagi.runtime.contract import ToolCall, ToolResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
@@ -90,8 +90,8 @@ _log = logging.getLogger(__name__)
 VERSION = "io.modelcontextprotocol/protocolVersion"
 CLIENT_INFO = "io.modelcontextprotocol/clientInfo"
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
-_NAME_CHARS = 100
-"""Of the name and of the version that a client gives itself."""
+_MAX_NAME_CHARS = 100
+"""Limit for a client's name and version."""
 _NEED_TOOLS = frozenset(
     {
         "tools/list", "tools/call", "resources/list", "resources/templates/list", "resources/read",
@@ -99,20 +99,20 @@ _NEED_TOOLS = frozenset(
         READ_DIRECTORY, *TASK_METHODS, *CORE_TASK_METHODS,
     }
 )  # fmt: skip
-"""Requests that wait until the first servers have listed what they offer."""
-_OPENED_S = 1.0
-"""How long a handshake waits for the instructions of the servers."""
+"""Requests that wait until the first servers have listed their tools and content."""
+_INSTRUCTIONS_TIMEOUT_S = 1.0
+"""How long a handshake waits for the servers' instructions."""
 UPDATED = "notifications/resources/updated"
 _CACHEABLE = frozenset({"resources/read", READ_DIRECTORY, "skills/get"})
-"""Requests whose results say how long they may be kept."""
+"""Requests whose results carry cache hints."""
 _ERA_FIELDS = ("resultType", "ttlMs", "cacheScope")
-"""Fields of a result that the older protocol does not have."""
+"""Result fields that the older protocol doesn't have."""
 _OWN_PARAMS = frozenset({"_meta", "inputResponses", "requestState"})
-"""Parameters that belong to our own request; those for the server are made by its client session."""
-_SUBSCRIPTIONS = 1_000
-"""Resources that one client may subscribe to."""
+"""Params that stay between the client and us. The client session of the server adds its own."""
+_MAX_SUBSCRIPTIONS = 1_000
+"""Resources one client may subscribe to."""
 _DEFAULT_LEVEL = "info"
-"""Log messages for a client of the older protocol that has set no level."""
+"""Log level for clients of the older protocol that never set one."""
 
 
 class HostSession:
@@ -128,14 +128,14 @@ class HostSession:
         find_catalog: Callable[[CallingClient], Catalog] | None = None,
     ) -> None:
         self.principal = identity.principal
-        """Who calls: the subject of the client's access token; empty without access tokens."""
+        """Subject of the client's access token; empty without access tokens."""
         self.version: str | None = None
-        """The revision that the handshake has agreed on; None before it, and without one."""
+        """Revision agreed on in the handshake, if there was one."""
         self.notification_channel: ResponseChannel | None = None
-        """Carries notifications that belong to no request, while there is a way to send them."""
+        """Carries notifications outside of requests, while there is a way to send them."""
         self.dispatcher = RequestDispatcher(self._serve, self._receive_notification, limits)
         self.capabilities: JsonObject = {}
-        """What the client declared in its handshake."""
+        """The client's capabilities from its handshake."""
         self._client = CallingClient(principal=self.principal)
         self._suspended = suspended or SuspendedCalls()
         self._owns_suspended = suspended is None
@@ -144,14 +144,14 @@ class HostSession:
         self._catalog = catalog if find_catalog is None else find_catalog(self._client)
         self._instructions: JsonObject = {} if instructions is None else {"instructions": instructions}
         self.level_set: str | None = None
-        """The least severe log messages that the client has asked for."""
+        """Lowest log level the client asked for."""
         self._stops: list[Callable[[], None]] = []
-        """End what the handshake began."""
+        """Undo the registrations of the handshake."""
         self._watched: dict[str, Callable[[], None]] = {}
-        """Resources that the client has subscribed to, each with the function that unsubscribes it."""
+        """Subscribed resources, each with its unsubscribe function."""
         self._legacy_methods: dict[str, Method] = {
             "initialize": self._initialize,
-            "ping": _return_nothing,
+            "ping": lambda _: {},
             "logging/setLevel": self._set_level,
             "tools/list": lambda _: self._catalog.listing().legacy,
             "tools/call": self._call,
@@ -177,7 +177,7 @@ class HostSession:
 
     @property
     def _capabilities(self) -> JsonObject:
-        """What the client is offered."""
+        """The capabilities we announce."""
         if self._catalog.content is None:
             return {"tools": {"listChanged": True}}
         return {
@@ -189,7 +189,7 @@ class HostSession:
         }
 
     def _with_content(self, answer: Callable[[ContentSource, HostRequest], JsonObject | PendingResult]) -> Method:
-        """Return a method that answers from the content of the client's catalog, and is unknown without any."""
+        """Return a method that passes the catalog's content to `answer`; without content it's unsupported."""
 
         def method(request: HostRequest) -> JsonObject | PendingResult:
             if self._catalog.content is None:
@@ -200,11 +200,11 @@ class HostSession:
 
     @property
     def log_level(self) -> str | None:
-        """The least severe log messages that the client wants outside of calls."""
+        """Lowest level of log messages to send outside of calls."""
         return self.level_set or (None if self.version is None else _DEFAULT_LEVEL)
 
     async def close(self, reason: str) -> None:
-        """Cancel the client's requests, and wait for their end."""
+        """Cancel the client's requests and wait for them to end."""
         for stop in (*self._stops, *self._watched.values()):
             stop()
         self._stops, self._watched = [], {}
@@ -273,7 +273,7 @@ class HostSession:
         return self._add_instructions(greeting)
 
     def _changes(self) -> list[tuple[ItemKind, tuple[str, str]]]:
-        """List the kinds whose changes are reported."""
+        """List the kinds whose changes we report."""
         has_content = self._catalog.content is not None
         return [(kind, names) for kind, names in LIST_CHANGES.items() if kind == "tool" or has_content]
 
@@ -291,23 +291,23 @@ class HostSession:
 
         async def add_when_opened(opened: Ready) -> JsonObject:
             with suppress(TimeoutError):
-                async with asyncio.timeout(_OPENED_S):
+                async with asyncio.timeout(_INSTRUCTIONS_TIMEOUT_S):
                     await opened.wait()
             return add()
 
         return add() if opened is None or opened.is_set() else add_when_opened(opened)
 
     def notify(self, method: str, params: JsonObject | None = None) -> None:
-        """Send the client a notification that belongs to no request, while there is a way to."""
+        """Send a notification outside of any request, if there is a way to."""
         if self.notification_channel is not None:
             frame: JsonObject = {"jsonrpc": "2.0", "method": method}
             self.notification_channel.send(frame if params is None else {**frame, "params": params})
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send the client a request that belongs to none of its own.
+        """Send the client a request of ours.
 
         Raises:
-            RpcError: It refused, did not answer, or cannot be asked.
+            RpcError: It refused, didn't answer, or can't be reached.
         """
         if self.notification_channel is None:
             raise RpcError(UNKNOWN_CALLER, "the client cannot be asked at the moment")
@@ -358,23 +358,22 @@ class HostSession:
             uris, content = wanted.get("resourceSubscriptions"), self._catalog.content
             if isinstance(uris, list) and content is not None:
                 watched: list[JsonValue] = []
-                for uri in filter(_is_text, uris[:_SUBSCRIPTIONS]):
+                for uri in filter(_is_text, uris[:_MAX_SUBSCRIPTIONS]):
                     params: JsonObject = {"uri": uri, "_meta": meta}
-                    with suppress(RpcError), request.cancel.guard():  # what is refused is not acknowledged
+                    with suppress(RpcError), request.cancel.guard():  # acknowledge only what succeeds
                         stops.append(await content.subscribe(str(uri), partial(request.notify, UPDATED, params)))
                         watched.append(uri)
                 honoured["resourceSubscriptions"] = watched
             task_ids, tasks = wanted.get("taskIds"), self._catalog.tasks
             if isinstance(task_ids, list) and tasks is not None:
+                report = partial(_report_task, request, meta)
                 followed: list[JsonValue] = []
-                for task_id in filter(_is_text, task_ids[:_SUBSCRIPTIONS]):
+                for task_id in filter(_is_text, task_ids[:_MAX_SUBSCRIPTIONS]):
                     with suppress(RpcError), request.cancel.guard():
-                        report = partial(_report_task, request, meta)
                         stops.append(await tasks.watch(str(task_id), self._owner, report))
                         followed.append(task_id)
                 honoured["taskIds"] = followed
-            acknowledged: JsonObject = {"_meta": meta, "notifications": honoured}
-            request.notify(ACKNOWLEDGED, acknowledged)
+            request.notify(ACKNOWLEDGED, {"_meta": meta, "notifications": honoured})
             await request.cancel.wait()
         finally:
             for stop in stops:
@@ -399,38 +398,42 @@ class HostSession:
         if not isinstance(name, str):
             raise RpcError(INVALID_PARAMS, f"{request.method} must have a {subject}")
         params = {key: value for key, value in request.params.items() if key not in _OWN_PARAMS}
-
-        async def run(caller: Caller, cancel: CancelToken, sink: ProgressSink | None) -> JsonObject:
-            current_caller.set(caller)
-            self._identify_call(request)
-            with cancel.guard():
-                result = await content.request(request.method, params, sink)
-                return encode_object(self._finish(request, result, caller))
-            return {}
-
-        return self._answer(request, f"{request.method} {name}", run, is_remote=True)
+        return self._relay(request, name, lambda sink: content.request(request.method, params, sink))
 
     def _forward_task(self, source: TaskSource, request: HostRequest) -> PendingResult:
         is_modern = VERSION in request.meta
         declared = request.meta[CAPABILITIES] if is_modern else None
         task_id = read_task_id(request.method, request.params, declared)
         params = {key: value for key, value in request.params.items() if key not in {"_meta", "requestState"}}
-        # Questions of the server while it waits are for this client, and name the task by this id.
+        # While it waits, the server sends its questions to this client, under this task id.
         tasks = None if is_modern else TaskExchange({}, shown_id=task_id)
+
+        async def fetch(sink: ProgressSink | None) -> JsonObject:
+            result = await source.request(request.method, params, self._owner, sink)
+            return build_task_result(request.method, task_id, result, is_modern=is_modern)
+
+        return self._relay(request, task_id, fetch, tasks)
+
+    def _relay(
+        self,
+        request: HostRequest,
+        subject: str,
+        fetch: Callable[[ProgressSink | None], Awaitable[JsonObject]],
+        tasks: TaskExchange | None = None,
+    ) -> PendingResult:
+        """Answer a request with another server's result."""
 
         async def run(caller: Caller, cancel: CancelToken, sink: ProgressSink | None) -> JsonObject:
             current_caller.set(caller)
             self._identify_call(request)
             with cancel.guard():
-                result = await source.request(request.method, params, self._owner, sink)
-                built = build_task_result(request.method, task_id, result, is_modern=is_modern)
-                return encode_object(self._finish(request, built, caller))
+                return encode_object(self._finish(request, await fetch(sink), caller))
             return {}
 
-        return self._answer(request, f"{request.method} {task_id}", run, is_remote=True, tasks=tasks)
+        return self._answer(request, f"{request.method} {subject}", run, is_remote=True, tasks=tasks)
 
     def _finish(self, request: HostRequest, result: JsonObject, caller: Caller) -> JsonObject:
-        """Give a result of another server what the era of the client requires, in our name."""
+        """Convert another server's result to the client's revision, in our name."""
         if caller.exchange is not None and caller.exchange.wanted is not None:
             result = caller.exchange.wanted
         meta = result.get("_meta")
@@ -448,8 +451,9 @@ class HostSession:
         uri = request.params.get("uri")
         if not isinstance(uri, str):
             raise RpcError(INVALID_PARAMS, "resources/subscribe must have a uri")
-        if len(self._watched) >= _SUBSCRIPTIONS:
-            raise RpcError(INVALID_PARAMS, f"{_SUBSCRIPTIONS:,} resources are subscribed to, and more are not allowed")
+        if len(self._watched) >= _MAX_SUBSCRIPTIONS:
+            message = f"{_MAX_SUBSCRIPTIONS:,} resources are subscribed to, and more are not allowed"
+            raise RpcError(INVALID_PARAMS, message)
         if uri not in self._watched:
             with request.cancel.guard():
                 stop = await content.subscribe(uri, partial(self.notify, UPDATED, {"uri": uri}))
@@ -495,10 +499,10 @@ class HostSession:
     def _answer(
         self, request: HostRequest, subject: str, run: RunRequest, *, is_remote: bool, tasks: TaskExchange | None = None
     ) -> PendingResult:
-        """Run a request in the name of its client; it may take several rounds of the newer protocol.
+        """Run a request for its client, over several rounds in the newer protocol.
 
-        A modern server behind us requests input by itself (`is_remote`); older ones and our own tools ask their caller,
-        and the call is suspended until the client comes again.
+        A modern server behind us requests input by itself (`is_remote`). Older servers and our own tools ask their
+        caller, and we suspend the call until the client returns with the answers.
         """
         params, meta = request.params, request.meta
         hops = read_hops(meta) if meta else 0
@@ -529,7 +533,7 @@ class HostSession:
         )
 
     async def _stamp_questions(self, round_result: PendingResult) -> JsonObject:
-        """Add to questions which server asks them."""
+        """Stamp questions with our server info."""
         result = await round_result
         if result.get("resultType") == "input_required":
             result["_meta"] = {SERVER_INFO: self._catalog.server_info}
@@ -557,7 +561,7 @@ class HostSession:
             raise
         except Exception as exc:  # noqa: BLE001 — boundary: a tool box of the embedding program
             _log.error("tool %r raised an exception", call.name, exc_info=exc)
-            message = f"{call.name} failed inside of the host; its log says more."
+            message = f"{call.name} failed inside the host; see its log."
             failure = ToolResult.error(message, code="failed")
             return build_call_result(failure, self._catalog.server_info, is_modern=is_modern)
 
@@ -565,7 +569,7 @@ class HostSession:
         self.notify("notifications/tasks/status", to_core_task(task))
 
     def _identify_call(self, request: HostRequest) -> None:
-        """Tell the observers of calls, in this task, which client makes the call and to which trace it belongs."""
+        """Set the client and trace that call observers see in this task."""
         info = request.meta.get(CLIENT_INFO)
         current_client.set(self._client if info is None else _read_client(info, self.principal))
         current_trace.set(read_trace(request.meta) if "traceparent" in request.meta else None)
@@ -573,7 +577,7 @@ class HostSession:
 
 def _read_client(info: JsonValue, principal: str) -> CallingClient:
     texts = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
-    name, version = (clean_text(text[:_NAME_CHARS])[0] if isinstance(text, str) else "" for text in texts)
+    name, version = (clean_text(text[:_MAX_NAME_CHARS])[0] if isinstance(text, str) else "" for text in texts)
     return CallingClient(name, version, principal)
 
 
@@ -583,10 +587,6 @@ def _report_task(request: HostRequest, meta: JsonObject, task: JsonObject) -> No
 
 def _is_text(value: JsonValue) -> bool:
     return isinstance(value, str)
-
-
-def _return_nothing(_: HostRequest) -> JsonObject:
-    return {}
 
 
 _NOT_INITIALIZED = (

@@ -1,9 +1,9 @@
-"""Stdio transport of a host: the standard streams of this process, one JSON-RPC message per line.
+"""A host's stdio transport: this process's standard streams, one JSON-RPC message per line.
 
-https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#stdio: standard output carries nothing but
-messages. While the transport is open, file descriptor 1 therefore leads to standard error and descriptor 0 to an
-empty file, for all other code of the process. Streams are read by the event loop; a thread reads only what it cannot
-watch, such as a regular file. While a client does not read its responses, no further requests are read from it.
+https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#stdio: standard output carries only messages.
+So while the transport is open, all other code in the process sees standard error on file descriptor 1 and an empty
+file on descriptor 0. The event loop reads the streams; a thread reads only files that it can't watch, such as regular
+ones. While a client doesn't read its responses, we don't read its requests.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES = 64 * 1024
 _LINES_PER_TURN = 128
-"""Lines that are handled in one turn of the event loop."""
+"""Lines to handle in one turn of the event loop."""
 _UNREAD_BYTES = 1024 * 1024
-"""Unread output at which reading is paused."""
+"""Pause reading at this much unread output."""
 _HANGUP_CHECK_S = 1.0
-"""How often a client that is not read is checked for a hang-up."""
+"""How often to check for a hang-up while we don't read."""
 _FLUSH_S = 1.0
 """How long the client may take to read the last output."""
 
 
 class LineSplitter:
-    """Splits bytes into lines in linear time; a line past `limit` is dropped."""
+    """Splits bytes into lines in linear time, dropping lines longer than `limit`."""
 
     def __init__(self, on_line: Callable[[bytes], None], limit: int) -> None:
         self.dropped = 0
@@ -75,14 +75,14 @@ class LineSplitter:
 
 
 class _NotifyingEvent(asyncio.Event):
-    """An event that calls a function each time it is set."""
+    """An event that calls a function whenever it's set."""
 
     def __init__(self, on_set: Callable[[], None]) -> None:
         super().__init__()
         self._on_set = on_set
 
     def set(self) -> None:
-        """Set the event, and call the function."""
+        """Set the event and call the function."""
         super().set()
         self._on_set()
 
@@ -97,7 +97,7 @@ class StdioHostTransport:
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._unhandled = b""
-        """Input that was read and not handled."""
+        """Input read but not handled."""
         self._next_turn: asyncio.Handle | None = None
         self._is_hung_up = False
         self._on_frame: Callable[[bytes | JsonValue], None] | None = None
@@ -112,12 +112,12 @@ class StdioHostTransport:
         self.writable = _NotifyingEvent(self._handle_input)
         self.writable.set()
         self.write_error: OSError | None = None
-        """Why nothing more can be written."""
+        """Why writing is no longer possible."""
         self.input_ended = asyncio.Event()
-        """Set at the end of the client's input; the client may still read."""
+        """Set at the end of the client's input; it may still read."""
 
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
-        """Deliver received lines to `on_frame`, earlier ones included; `on_end` is called once."""
+        """Deliver received lines to `on_frame`, including earlier ones; call `on_end` once."""
         self._on_frame, self._on_end = on_frame, on_end
         early, self._early_lines = self._early_lines, []
         for line in early:
@@ -126,12 +126,12 @@ class StdioHostTransport:
             on_end(self._end)
 
     def limit_input(self, has_room: Callable[[], bool]) -> Callable[[], None]:
-        """Read only while there is room; the function that is returned has to be called when there is room again."""
+        """Read only while there's room; call the returned function when there's room again."""
         self._has_room = has_room
         return self._handle_input
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Return `None`: single requests do not fail on this transport."""
+        """Return `None`: single requests don't fail on this transport."""
         return None
 
     @property
@@ -140,7 +140,7 @@ class StdioHostTransport:
         return self._end is None
 
     def send(self, frame: JsonObject) -> None:
-        """Write one line, together with the others of this turn of the event loop."""
+        """Write a line, batched with others from this turn of the event loop."""
         if self._end is not None:
             return
         if not self._outgoing:
@@ -149,7 +149,7 @@ class StdioHostTransport:
         self._outgoing.append(line)
         self._outgoing_bytes += len(line)
         if self._outgoing_bytes >= _CHUNK_BYTES:
-            self._flush()  # so that `writable` is cleared in time
+            self._flush()  # clears `writable` in time
 
     def _flush(self) -> None:
         if not self._outgoing:
@@ -184,7 +184,7 @@ class StdioHostTransport:
             self._reader = reader
 
     async def read_file(self) -> None:
-        """Read input that the event loop cannot watch, such as a regular file, in a thread."""
+        """Read input that the event loop can't watch, such as a regular file, in a thread."""
         if self._reader is None:
             while data := await asyncio.to_thread(os.read, self._source, _CHUNK_BYTES):
                 self._receive_data(data)
@@ -194,7 +194,7 @@ class StdioHostTransport:
             self._handle_input_end()
 
     async def close(self) -> None:
-        """Write what is left as long as the client reads it, and release the descriptors."""
+        """Write pending output as long as the client reads it, and release the descriptors."""
         self.finish("the host has ended")
         if self._next_turn is not None:
             self._next_turn.cancel()
@@ -210,7 +210,7 @@ class StdioHostTransport:
         await asyncio.sleep(0)  # transports release their descriptors in the next turn of the loop
 
     def finish(self, message: str) -> None:
-        """Report the end; what was sent before it is still written."""
+        """Report the end; earlier output is still written."""
         if self._end is None:
             self._flush()
             self._end = TransportEnd(message, FaultDetail(reason="closed"))
@@ -222,9 +222,9 @@ class StdioHostTransport:
 
     @property
     def _must_pause(self) -> bool:
-        """Whether the client has to read output, or requests have to be answered, before more input is handled."""
+        """Whether to wait until the client has read output, or requests are answered, before handling more input."""
         if not self._has_room():
-            return True  # also after a hang-up: a client that has sent everything may still read
+            return True  # even after a hang-up: a client that has sent everything may still read
         if self._writer is None or self.writable.is_set() or self._is_hung_up:
             return False
         return self._writer.get_write_buffer_size() > _UNREAD_BYTES
@@ -234,7 +234,7 @@ class StdioHostTransport:
         self._handle_input()
 
     def _handle_input(self) -> None:
-        """Handle some lines now, and the others in later turns of the loop or when the client has read."""
+        """Handle some lines now, and the rest in later turns of the loop or once the client has read."""
         if self._next_turn is not None:
             self._next_turn.cancel()
             self._next_turn = None
@@ -259,7 +259,7 @@ class StdioHostTransport:
                 self._reader.pause()
 
     def _check_hangup(self) -> None:
-        """Check whether a client that does not read has disconnected: a paused reader does not notice."""
+        """Check whether a client that doesn't read has disconnected: a paused reader wouldn't notice."""
         poll = select.poll()
         poll.register(self._source, 0)
         self._is_hung_up = bool(poll.poll(0))
@@ -273,7 +273,7 @@ class StdioHostTransport:
 
     def _handle_input_end(self) -> None:
         if not self.input_ended.is_set():
-            self._splitter.feed(b"\n")  # the last line may lack its end
+            self._splitter.feed(b"\n")  # the last line may be unterminated
             self.input_ended.set()
 
     def _handle_output_closed(self) -> None:
@@ -284,15 +284,14 @@ class StdioHostTransport:
 
 @asynccontextmanager
 async def standard_streams(frame_bytes: int) -> AsyncGenerator[StdioHostTransport]:
-    """Take standard input and output for a transport, and restore them at the end.
+    """Take over standard input and output for a transport, and restore them at the end.
 
-    Descriptors 0 and 1 are duplicated, and replaced by an empty file and standard error.
+    Duplicates descriptors 0 and 1, and replaces them with an empty file and standard error.
 
     Raises:
-        ProtocolFault: They cannot be used.
+        ProtocolFault: They can't be used.
     """
-    # Python sets these to None if the descriptors were closed at the start; their numbers may belong to other files
-    # now.
+    # Python sets these to None if the descriptors were closed at startup; other files may have the numbers now.
     if sys.__stdin__ is None or sys.__stdout__ is None:
         raise ProtocolFault("transport", "standard input and output are not open")
     sys.__stdout__.flush()
@@ -318,6 +317,6 @@ async def standard_streams(frame_bytes: int) -> AsyncGenerator[StdioHostTranspor
 
 
 def _is_pollable(descriptor: int) -> bool:
-    """Tell whether a descriptor has to be waited for; a regular file is always ready."""
+    """Return whether a descriptor can be waited for; a regular file is always ready."""
     mode = os.fstat(descriptor).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)

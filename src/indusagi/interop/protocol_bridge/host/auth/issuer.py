@@ -1,7 +1,7 @@
-"""The authorization server as this host uses it: its metadata, its keys, its introspection endpoint.
+"""Client of the authorization server: its metadata, keys and introspection endpoint.
 
-The operator names the issuer; everything else comes from its metadata document and is fetched by the guarded HTTP
-client, without redirects: a document cannot lead into the private network of this machine.
+The operator names the issuer. Everything else comes from its metadata document, fetched with the guarded HTTP client
+without redirects: a document can't lead into this machine's private network.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ResourceSettings
 
 _DOCUMENT_BYTES = 512 * 1024
-_MOST_KEYS = 64
+_MAX_KEYS = 64
 _HTTP_OK = 200
 _HTTP_NOT_FOUND = 404
 
 
 class KeySet:
-    """The public keys of an issuer at one moment (JWKS, RFC 7517 §5)."""
+    """An issuer's public keys at one moment (JWKS, RFC 7517 §5)."""
 
     def __init__(self, document: JsonObject) -> None:
         self.rows: list[JsonObject] = []
-        """Keys that can verify; a key of another kind is left out (RFC 7517 §5)."""
+        """Keys usable for verification; others are skipped (RFC 7517 §5)."""
         self._keys: list[Key] = []
         rows = document.get("keys")
-        for row in (rows if isinstance(rows, list) else [])[:_MOST_KEYS]:
+        for row in (rows if isinstance(rows, list) else [])[:_MAX_KEYS]:
             key = import_key(row) if is_json_object(row) else None
             if key is not None and is_json_object(row):
                 self.rows.append(row)
                 self._keys.append(key)
 
     def find(self, key_id: str | None, algorithm: str) -> Key | None:
-        """Find the key of an id that fits an algorithm; without an id, the only key that fits."""
+        """Find the key with an id that fits an algorithm; without an id, the only key that fits."""
         fitting = [
             key
             for row, key in zip(self.rows, self._keys, strict=True)
@@ -63,11 +63,10 @@ class IssuerClient:
         from indusagi.capabilities.web.client import WebClient  # noqa: PLC0415 — for hosts with access tokens
 
         self.issuer = settings.issuer
-        self._fetch_s = settings.fetch_s
         parts = urlsplit(settings.issuer)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-        # The operator has named the issuer, so it may be in a private network; no other host may.
+        # The operator named the issuer, so it may be in a private network; no other host may.
         allowed = WebSettings(
             allow_private=(f"{name}:{port}",),
             ports=(443, port),
@@ -80,7 +79,7 @@ class IssuerClient:
         self._metadata: JsonObject | None = None
 
     async def fetch_metadata(self) -> JsonObject:
-        """Fetch the metadata of the issuer: RFC 8414 §3, else OpenID Connect Discovery 1.0 §4.
+        """Fetch the issuer's metadata: RFC 8414 §3, else OpenID Connect Discovery 1.0 §4.
 
         Raises:
             IssuerError: There is none, or it describes another issuer.
@@ -105,10 +104,10 @@ class IssuerClient:
         raise IssuerError(f"there is no metadata document at {addresses[0]} or the places of OpenID Connect")
 
     async def fetch_keys(self) -> KeySet:
-        """Fetch the keys of the issuer, from where its metadata has them now.
+        """Fetch the issuer's keys from the location in its current metadata.
 
         Raises:
-            IssuerError: They cannot be fetched, or none of them can be used.
+            IssuerError: They can't be fetched, or none of them is usable.
         """
         await self.fetch_metadata()
         keys = KeySet(await self._request(await self._find_endpoint("jwks_uri")) or {})
@@ -120,10 +119,10 @@ class IssuerClient:
         """Ask the issuer about a token (RFC 7662 §2).
 
         Raises:
-            IssuerError: It does not answer.
+            IssuerError: It doesn't answer.
         """
         endpoint = await self._find_endpoint("introspection_endpoint")
-        # RFC 6749 §2.3.1: both parts are encoded before they are joined.
+        # RFC 6749 §2.3.1: encode both parts before joining them.
         pair = f"{quote_plus(client.client_id)}:{quote_plus(client.client_secret)}"
         headers = {
             "Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}",
@@ -178,27 +177,27 @@ class IssuerClient:
         return document
 
 
-# -- limits -----------------------------------------------------------------------------------
+# -- rate limit -------------------------------------------------------------------------------
 
 
 _BURST_S = 10.0
-"""So many seconds' worth of requests may come at once."""
+"""Allow this many seconds' worth of requests at once."""
 _BUCKETS = 4_096
 
 
 class RateLimit:
-    """Counts the requests of each owner."""
+    """Token bucket per owner."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._most = max(1.0, rate * _BURST_S)
+        self._capacity = max(1.0, rate * _BURST_S)
         self._buckets: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
-        """What is left, and when that was so; the least recently used first. A full bucket may be forgotten."""
+        """Remaining tokens and their time, least recently used first. A full bucket may be forgotten."""
 
     def take(self, owner: bytes, now: float) -> int:
-        """Count a request; return 0, or after how many seconds the next one is allowed."""
-        left, at = self._buckets.pop(owner, (self._most, now))
-        left = min(self._most, left + (now - at) * self._rate)
+        """Count a request; return 0, or the seconds until the next one is allowed."""
+        left, at = self._buckets.pop(owner, (self._capacity, now))
+        left = min(self._capacity, left + (now - at) * self._rate)
         is_allowed = left >= 1
         self._buckets[owner] = (left - 1 if is_allowed else left, now)
         if len(self._buckets) > _BUCKETS:

@@ -1,7 +1,7 @@
-"""Proofs of possession (DPoP, https://www.rfc-editor.org/rfc/rfc9449): a request is signed with the client's key.
+"""Proofs of possession (DPoP, https://www.rfc-editor.org/rfc/rfc9449): requests signed with the client's key.
 
-A proof names the method and the URL of its request and the token it belongs to, and is used once: a stolen token or a
-copied request is worthless without the key.
+A proof contains its request's method and URL and the token it belongs to, and works once: a stolen token or a copied
+request is worthless without the key.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.auth.signatures import SignedText
 
 _TYPE = "dpop+jwt"
-_LONGEST_ID = 512
+_MAX_ID_CHARS = 512
 _NONCE_S = 300
-"""How long a nonce is given out; it is accepted for twice as long."""
+"""How long we hand out a nonce; we accept it for twice as long."""
 _KNOWN_KEYS = 1_024
 _PORTS = {"http": 80, "https": 443}
 
 
 class ProofLimitError(Exception):
-    """A client has used so many proofs that no more can be remembered."""
+    """A client used more proofs than we can remember."""
 
 
 class ReplayCache:
-    """The ids of used proofs, as long as a proof with the same id could be valid; bounded, in all and per key.
+    """Ids of used proofs, for as long as a proof with the same id could be valid; limited in total and per key.
 
     A full cache refuses: forgetting an id would allow a replay. The limit per key keeps one client from filling it.
     """
@@ -55,14 +55,14 @@ class ReplayCache:
         self._most = most
         self._most_each = most_each
         self._used: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
-        """When each id can be forgotten, and its key; the oldest first."""
+        """When to forget each id, and its key; oldest first."""
         self._each: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._used)
 
     def use(self, thumbprint: str, proof_id: str, now: float) -> bool:
-        """Note the use of a proof; False if it was used before.
+        """Record the use of a proof; return False if it was used before.
 
         Raises:
             ProofLimitError: The cache is full.
@@ -86,18 +86,18 @@ class ReplayCache:
 
 
 class NonceSource:
-    """Nonces of this host (RFC 9449 §9): each is derived from its time, so that none is stored."""
+    """This host's nonces (RFC 9449 §9), derived from the time so that we don't have to store them."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
 
     def build(self, now: float, periods_ago: int = 0) -> str:
-        """Return the nonce of the present time, or of an earlier one."""
+        """Return the current nonce, or an earlier one."""
         period = int(now // _NONCE_S) - periods_ago
         return _encode(hmac.digest(self._secret, str(period).encode(), "sha256")[:18])
 
     def is_current(self, nonce: object, now: float) -> bool:
-        """Tell whether a nonce was given out a short time ago."""
+        """Return whether we handed out a nonce recently."""
         return isinstance(nonce, str) and any(
             hmac.compare_digest(self.build(now, ago).encode(), nonce.encode()) for ago in (0, 1)
         )
@@ -111,20 +111,20 @@ class ProofChecker:
         self._leeway_s = leeway_s
         self._nonces = nonces
         self._keys: OrderedDict[str, tuple[Key, str]] = OrderedDict()
-        """Keys and their thumbprints by the header that brought them: a client sends the same one with each proof."""
+        """Keys and thumbprints by the header they came in: a client sends the same one with each proof."""
 
     def check(self, proofs: Sequence[str], token: str, thumbprint: str, method: str, url: str, now: float) -> None:
-        """Check that a request comes from the holder of the key that its token is bound to (RFC 9449 §4.3).
+        """Check that a request comes from the holder of the key its token is bound to (RFC 9449 §4.3).
 
         Raises:
-            TokenRefusal: The proof is absent, invalid, of another request or key, or was used before.
-            ProofLimitError: The client has sent too many proofs.
+            TokenRefusal: The proof is missing, invalid, for another request or key, or was used before.
+            ProofLimitError: The client sent too many proofs.
         """
         claims = self._verify(proofs, thumbprint)
         digest = _encode(hashlib.sha256(token.encode("ascii")).digest())
         proof_id, issued_at = claims.get("jti"), claims.get("iat")
         is_time = isinstance(issued_at, (int, float)) and not isinstance(issued_at, bool) and abs(issued_at) < 1e12
-        is_id = isinstance(proof_id, str) and 0 < len(proof_id) <= _LONGEST_ID
+        is_id = isinstance(proof_id, str) and 0 < len(proof_id) <= _MAX_ID_CHARS
         for is_wrong, what in (
             (claims.get("htm") != method, "is for another method (htm)"),
             (normalize_url(claims.get("htu")) != normalize_url(url), "is for another URL (htu)"),
@@ -142,7 +142,7 @@ class ProofChecker:
             raise _refuse("the proof was used before (jti)")
 
     def _verify(self, proofs: Sequence[str], thumbprint: str) -> JsonObject:
-        """Verify that the one proof is signed by the key with this thumbprint, and return its claims."""
+        """Verify that the key with this thumbprint signed the only proof, and return its claims."""
         if len(proofs) != 1:
             raise _refuse("exactly one DPoP header is needed")
         try:
@@ -173,7 +173,7 @@ class ProofChecker:
 
 
 def normalize_url(url: object) -> str | None:
-    """Bring a URL into one form, without query and fragment (RFC 9449 §4.3); None if it is none."""
+    """Normalise a URL, without query and fragment (RFC 9449 §4.3); None if it isn't one."""
     if not isinstance(url, str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The protected resource: its URLs, its metadata document, the challenges of its refusals, and how it reads a token.
+"""The protected resource: its URLs, metadata document and challenges, and reading tokens from requests.
 
 Metadata: https://www.rfc-editor.org/rfc/rfc9728. Challenges: RFC 6750 §3, RFC 9449 §7.1, and
 https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#scope-challenge-handling.
@@ -19,7 +19,7 @@ from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS
 from indusagi.interop.protocol_bridge.host.identity import CALL_SCOPE, LIST_SCOPE, SCOPES, ClientIdentity
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
-_TOKEN_CHARS = 16 * 1024
+_MAX_TOKEN_CHARS = 16 * 1024
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*", re.ASCII)
 """RFC 6750 §2.1."""
 _SCHEMES = frozenset({"bearer", "dpop"})
@@ -30,32 +30,32 @@ _DPOP_ERRORS = frozenset({"invalid_dpop_proof", "use_dpop_nonce"})
 
 @record
 class PresentedToken:
-    """An access token as a request presents it."""
+    """An access token as presented in a request."""
 
     token: str = field(repr=False)
     is_dpop: bool
     """Whether the scheme was DPoP."""
     proofs: Sequence[str] = field(default=(), repr=False)
-    """The values of the DPoP headers."""
+    """Values of the DPoP headers."""
 
 
 def read_token(lines: Sequence[tuple[str, str]], query: str) -> PresentedToken:
-    """Read the token of a request from its header lines, whose names are in lower case.
+    """Read a request's token from its header lines, which have lower-case names.
 
     Raises:
         TokenRefusal: There is none, more than one, or one in the URL (RFC 6750 §5.3).
     """
     if "access_token" in query and any(name == "access_token" for name, _ in parse_qsl(query, keep_blank_values=True)):
-        raise TokenRefusal("invalid_request", "a token belongs into the Authorization header, not into the URL")
+        raise TokenRefusal("invalid_request", "a token belongs in the Authorization header, not in the URL")
     values = [value for name, value in lines if name == "authorization"]
     if not values:
         raise TokenRefusal("", "an access token is needed: Authorization: Bearer ...")
     if len(values) > 1:
         raise TokenRefusal("invalid_request", "there is more than one Authorization header")
-    if len(values[0]) > _TOKEN_CHARS:
-        raise TokenRefusal("invalid_token", f"the token has more than {_TOKEN_CHARS:,} characters")
+    if len(values[0]) > _MAX_TOKEN_CHARS:
+        raise TokenRefusal("invalid_token", f"the token has more than {_MAX_TOKEN_CHARS:,} characters")
     scheme, _, rest = values[0].partition(" ")
-    scheme, token = scheme.lower(), rest.lstrip(" ")  # the scheme in any case: RFC 9110 §11.1
+    scheme, token = scheme.lower(), rest.lstrip(" ")  # case-insensitive: RFC 9110 §11.1
     if scheme not in _SCHEMES or _TOKEN.fullmatch(token) is None:
         raise TokenRefusal("", "an access token is needed: Authorization: Bearer ...")
     is_dpop = scheme == "dpop"
@@ -64,11 +64,11 @@ def read_token(lines: Sequence[tuple[str, str]], query: str) -> PresentedToken:
 
 
 class ProtectedResource:
-    """The URLs and documents of a host with access tokens."""
+    """URLs and documents of a host with access tokens."""
 
     def __init__(self, settings: ResourceSettings, url: str, path: str) -> None:
         self.url = settings.public_url or url
-        """The resource identifier (RFC 8707 §2): what clients ask tokens for."""
+        """Resource identifier (RFC 8707 §2), which clients request tokens for."""
         self.audiences = frozenset(settings.audiences or (self.url,))
         self._settings = settings
         self._path = path
@@ -77,7 +77,7 @@ class ProtectedResource:
         port = 443 if parts.scheme == "https" else 80
         names = (parts.netloc, f"{parts.hostname}:{port}" if parts.port is None else parts.netloc)
         self.hosts = frozenset(name.lower() for name in names)
-        """The `Host` headers of requests to its public URL."""
+        """`Host` headers of requests to its public URL."""
         self.metadata_url = f"{self.origin}{WELL_KNOWN}{parts.path.rstrip('/')}"
         self.metadata_paths = frozenset({WELL_KNOWN, f"{WELL_KNOWN}{path}", f"{WELL_KNOWN}{parts.path.rstrip('/')}"})
         document: JsonObject = {
@@ -92,11 +92,11 @@ class ProtectedResource:
         self.metadata = compact_json(document).encode()
 
     def build_url(self, path: str) -> str:
-        """Build the URL by which a client knows a path of this host."""
+        """Build a client's URL for a path of this host."""
         return self.url if path == self._path else f"{self.origin}{path}"
 
     def build_challenges(self, refusal: TokenRefusal) -> tuple[int, list[tuple[bytes, bytes]]]:
-        """Build the status and the `WWW-Authenticate` headers of a refusal."""
+        """Build a refusal's status and `WWW-Authenticate` headers."""
         status = _STATUSES.get(refusal.error, 401)
         if status == 503:
             return status, []
@@ -117,27 +117,27 @@ class ProtectedResource:
 RefusalError: TypeAlias = Literal[
     "", "invalid_request", "invalid_token", "insufficient_scope", "invalid_dpop_proof", "use_dpop_nonce", "unavailable"
 ]
-"""The error code of a challenge (RFC 6750 §3.1, RFC 9449 §7.1); empty: no token was presented. `unavailable` is ours:
-the authorization server did not answer, so the token is neither valid nor invalid."""
+"""Error code of a challenge (RFC 6750 §3.1, RFC 9449 §7.1); empty: no token was presented. `unavailable` is ours:
+the authorization server didn't answer, so the token is neither valid nor invalid."""
 
 
 class TokenRefusal(Exception):
-    """A request whose access token is absent, invalid or insufficient; the message holds no part of a token."""
+    """The access token is missing, invalid or insufficient; the message contains no part of it."""
 
     def __init__(self, error: RefusalError, message: str, *, scope: str = "") -> None:
         super().__init__(message)
         self.error = error
         self.scope = scope
-        """The scope that the request needs."""
+        """Scope that the request needs."""
 
 
 class IssuerError(CoreError):
-    """The authorization server cannot be used: it does not answer, or its documents are invalid."""
+    """The authorization server can't be used: it doesn't answer, or its documents are invalid."""
 
 
 @record(kw_only=True)
 class IntrospectionClient:
-    """The credentials of this host at the introspection endpoint of the issuer (RFC 7662 §2.1)."""
+    """This host's credentials at the issuer's introspection endpoint (RFC 7662 §2.1)."""
 
     client_id: str
     client_secret: str = field(repr=False)
@@ -145,39 +145,39 @@ class IntrospectionClient:
 
 @record(kw_only=True)
 class ResourceSettings:
-    """Whose access tokens a host accepts, and for what."""
+    """Which access tokens a host accepts, and for what."""
 
     issuer: str
-    """The issuer identifier of the authorization server, exactly as its metadata has it (RFC 8414 §2)."""
+    """Issuer identifier of the authorization server, exactly as in its metadata (RFC 8414 §2)."""
     public_url: str | None = None
-    """The URL at which clients reach this host, if a proxy stands before it; None: the address it listens on."""
+    """URL where clients reach this host through a proxy; None: the address it listens on."""
     audiences: Sequence[str] = ()
-    """Accepted values of `aud`; empty: the URL of the host."""
+    """Accepted values of `aud`; empty: the host's URL."""
     accepts_any_type: bool = False
-    """Accept JWTs with the type `JWT` or none besides `at+jwt` (RFC 9068 §2.1)."""
+    """Accept JWTs with type `JWT` or none in addition to `at+jwt` (RFC 9068 §2.1)."""
     introspection: IntrospectionClient | None = None
     """Introspect tokens instead of reading them as JWT."""
     requires_dpop: bool = False
-    """Refuse tokens that are not bound to a key of the client."""
+    """Refuse tokens that aren't bound to a client key."""
     requires_nonce: bool = False
-    """Refuse proofs without a nonce of this host (RFC 9449 §9)."""
+    """Refuse proofs without one of this host's nonces (RFC 9449 §9)."""
     requests: int = 256
-    """Running requests of one principal; further ones get a 429."""
+    """Running requests per principal; more get a 429."""
     rate: float = 200.0
-    """Requests per second of one principal on average, ten seconds' worth at once; further ones get a 429."""
+    """Average requests per second and principal, with bursts of ten seconds' worth; more get a 429."""
     leeway_s: int = 60
-    """How far the clocks of the issuer and of clients may differ from ours."""
+    """How far the issuer's and clients' clocks may differ from ours."""
     refresh_s: float = 600.0
-    """How often the keys of the issuer are fetched."""
+    """How often to fetch the issuer's keys."""
     stale_s: float = 3_600.0
-    """How long keys are used that could not be fetched again."""
+    """How long to use keys while they can't be fetched again."""
     refetch_s: float = 30.0
-    """The shortest time between two fetches of the keys for tokens with an unknown key."""
+    """Minimum time between two fetches of the keys for tokens with an unknown key."""
     fetch_s: float = 10.0
-    """The time limit of one request to the issuer."""
+    """Timeout of a request to the issuer."""
     introspected_s: float = 30.0
-    """How long the answer of an introspection is used."""
+    """How long to reuse an introspection response."""
     on_identity: Callable[[ClientIdentity], None] | None = field(default=None, compare=False, repr=False)
-    """Called with each principal and client, at its first request."""
+    """Called with each principal and client on its first request."""
     on_note: Callable[[Note], None] | None = field(default=None, compare=False, repr=False)
-    """Called when the issuer cannot be used."""
+    """Called when the issuer can't be used."""

@@ -1,8 +1,8 @@
 """Compact JSON Web Signatures (RFC 7515 §7.1): strict parsing, and verification with keys that we chose.
 
-A signed text says itself how it is to be verified, which is the source of most attacks on it
-(https://www.rfc-editor.org/rfc/rfc8725#section-2). Here the algorithm must be on the list and fit the type of the key,
-and no header can name or bring a key.
+A signed text declares how to verify it, which is the source of most attacks on it
+(https://www.rfc-editor.org/rfc/rfc8725#section-2). Here the algorithm must be on our list and fit the key type, and no
+header can name or bring a key.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ ALGORITHMS = {
     "RS384": ("RSA", None),
     "RS512": ("RSA", None),
 }
-"""The accepted algorithms, with the type and curve of their keys. All are asymmetric: a public key can be read by
-everybody, and must not serve as the secret of an HMAC."""
-_LEAST_RSA_BYTES = 256
+"""Accepted algorithms, with the type and curve of their keys. All are asymmetric: anyone can read a public key, so it
+must not serve as an HMAC secret."""
+_MIN_RSA_BYTES = 256
 """2,048 bits: RFC 7518 §3.3."""
 _REFUSED_HEADERS = ("crit", "b64", "zip", "enc", "cty", "jku", "x5u", "x5c")
-"""Extensions that would have to be understood, compression, encryption and nesting, and headers that lead to keys."""
+"""Extensions we'd have to understand, compression, encryption, nesting, and headers that lead to keys."""
 _PARTS = re.compile(r"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)", re.ASCII)
-_LONGEST = 16 * 1024
+_MAX_CHARS = 16 * 1024
 _PRIVATE_MEMBERS = frozenset({"d", "p", "q", "dp", "dq", "qi", "oth", "k"})
 
 
 class InvalidSignature(Exception):
-    """A text that is no acceptable signature; the message holds no part of it."""
+    """An unacceptable signature; the message contains no part of the text."""
 
 
 @record
 class SignedText:
-    """A signature that was parsed and not verified."""
+    """A parsed but unverified signature."""
 
     text: str = field(repr=False)
     header: JsonObject
     header_text: str
-    """The header as it was sent: equal for texts of one signer."""
+    """The header as sent: equal for texts of one signer."""
     payload: JsonObject = field(repr=False)
 
     @property
     def algorithm(self) -> str:
-        """The algorithm, which is on the list."""
+        """The algorithm, one of `ALGORITHMS`."""
         return str(self.header["alg"])
 
 
 def parse_signed(text: str, *, brings_key: bool = False) -> SignedText:
-    """Parse a signed text; `brings_key`: it must have its public key in the header `jwk`, which is refused otherwise.
+    """Parse a signed text. With `brings_key` its header `jwk` must hold its public key; otherwise that's refused.
 
     Raises:
-        InvalidSignature: It has another form, an algorithm that is not on the list, or a header that is refused.
+        InvalidSignature: Another format, an unlisted algorithm, or a refused header.
     """
-    match = _PARTS.fullmatch(text) if len(text) <= _LONGEST else None
+    match = _PARTS.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if match is None:
-        raise InvalidSignature("it is no signed JWT")
+        raise InvalidSignature("it is not a signed JWT")
     header = _parse_part(match[1])
     algorithm = header.get("alg")
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
@@ -86,9 +86,9 @@ def _parse_part(part: str) -> JsonObject:
     try:
         value = parse_strict_json(_decode_part(part))
     except ValueError:
-        raise InvalidSignature("it is no signed JWT") from None
+        raise InvalidSignature("it is not a signed JWT") from None
     if not is_json_object(value):
-        raise InvalidSignature("it is no signed JWT")
+        raise InvalidSignature("it is not a signed JWT")
     return value
 
 
@@ -97,7 +97,7 @@ def _decode_part(part: str) -> bytes:
 
 
 def import_key(jwk: JsonObject) -> Key | None:
-    """Import a public key of a JWK (RFC 7517); None if it is private, symmetric, too short or of another use."""
+    """Import a public JWK (RFC 7517); None if it's private, symmetric, too short or for another use."""
     from joserfc.jwk import import_key as import_any_key  # noqa: PLC0415 — loads the cryptography, for hosts with access tokens
 
     key_type = jwk.get("kty")
@@ -108,18 +108,18 @@ def import_key(jwk: JsonObject) -> Key | None:
     if isinstance(operations, list) and "verify" not in operations:
         return None
     modulus = jwk.get("n")
-    if key_type == "RSA" and (not isinstance(modulus, str) or len(modulus) * 3 // 4 < _LEAST_RSA_BYTES):
+    if key_type == "RSA" and (not isinstance(modulus, str) or len(modulus) * 3 // 4 < _MIN_RSA_BYTES):
         return None
     try:
         key = import_any_key(cast("dict[str, str | list[str]]", jwk))
-        key.thumbprint()  # cached; it reads the members that the import has not
-    except Exception:  # noqa: BLE001 — boundary: a library reads a stranger's key
+        key.thumbprint()  # cached; reads members that the import didn't
+    except Exception:  # noqa: BLE001 — boundary: a library parses a stranger's key
         return None
     return key
 
 
 def is_key_for(jwk: JsonObject, algorithm: str) -> bool:
-    """Tell whether a key may verify signatures of an algorithm: its type, its curve, and its own `alg`."""
+    """Return whether a key may verify an algorithm's signatures, by its type, curve and own `alg`."""
     key_type, curve = ALGORITHMS[algorithm]
     own = jwk.get("alg", algorithm)
     return jwk.get("kty") == key_type and (curve is None or jwk.get("crv") == curve) and own == algorithm
@@ -129,16 +129,16 @@ def verify_signed(signed: SignedText, key: Key) -> None:
     """Verify the signature with a key that fits its algorithm.
 
     Raises:
-        InvalidSignature: It is not the signature of this key.
+        InvalidSignature: It isn't this key's signature.
     """
     from joserfc.jws import JWSRegistry  # noqa: PLC0415 — loads the cryptography, for hosts with access tokens
 
-    # The algorithm itself: the library's functions would parse header and payload a second time.
+    # Use the algorithm directly: the library's functions would parse header and payload again.
     algorithm = JWSRegistry.algorithms[signed.algorithm]
     data, _, signature = signed.text.rpartition(".")
     try:
         is_valid = algorithm.verify(data.encode("ascii"), _decode_part(signature), key)
-    except Exception:  # noqa: BLE001 — boundary: a library reads a stranger's key and signature
+    except Exception:  # noqa: BLE001 — boundary: a library parses a stranger's key and signature
         is_valid = False
     if not is_valid:
         raise InvalidSignature("its signature is wrong")

@@ -1,8 +1,8 @@
-"""The verifier: from a presented token to the identity of its client.
+"""Verifies access tokens and identifies their clients.
 
-A token that was verified before is found by its digest until it expires; the signature of another one is verified with
-the issuer's cached keys. Both happen at once, in the event loop. Only a token with an unknown key, and one that has to
-be introspected, waits for the issuer, which is asked a bounded number of times whatever clients send.
+A verified token is cached by digest until it expires. A new token's signature is verified with the issuer's cached
+keys. Both happen right in the event loop. Only a token with an unknown key, or one that needs introspection, waits for
+the issuer, and the number of requests to the issuer is bounded whatever clients send.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
 _KNOWN_TOKENS = 4_096
 _IDENTITIES = 4_096
 _RETRY_S = 5.0
-"""The shortest time between two attempts while there are no keys at all."""
-_SHORTEST_PAUSE_S = 1.0
+"""Minimum time between two attempts while we have no keys at all."""
+_MIN_PAUSE_S = 1.0
 _INTROSPECTIONS = 32
-"""Requests for introspection that may wait for the issuer at once."""
-_LONGEST_KEY_ID = 256
+"""Introspection requests that may wait for the issuer at the same time."""
+_MAX_KEY_ID_CHARS = 256
 
 
 class IssuerKeys:
-    """The keys of an issuer, cached; fetched again from time to time, and for an unknown key within limits."""
+    """Cached JWKS of an issuer, refreshed periodically and (rate-limited) on unknown key ids."""
 
     def __init__(self, settings: ResourceSettings, client: IssuerClient) -> None:
         self.keys: KeySet | None = None
         self.failure = "it was not reached yet"
-        """Why the last fetch failed; empty after one that did not."""
+        """Why the last fetch failed; empty if it succeeded."""
         self._settings = settings
         self._client = client
         self._lock = anyio.Lock()
@@ -62,7 +62,7 @@ class IssuerKeys:
         self._tried_at = -float("inf")
 
     async def fetch(self, *, is_forced: bool = False) -> None:
-        """Fetch the keys, unless that was tried a short time ago; several callers share one fetch."""
+        """Fetch the keys, unless tried just before; concurrent callers share one fetch."""
         loop = asyncio.get_running_loop()
         async with self._lock:
             pause_s = self._settings.refetch_s
@@ -73,7 +73,7 @@ class IssuerKeys:
             self._tried_at = loop.time()
             try:
                 fetched = await self._client.fetch_keys()
-            except Exception as exc:  # noqa: BLE001 — boundary: whatever the issuer sends, the keys before are used on
+            except Exception as exc:  # noqa: BLE001 — boundary: keep the old keys, whatever the issuer sends
                 if not isinstance(exc, IssuerError):
                     log_failure(f"fetching the keys of {self._settings.issuer}", exc)
                 self.failure = describe_error(exc)
@@ -82,23 +82,23 @@ class IssuerKeys:
                 return
             self.failure, self._fetched_at = "", loop.time()
             if self.keys is None or self.keys.rows != fetched.rows:
-                self.keys = fetched  # tokens that were verified with the former keys are verified again
+                self.keys = fetched  # so tokens verified with the old keys are verified again
 
 
 class KnownToken:
-    """A verified token, as long as it can be used without another check."""
+    """A verified token, for as long as it needs no other check."""
 
     __slots__ = ("expires_at", "is_reported", "keys", "known_until", "token")
 
     def __init__(self, token: AccessToken, keys: KeySet | None, expires_at: float, known_until: float) -> None:
         self.token = token
         self.keys = keys
-        """The keys that it was verified with; None if it was introspected."""
+        """Keys that verified it; None if introspected."""
         self.expires_at = expires_at
-        """With leeway."""
+        """Including leeway."""
         self.known_until = known_until
         self.is_reported = False
-        """Whether its identity was reported."""
+        """Whether `on_identity` has had its identity."""
 
 
 class TokenVerifier:
@@ -113,18 +113,18 @@ class TokenVerifier:
         self._client = IssuerClient(settings)
         self._issuer_keys = IssuerKeys(settings, self._client)
         self._known: OrderedDict[bytes, KnownToken] = OrderedDict()
-        """Verified tokens by digest, the least recently used first."""
+        """Verified tokens by digest, least recently used first."""
         self._identities: OrderedDict[ClientIdentity, None] = OrderedDict()
-        """Principals and clients that were reported."""
+        """Identities already reported."""
         self._introspecting = 0
 
     @property
     def now(self) -> float:
-        """The seconds since 1970."""
+        """Seconds since 1970."""
         return self._clock.now_ms() / 1000
 
     async def watch(self) -> None:
-        """Fetch metadata and keys at once, then from time to time; runs until cancelled."""
+        """Fetch metadata and keys now and then periodically, until cancelled."""
         reported = ""
         while True:
             failure = await self._refresh()
@@ -133,10 +133,10 @@ class TokenVerifier:
                 self._settings.on_note(Note(f"issuer {self._settings.issuer}", failure, remedy))
             reported = failure
             pause_s = self._settings.refetch_s if failure else self._settings.refresh_s
-            await anyio.sleep(max(pause_s, _SHORTEST_PAUSE_S))
+            await anyio.sleep(max(pause_s, _MIN_PAUSE_S))
 
     async def _refresh(self) -> str:
-        """Fetch what changes; return why that failed."""
+        """Fetch keys or metadata; return the reason if that failed."""
         if self._settings.introspection is None:
             await self._issuer_keys.fetch(is_forced=True)
             return self._issuer_keys.failure
@@ -147,11 +147,11 @@ class TokenVerifier:
         return ""
 
     def check_known(self, presented: PresentedToken, method: str, path: str) -> ClientIdentity | None:
-        """Check a token without waiting; None if the issuer has to be asked first.
+        """Check a token without waiting; return None if that takes a request to the issuer.
 
         Raises:
-            TokenRefusal: It is refused.
-            ProofLimitError: The client has sent too many proofs.
+            TokenRefusal: The token is invalid.
+            ProofLimitError: The client sent too many proofs.
         """
         known = self._find_known(presented.token)
         if known is None and self._settings.introspection is None:
@@ -159,11 +159,11 @@ class TokenVerifier:
         return None if known is None else self._check_use(known, presented, method, path)
 
     async def check(self, presented: PresentedToken, method: str, path: str) -> ClientIdentity:
-        """Check a token; the issuer is asked if it must be.
+        """Check a token, asking the issuer if necessary.
 
         Raises:
-            TokenRefusal: It is refused, or the issuer does not answer (`unavailable`).
-            ProofLimitError: The client has sent too many proofs.
+            TokenRefusal: The token is invalid, or the issuer doesn't answer (`unavailable`).
+            ProofLimitError: The client sent too many proofs.
         """
         client = self._settings.introspection
         if client is not None:
@@ -179,7 +179,7 @@ class TokenVerifier:
     # -- tokens ---------------------------------------------------------------------------------
 
     def _find_known(self, text: str) -> KnownToken | None:
-        """Find a token that was verified with the present keys; this is all that most requests need."""
+        """Find a token verified with the current keys. Most requests need nothing else."""
         digest = hashlib.sha256(text.encode("ascii")).digest()
         known = self._known.get(digest)
         if known is None:
@@ -204,19 +204,19 @@ class TokenVerifier:
         return known
 
     def _verify(self, text: str) -> KnownToken | None:
-        """Verify a JWT with the cached keys; None if they have no key for it."""
+        """Verify a JWT with the cached keys; return None if they include no key for it."""
         try:
             signed = parse_signed(text)
             check_type(signed, self._settings)
             keys, key_id = self._issuer_keys.keys, signed.header.get("kid")
-            if key_id is not None and (not isinstance(key_id, str) or len(key_id) > _LONGEST_KEY_ID):
+            if key_id is not None and (not isinstance(key_id, str) or len(key_id) > _MAX_KEY_ID_CHARS):
                 raise InvalidSignature("its key has no usable name (kid)")
             key = None if keys is None else keys.find(key_id, signed.algorithm)
             if key is not None:
                 verify_signed(signed, key)
         except InvalidSignature as exc:
             raise TokenRefusal("invalid_token", str(exc)) from None
-        # Without a key too: a token of another issuer is refused without a request to ours.
+        # Check claims even without a key, to refuse other issuers' tokens without a request to ours.
         audiences = self._resource.audiences
         token = check_claims(signed.payload, self._settings, audiences, self.now, is_introspected=False)
         return None if key is None else self._remember(text, token, math.inf)
@@ -239,7 +239,7 @@ class TokenVerifier:
     # -- use ------------------------------------------------------------------------------------
 
     def _check_use(self, known: KnownToken, presented: PresentedToken, method: str, path: str) -> ClientIdentity:
-        """Check that a valid token is used by its owner; the first use of an identity is reported."""
+        """Check that the token's owner presents it; report the first use of an identity."""
         bound_to, identity = known.token.thumbprint, known.token.identity
         if bound_to is None:
             if presented.is_dpop or self._settings.requires_dpop:
@@ -261,34 +261,34 @@ class TokenVerifier:
         return identity
 
 
-# -- tokens -----------------------------------------------------------------------------------
+# -- claims -----------------------------------------------------------------------------------
 #
-# Pure. The signature of a JWT, or the answer of the issuer, is verified before its claims are read here.
+# Pure functions. The JWT's signature was verified, or the issuer sent the claims, before these run.
 
 
 ACCESS_TYPES = frozenset({"at+jwt", "application/at+jwt"})
 _PLAIN_TYPES = frozenset({"jwt", ""})
-_LONGEST_NAME = 255
-"""Characters of a subject: https://openid.net/specs/openid-connect-core-1_0.html#IDToken."""
-_MOST_SCOPES = 256
+_MAX_NAME_CHARS = 255
+"""Limit for a subject: https://openid.net/specs/openid-connect-core-1_0.html#IDToken."""
+_MAX_SCOPES = 256
 
 
 @record
 class AccessToken:
-    """A token that is valid for this host."""
+    """A token valid for this host."""
 
     identity: ClientIdentity
     expires_at: float
     """Seconds since 1970, without leeway."""
     thumbprint: str | None = None
-    """The key of the client that it is bound to (`cnf.jkt`, RFC 9449 §6.1); None: every holder may use it."""
+    """Thumbprint of the client key it's bound to (`cnf.jkt`, RFC 9449 §6.1); None: any bearer may use it."""
 
 
 def check_type(signed: SignedText, settings: ResourceSettings) -> None:
-    """Check that a JWT is meant as an access token: an ID token must not serve as one (RFC 9068 §4).
+    """Check that a JWT is an access token: an ID token must not serve as one (RFC 9068 §4).
 
     Raises:
-        TokenRefusal: It is another kind of JWT.
+        TokenRefusal: It's another kind of JWT.
     """
     value = signed.header.get("typ", "")
     kind = value.lower() if isinstance(value, str) else None
@@ -299,13 +299,13 @@ def check_type(signed: SignedText, settings: ResourceSettings) -> None:
 def check_claims(
     claims: JsonObject, settings: ResourceSettings, audiences: frozenset[str], now: float, *, is_introspected: bool
 ) -> AccessToken:
-    """Check who issued a token, for whom and for how long, and read who presents it.
+    """Check a token's issuer, audience and lifetime, and read its identity.
 
     Raises:
-        TokenRefusal: It is not valid for this host now; the description names the claim.
+        TokenRefusal: It isn't valid for this host now; the description names the claim.
     """
     leeway = settings.leeway_s
-    # An answer of the issuer's own endpoint may leave its name out.
+    # The issuer may leave its own name out of an introspection response.
     if claims.get("iss", settings.issuer if is_introspected else None) != settings.issuer:
         raise TokenRefusal("invalid_token", "it was issued by another issuer (iss)")
     audience = claims.get("aud")
@@ -322,7 +322,7 @@ def check_claims(
         if begins_at is not None and begins_at - leeway > now:
             raise TokenRefusal("invalid_token", f"it is not valid yet ({name})")
     client_id = _read_name(claims, "client_id") or _read_name(claims, "azp")
-    # RFC 9068 §2.2: the subject of a client that acts for itself is its id; an introspection may leave that out.
+    # RFC 9068 §2.2: a client acting for itself is its own subject. Introspection may omit that.
     subject = _read_name(claims, "sub") or (client_id if is_introspected else "")
     if not subject:
         raise TokenRefusal("invalid_token", "it has no subject (sub)")
@@ -334,36 +334,36 @@ def check_claims(
 
 
 def _read_time(claims: JsonObject, name: str) -> float | None:
-    """Read a NumericDate (RFC 7519 §2); one that is no number makes the token invalid."""
+    """Read a NumericDate (RFC 7519 §2), refusing the token if it isn't a number."""
     value = claims.get(name)
     if value is None and name not in claims:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e12 or math.isnan(value):
-        raise TokenRefusal("invalid_token", f"its {name} is no time")
+        raise TokenRefusal("invalid_token", f"its {name} is not a time")
     return float(value)
 
 
 def _read_name(claims: JsonObject, name: str) -> str:
-    """Read a name that rules and records show: printable ASCII, so that two names never look alike."""
+    """Read a name for rules and records: printable ASCII, so that no two names look alike."""
     value = claims.get(name, "")
-    if not isinstance(value, str) or len(value) > _LONGEST_NAME or not (value.isascii() and value.isprintable()):
-        raise TokenRefusal("invalid_token", f"its {name} is no name")
+    if not isinstance(value, str) or len(value) > _MAX_NAME_CHARS or not (value.isascii() and value.isprintable()):
+        raise TokenRefusal("invalid_token", f"its {name} is not a name")
     if value != value.strip():
         raise TokenRefusal("invalid_token", f"its {name} begins or ends with a space")
     return value
 
 
 def _read_scopes(claims: JsonObject) -> frozenset[str]:
-    """Read `scope` (RFC 9068 §2.2.3), or `scp`, which some issuers write instead, as text or as a list."""
+    """Read `scope` (RFC 9068 §2.2.3), or some issuers' `scp`, as text or list."""
     value: JsonValue = claims.get("scope", claims.get("scp", ""))
     items = value.split(" ") if isinstance(value, str) else value
-    if not isinstance(items, list) or len(items) > _MOST_SCOPES:
-        raise TokenRefusal("invalid_token", "its scope is no list of scopes")
+    if not isinstance(items, list) or len(items) > _MAX_SCOPES:
+        raise TokenRefusal("invalid_token", "its scope is not a list of scopes")
     return frozenset(item for item in items if isinstance(item, str) and item)
 
 
 def _read_thumbprint(claims: JsonObject) -> str | None:
-    """Read to which key a token is bound; a binding that cannot be verified here makes it invalid."""
+    """Read the thumbprint of the key a token is bound to, refusing bindings we can't verify."""
     confirmation = claims.get("cnf")
     if confirmation is None and "cnf" not in claims:
         return None

@@ -1,7 +1,7 @@
 """A host behind HTTP.
 
-A client must present the token of the user, or an access token of an authorization server. On a loopback address the
-first can be switched off.
+Clients must present the user's token, or an access token of an authorization server. On a loopback address the former
+can be switched off.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ async def open_http(
     read: Reader = decode_frame_verbatim,
     find_target: FindTarget = lambda method, params: (method, None),
 ) -> AsyncGenerator[HttpHost]:
-    """Listen until the block is left; running calls may then finish within the limits of `settings`.
+    """Listen until the block ends; running calls may then finish within the limits of `settings`.
 
     Args:
-        new_session: Creates the session of a client from its identity.
-        find_schema: Finds the argument schema of a tool, for arguments that are repeated in headers.
+        new_session: Creates a client's session from its identity.
+        find_schema: Finds a tool's argument schema, for arguments repeated in headers.
         settings: Address, access and limits.
-        read: Parses the body of a request; the default keeps the exact bytes of `params`.
-        find_target: Finds what a request is for, for the scopes of access tokens.
+        read: Parses a request's body; the default keeps the exact bytes of `params`.
+        find_target: Finds a request's target, for the scopes of access tokens.
 
     Raises:
-        ProtocolFault: It cannot be started (kind `transport`); the message says why.
+        ProtocolFault: It can't start (kind `transport`); the message says why.
     """
     chosen = settings or HttpSettings()
     async with AsyncExitStack() as stack:
@@ -59,7 +59,7 @@ async def open_http(
             stored, tokens = None, tuple(chosen.tokens or ())
             if chosen.auth is not None:
                 tokens = ()
-                # In a thread: the cryptography takes a while to load.
+                # In a thread: loading the cryptography takes a while.
                 await asyncio.to_thread(import_module, "joserfc.jws")
             elif chosen.without_token:
                 tokens = ()
@@ -74,7 +74,7 @@ async def open_http(
                 tokens = (*tokens, *chosen.more_tokens)
             if any(len(token) < LEAST_TOKEN for token in tokens):
                 raise ValueError(f"a token needs {LEAST_TOKEN} characters or more")
-            # In a thread and late: h11 and the server take longer to load than all the rest.
+            # In a thread and late: h11 and the server take longer to load than everything else.
             await asyncio.to_thread(import_module, f"{__name__}.server")
             from indusagi.interop.protocol_bridge.host.http.server import serve_app  # noqa: PLC0415 — as above
 
@@ -93,12 +93,12 @@ async def _load_token() -> StoredToken:
     """Read this user's token, or create one.
 
     Raises:
-        ProtocolFault: It can be neither read nor created (kind `transport`).
+        ProtocolFault: It can't be read or created (kind `transport`).
     """
     try:
         return await asyncio.to_thread(load_token)
     except (OSError, ValueError) as exc:
-        # Without a number it is an error of ours, which has its remedy.
+        # Without an errno it's our own error, which includes its remedy.
         has_remedy = not isinstance(exc, OSError) or exc.errno is None
         remedy = "" if has_remedy else " (set XDG_STATE_HOME to a directory in which you may create files)"
         message = f"the token of clients can be neither read nor created: {describe_error(exc)}{remedy}"

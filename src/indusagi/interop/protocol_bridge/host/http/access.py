@@ -1,6 +1,6 @@
-"""Access to a host over HTTP: the checks that a request passes before its body is read.
+"""Access to an HTTP host: checks before a request's body is read.
 
-With the one-user token they are all; access tokens are checked by `resource_access`.
+With the one-user token that's all; `resource_access` checks access tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def check_request(request: HttpRequest, policy: AccessPolicy) -> None:
-    """Check `Host`, `Origin` and path of a request.
+    """Check a request's `Host`, `Origin` and path.
 
     Raises:
         HttpRefusal: The access policy refuses it.
@@ -32,21 +32,21 @@ def check_request(request: HttpRequest, policy: AccessPolicy) -> None:
     ):
         raise HttpRefusal(403, "requests from that origin are not allowed")
     if request.path not in policy.paths and not policy.is_site(request.path):
-        # Before the token: a client that gets 401 for a discovery path would start to sign in there.
+        # Before the token check: a 401 for a discovery path would make clients start a sign-in there.
         raise HttpRefusal(404, "there is nothing at this path")
 
 
 def check_user_token(request: HttpRequest, policy: AccessPolicy) -> None:
-    """Check the one-user token, and set the identity of the client.
+    """Check the one-user token and set the client's identity.
 
     Raises:
-        HttpRefusal: The token is absent or wrong, or opens the protocol alone.
+        HttpRefusal: The token is missing or wrong, or valid for the protocol only.
     """
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     presented = token.strip().encode("utf-8", "replace")
     is_bearer = scheme.lower() == "bearer"
     owner = b""
-    for expected in policy.tokens:  # all of them, in constant time each: the time tells nothing about a wrong token
+    for expected in policy.tokens:  # check all, each in constant time: timing reveals nothing about a wrong token
         if hmac.compare_digest(expected, presented) and is_bearer:
             owner = expected
     if policy.tokens and not owner:

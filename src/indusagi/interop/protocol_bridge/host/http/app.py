@@ -1,8 +1,8 @@
 """The MCP application behind HTTP: access checks, routing, sessions, dispatching.
 
 All protocol revisions share one path. A request that names a revision up to 2025-11-25, or none, belongs to a
-session; any other is self-contained, and its headers must agree with its body. A client that disconnects cancels its
-request. A session belongs to the client that opened it, by its token or principal: another one does not find it.
+session. Any other is self-contained, and its headers must agree with its body. A disconnect cancels the client's
+request. A session belongs to the token or principal that opened it; no other client can find it.
 https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#session-management
 """
 
@@ -76,11 +76,11 @@ class HttpSession:
     used_at: float
     id: str = field(default_factory=lambda: secrets.token_hex(16))
     busy: int = 0
-    """Requests that are being answered."""
+    """Requests in progress."""
     stream: HttpResponse | None = None
-    """The response to the client's GET, open for messages that belong to no request."""
+    """The response to the client's GET, open for messages outside of requests."""
     is_ended_by_client: bool = False
-    """Whether its client has sent DELETE: a response to a request that is cancelled by it has no reader."""
+    """The client sent DELETE, so it won't read the responses to the requests this cancels."""
 
     @property
     def idle(self) -> bool:
@@ -89,7 +89,7 @@ class HttpSession:
 
 
 class HttpSessions:
-    """A limited number of sessions; idle ones expire, or make place for a new one."""
+    """A limited number of sessions. Idle ones expire, or make room for a new one."""
 
     def __init__(self, new_session: NewSession, settings: HttpSettings) -> None:
         self._new_session = new_session
@@ -100,7 +100,7 @@ class HttpSessions:
         return len(self._open)
 
     async def admit(self, identity: ClientIdentity) -> HttpSession | None:
-        """Open a session; None if the limit is reached and no session is idle long enough to end."""
+        """Open a session, or return None if the limit is reached and no session has been idle long enough."""
         now = asyncio.get_running_loop().time()
         spare = None
         if len(self._open) >= self._settings.sessions:
@@ -115,7 +115,7 @@ class HttpSessions:
             session.id = self._settings.router.seal(session.id)
         self._open[session.id] = session
         if spare is not None:
-            # The new session counts already: another client may ask for one while the old one ends.
+            # The new session counts already: another client may ask for one while the old session ends.
             session.busy += 1
             try:
                 await self._end(spare, "another client needs its place")
@@ -124,12 +124,12 @@ class HttpSessions:
         return session
 
     def release(self, session: HttpSession) -> None:
-        """Note that a request of a session has ended."""
+        """Record the end of a request."""
         session.busy -= 1
         session.used_at = asyncio.get_running_loop().time()
 
     def find(self, session_id: str, owner: bytes) -> HttpSession | None:
-        """Find a session of this owner."""
+        """Find a session that belongs to `owner`."""
         session = self._open.get(session_id)
         if session is None or session.owner != owner:
             return None
@@ -146,11 +146,11 @@ class HttpSessions:
             if session.stream is not None:
                 session.stream.end()
             await session.client.close(reason)
-        except Exception as exc:  # noqa: BLE001 — boundary: other sessions are ended too
+        except Exception as exc:  # noqa: BLE001 — boundary: end the other sessions too
             log_failure("the end of a session", exc)
 
     async def watch(self) -> None:
-        """End sessions that are idle for longer than `idle_s`; runs until cancelled."""
+        """End sessions idle for longer than `idle_s`, until cancelled."""
         while True:
             await anyio.sleep(min(60.0, self._settings.idle_s / 2))
             before = asyncio.get_running_loop().time() - self._settings.idle_s
@@ -159,19 +159,19 @@ class HttpSessions:
                     await self.drop(session, "it was idle for too long")
 
     async def wait_idle(self) -> None:
-        """Wait until every request of every session is answered."""
+        """Wait until all requests of all sessions are answered."""
         for session in [*self._open.values()]:
             await session.client.dispatcher.wait_idle(self._settings.stop_s)
 
     async def close(self, reason: str) -> None:
-        """End all sessions at the same time."""
+        """End all sessions concurrently."""
         async with anyio.create_task_group() as tasks:
             for session in [*self._open.values()]:
                 tasks.start_soon(self.drop, session, reason)
 
 
 class HostApp:
-    """Answers HTTP requests from the sessions of a host."""
+    """Answers HTTP requests from a host's sessions."""
 
     def __init__(
         self,
@@ -194,17 +194,16 @@ class HostApp:
         self._quota = quota
         self._tasks = tasks
         self._access = access
-        """Checks access tokens; None: the one-user token."""
+        """Checks access tokens; None: use the one-user token."""
         self._find_target = find_target
         self._is_stopping = False
         self._single_sessions: set[ServerSession] = set()
-        """Sessions of one request each, for self-contained requests."""
+        """One session per self-contained request."""
 
     def accept(self, request: HttpRequest) -> bool:
-        """Check `Host`, `Origin`, path and token of a request before its body is read, and set its identity.
+        """Check a request's `Host`, `Origin`, path and token before its body is read, and set its identity.
 
-        Returns:
-            Whether it is accepted; if not, it is answered already, or `Connection.decide` follows.
+        Return whether to go on. If not, it was answered, or a call of `HttpConnection.decide` follows.
 
         Raises:
             HttpRefusal: The access policy refuses it, or the host is stopping.
@@ -224,7 +223,7 @@ class HostApp:
         """Answer a request.
 
         Raises:
-            HttpRefusal: The request is refused.
+            HttpRefusal: Refused.
         """
         method, path = request.method, request.path
         if self._forward(request, request.headers.get(_SESSION)):
@@ -249,14 +248,14 @@ class HostApp:
         elif path == METRICS:
             self._require_method(request, "GET")
             request.respond(200, self._write_metrics(), [(b"content-type", _METRICS_TYPE)])
-        elif self._settings.site is not None:  # `accept` has found every other path
+        elif self._settings.site is not None:  # `accept` has let only the site's paths through
             quota, site, identity = self._quota, self._settings.site, request.identity
             quota.take(identity.owner, identity)
             request.when_finished(partial(quota.give, identity.owner, identity))
             self._start(partial(serve_site, site, request, quota.take_stream, quota.give_stream), request)
 
     def _forward(self, request: HttpRequest, identity: object) -> bool:
-        """Forward a request to the node that an id in it belongs to; return whether it is another one."""
+        """Forward a request to the node that `identity` points to; return False if it's ours."""
         router = self._settings.router
         node = router.find_node(identity) if router is not None and isinstance(identity, str) else None
         if router is None or node is None:
@@ -312,20 +311,13 @@ class HostApp:
             raise HttpRefusal(404, "there is no such session: send initialize again")
         return session
 
-    async def _admit_session(self, request: HttpRequest) -> HttpSession:
-        session = await self.sessions.admit(request.identity)
-        if session is None:
-            retry_s = math.ceil(self._settings.spare_s) or 1
-            raise HttpRefusal(503, "there are too many sessions", retry_s=retry_s)
-        return session
-
     def _post(self, request: HttpRequest) -> None:
         if not request.accepts(EVENTS) and not request.accepts(JSON):
             raise HttpRefusal(406, _UNACCEPTABLE)
         message = self._read_message(request)
         if message.get("method") == "initialize" and _SESSION not in request.headers:
             if "id" not in message:
-                # Its session id could not be sent to the client: the session would only take a place.
+                # There'd be no response to carry the session id: the session would only take up a place.
                 raise HttpRefusal(400, "initialize must be a request: it has no id")
             self._start(partial(self._initialize, request, message), request)
             return
@@ -337,7 +329,9 @@ class HostApp:
             request.respond(202)
 
     async def _initialize(self, request: HttpRequest, message: JsonObject) -> None:
-        session = await self._admit_session(request)
+        session = await self.sessions.admit(request.identity)
+        if session is None:
+            raise HttpRefusal(503, "there are too many sessions", retry_s=math.ceil(self._settings.spare_s) or 1)
         try:
             if request.is_finished:
                 raise HttpRefusal(400, CLIENT_GONE)
@@ -354,7 +348,7 @@ class HostApp:
         def finish() -> None:
             self._quota.give(owner, identity)
             self.sessions.release(session)
-            if session.client.version is None:  # it was opened for a handshake that failed
+            if session.client.version is None:  # opened for a handshake that failed
                 self._start(partial(self.sessions.drop, session, "it was never initialized"))
 
         request.when_finished(finish)
@@ -372,7 +366,7 @@ class HostApp:
         message: JsonObject,
         new_response: Callable[..., HttpResponse],
     ) -> None:
-        """Hand a JSON-RPC request to its session; the client's disconnect cancels it."""
+        """Pass a JSON-RPC request to its session. A disconnect cancels it."""
         request_id, params = cast("RequestId", message["id"]), message.get("params")
         response = new_response(request, self._settings.ping_s, request_id=request_id)
 
@@ -454,10 +448,10 @@ class HostApp:
             raise HttpRefusal(unsupported.status, unsupported.message, code=unsupported.code)
         request.respond(202)
 
-    # -- tasks and the end ----------------------------------------------------------------------
+    # -- background tasks and shutdown ----------------------------------------------------------
 
     def _start(self, work: Callable[[], Coroutine[object, object, None]], request: HttpRequest | None = None) -> None:
-        """Run work that has to be awaited in a task of its own; a refusal or failure answers `request`."""
+        """Run `work` in its own task; a refusal or failure answers `request`."""
 
         async def run() -> None:
             try:
@@ -468,7 +462,7 @@ class HostApp:
             except Exception:
                 if request is not None:
                     request.respond(500)
-                raise  # it is logged
+                raise  # gets logged
 
         self._tasks.start("a request" if request is not None else "the end of a session", run)
 

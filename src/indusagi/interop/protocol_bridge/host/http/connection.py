@@ -1,13 +1,11 @@
-"""HTTP/1.1 connections of a host: parsing, deadlines, flow control and refusals.
+"""A host's HTTP/1.1 connections: parsing, deadlines, flow control and refusals.
 
-Each connection is an `asyncio.Protocol` around an h11 parser. It reads the body of a request completely, within
-limits, and hands the request to the application, which answers it through `HttpConnection.send_response` or an event
-stream. Requests on one connection are answered one after the other; the next one is read when the client has taken
-the response before.
+Each connection is an `asyncio.Protocol` around an h11 parser. It reads a request's whole body, within limits, and
+passes the request to the application, which answers through `HttpConnection.send_response` or an event stream.
+Requests on one connection run one at a time: the next one is read once the client has taken the previous response.
 
-Any client that reaches the port can be slow, send garbage or read nothing. Each refusal is an HTTP response as soon
-as some bytes of a request have arrived. Refusals are counted by reason and never logged, so that a client cannot fill
-a log.
+Any client that reaches the port can be slow, send garbage or read nothing. Once some bytes of a request have arrived,
+every refusal is an HTTP response. Refusals are counted by reason but never logged, so no client can fill a log.
 """
 
 from __future__ import annotations
@@ -35,59 +33,56 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 _LINGER_S = 5.0
-"""How long a refused client may go on sending before its connection is closed.
+"""How long a refused client may keep sending before we close the connection.
 
 Closing at once would reset the connection and lose the response: https://www.rfc-editor.org/rfc/rfc9112#section-9.6.
 """
 _KEEP_ALIVE_S = 15.0
-"""How long a connection may be idle between two requests."""
 _HANGUP_CHECK_S = 1.0
-"""How often a client that has pipelined a request is checked for a hang-up."""
+"""How often to check a client with a pipelined request for a hang-up."""
 _HANGUP_EVENTS = getattr(select, "POLLRDHUP", 0)
-"""Besides POLLHUP and POLLERR, which are always reported: the client has ended its half (Linux)."""
+"""The client closed its half (Linux). `poll` always reports POLLHUP and POLLERR as well."""
 _PROGRESS_CHECKS = 4
-"""Checks without progress of the client's reading before its connection is dropped."""
+"""Drop a connection after this many checks without the client reading anything."""
 _FRAMING_FACTOR = 8
 _FRAMING_BYTES = 1024 * 1024
-"""A chunked body may take so many times the bytes of its data, plus this constant.
+"""A chunked body may take the factor times the bytes of its data, plus this constant.
 
-A chunk of one byte takes six bytes, and chunk extensions have any length: without a limit a body could be sent for
-ever.
+A one-byte chunk takes six bytes, and chunk extensions can be any length: without a limit a body could go on forever.
 """
 
 
 def _guarded(method: Callable[P, None]) -> Callable[P, None]:
-    """Run a callback of the event loop; where it fails, its connection is answered and closed."""
+    """Wrap an event loop callback: if it fails, answer and close its connection."""
 
     @wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(*args, **kwargs)
-        except Exception as exc:  # noqa: BLE001 — boundary: other clients are served on
+        except Exception as exc:  # noqa: BLE001 — boundary: keep serving other clients
             cast("HttpConnection", args[0]).fail(exc)
 
     return run
 
 
 class Application(Protocol):
-    """Answers requests; `HostApp` is one."""
+    """Answers requests. `HostApp` implements it."""
 
     def accept(self, request: HttpRequest) -> bool:
-        """Check the head of a request before its body is read.
+        """Check a request's head before its body is read.
 
-        Returns:
-            Whether it is accepted; if not, it is answered already, or `HttpConnection.decide` follows.
+        Return whether to go on. If not, it was answered, or a call of `HttpConnection.decide` follows.
 
         Raises:
-            HttpRefusal: The request is refused.
+            HttpRefusal: Refused.
         """
         ...
 
     def handle(self, request: HttpRequest) -> None:
-        """Answer a request, now or later, through its connection.
+        """Answer a request through its connection, now or later.
 
         Raises:
-            HttpRefusal: The request is refused.
+            HttpRefusal: Refused.
         """
         ...
 
@@ -99,24 +94,24 @@ class HttpConnection(asyncio.Protocol):
 
     def __init__(self, app: Application, quota: Quota, *, is_surplus: bool = False) -> None:
         self.writable = asyncio.Event()
-        """Set while the client has taken all that was written."""
+        """Set while the client has taken everything we wrote."""
         self.writable.set()
         self._app = app
         self._quota = quota
         self._tracker = quota.connections
         self._settings = quota.settings
         self._is_surplus = is_surplus
-        """There was no place for it: its first request is refused."""
+        """Over the connection limit: refuse the first request."""
         self._counted = 0
-        """Unread bytes that the quota counts for the client."""
+        """Unread bytes that the quota currently counts for the client."""
         self._loop = asyncio.get_running_loop()
         self._parser = h11.Connection(h11.SERVER, HEAD_BYTES)
         self._request: HttpRequest | None = None
-        """The request that is being received or answered."""
+        """The request being received or answered."""
         self._parts: list[bytes] = []
         self._body_bytes = 0
         self._received = 0
-        """Bytes of the present request, the framing of its body included."""
+        """Bytes of the current request, including the framing of its body."""
         self._is_reading = False
         self._is_closing = False
         self._is_lost = False
@@ -124,7 +119,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_shutting_down = False
         self._awaits_head = True
         self._is_held = False
-        """Its request waits for the decision whether it is accepted."""
+        """The request waits for `decide`."""
         self._due = math.inf
         self._on_due: Callable[[], None] = self.abort
         self._timer: asyncio.TimerHandle | None = None
@@ -133,19 +128,19 @@ class HttpConnection(asyncio.Protocol):
         self._unread: float = 0
         self._checks_in_vain = 0
 
-    # -- events of the transport ----------------------------------------------------------------
+    # -- transport callbacks --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to wait for the first request."""
+        """Wait for the first request."""
         self.transport = cast("asyncio.Transport", transport)
-        # Any unsent byte pauses the writer: `writable` then tells exactly whether the client has read everything.
+        # Any unsent byte pauses writing, so `writable` tells exactly whether the client has read everything.
         self.transport.set_write_buffer_limits(high=0)
         self._tracker.add(self)
         self.set_deadline(self._settings.head_s, self._end_late)
 
     @_guarded
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the request that is being answered."""
+        """End the current request."""
         self._is_closing = self._is_lost = True
         self.clear_deadline()
         for timer in (self._timer, self._hangup_timer):
@@ -163,14 +158,14 @@ class HttpConnection(asyncio.Protocol):
 
     @_guarded
     def eof_received(self) -> None:
-        """Refuse a request that breaks off; the transport then closes itself."""
+        """Refuse a truncated request; the transport then closes itself."""
         state = self._parser.their_state
         if not self._is_closing and (state is h11.SEND_BODY or (state is h11.IDLE and self._parser.trailing_data[0])):
-            self.refuse("broken", 400, "the request was broken off")
+            self.refuse("broken", 400, "the request is incomplete")
 
     @_guarded
     def data_received(self, data: bytes) -> None:
-        """Parse more bytes; those of a refused client are ignored."""
+        """Parse more bytes, or ignore them once we've refused the client."""
         if self._is_closing:
             return
         self._received += len(data)
@@ -178,18 +173,18 @@ class HttpConnection(asyncio.Protocol):
         self._read_events()
 
     def pause_writing(self) -> None:
-        """Begin to check whether the client reads what is written."""
+        """Start checking whether the client reads."""
         self.writable.clear()
         self._unread = math.inf
         self._check_progress()
 
     @_guarded
     def resume_writing(self) -> None:
-        """Go on: the client has taken everything."""
+        """Continue: the client has taken everything."""
         self._stop_progress_checks()
         self._count_unread(0)
         self.writable.set()
-        # Not now: a transport that is closed while it reports an empty buffer ends twice.
+        # Not right now: a transport closed while it reports an empty buffer ends twice.
         self._loop.call_soon(self._go_on)
 
     @_guarded
@@ -212,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
             self._progress_timer = self._loop.call_later(interval_s, self._check_progress)
 
     def may_write(self, size: int) -> bool:
-        """Tell whether so many bytes may wait until the client reads them."""
+        """Return whether this many more bytes may wait for the client to read them."""
         return self._request is None or self._quota.may_buffer(self._request.identity.owner, size)
 
     def _write(self, data: bytes) -> None:
@@ -233,9 +228,9 @@ class HttpConnection(asyncio.Protocol):
     # -- deadlines ------------------------------------------------------------------------------
 
     def set_deadline(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` after this time, unless another deadline replaces this one.
+        """Call `action` after this time, replacing any earlier deadline.
 
-        The timer of the event loop is kept where it fires too early, and armed again then: a request costs no timer.
+        A loop timer that would fire too early stays, and is re-armed when it does: so requests don't cost a timer each.
         """
         if self._is_lost:
             return
@@ -247,7 +242,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer = self._loop.call_at(self._due, self._ring)
 
     def clear_deadline(self) -> None:
-        """Call nothing."""
+        """Cancel the deadline."""
         self._due = math.inf
 
     @_guarded
@@ -267,15 +262,15 @@ class HttpConnection(asyncio.Protocol):
         elif self._parser.trailing_data[0]:
             self.refuse("late", 408, "the request took too long to arrive")
         else:
-            # Nothing was requested, so there is nothing to answer.
+            # No request, so nothing to answer.
             self._tracker.dropped["late"] += 1
             self.abort()
 
     # -- requests -------------------------------------------------------------------------------
 
-    def _read_events(self) -> None:  # noqa: C901 — one case for each event of the parser
-        """Handle the events of the parser until more bytes have to come."""
-        if self._is_reading:  # answered while being read: the loop below goes on
+    def _read_events(self) -> None:  # noqa: C901 — one case per parser event
+        """Handle parser events until it needs more bytes."""
+        if self._is_reading:  # answered while reading: the loop below continues
             return
         self._is_reading = True
         parser = self._parser
@@ -317,7 +312,7 @@ class HttpConnection(asyncio.Protocol):
 
     @_guarded
     def _watch_hangup(self) -> None:
-        """Check from time to time whether the client is gone: nothing is read while it has pipelined a request."""
+        """Poll for a hang-up: while a request is pipelined, we don't read and wouldn't notice."""
         poll = select.poll()
         poll.register(self.transport.get_extra_info("socket"), _HANGUP_EVENTS)
         if self._is_closing or self._request is None or self._request.is_answered:
@@ -342,14 +337,14 @@ class HttpConnection(asyncio.Protocol):
         if is_accepted:
             self._begin_body(request)
         elif not request.is_answered:
-            # The rest of it is read when it is accepted.
+            # Read the rest once it's accepted.
             self._is_held = True
             self.clear_deadline()
             self.transport.pause_reading()
 
     @_guarded
     def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
-        """Go on with a request that was neither accepted nor refused at once."""
+        """Continue with a request that `accept` neither accepted nor answered."""
         if self._is_closing or not self._is_held or self._request is not request:
             return
         self._is_held = False
@@ -374,8 +369,8 @@ class HttpConnection(asyncio.Protocol):
         request, limit = self._request, self._settings.body_bytes
         if request is None or request.is_answered:
             return
-        # The length of the present chunk (RFC 9112 §7.1) counts before its data has come. h11 keeps it in its reader
-        # and has no public name for it; `tests/interop/host/http/test_connection.py` fails if that name goes.
+        # Count the current chunk's length (RFC 9112 §7.1) before its data arrives. h11 has no public name for it;
+        # `tests/interop/host/http/test_connection.py` fails if the private one goes away.
         chunk_bytes = getattr(getattr(self._parser, "_reader", None), "_bytes_in_chunk", 0)
         if self._body_bytes + chunk_bytes > limit:
             self._refuse_request(request, HttpRefusal(413, f"the body has more than {limit:,} bytes"))
@@ -408,25 +403,28 @@ class HttpConnection(asyncio.Protocol):
     # -- responses ------------------------------------------------------------------------------
 
     def send_response(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
-        """Answer the present request in one piece."""
+        """Answer the current request in one piece."""
         if self._is_closing or self._request is None or self._request.is_answered:
             return
-        is_named = not body or any(name == b"content-type" for name, _ in headers)
-        kind = [] if is_named else [(b"content-type", b"application/json")]
-        length = (b"content-length", b"%d" % len(body))
-        head = self._start_response(status, [*kind, length, *headers])
-        # RFC 9110 §9.3.2: no content in the response to HEAD.
-        data = b"" if self._request.method == "HEAD" else self._parser.send(h11.Data(data=body)) or b""
-        self._write(head + data + (self._parser.send(h11.EndOfMessage()) or b""))
+        self._write(self._encode_response(status, body, headers))
         self._end_response()
 
+    def _encode_response(self, status: int, body: bytes, headers: Headers) -> bytes:
+        has_type = not body or any(name == b"content-type" for name, _ in headers)
+        kind = [] if has_type else [(b"content-type", b"application/json")]
+        head = self._start_response(status, [*kind, (b"content-length", b"%d" % len(body)), *headers])
+        # RFC 9110 §9.3.2: no content in the response to HEAD.
+        is_head = self._request is not None and self._request.method == "HEAD"
+        data = b"" if is_head else self._parser.send(h11.Data(data=body)) or b""
+        return head + data + (self._parser.send(h11.EndOfMessage()) or b"")
+
     def start_stream(self, headers: Headers) -> None:
-        """Begin a response of unknown length."""
+        """Start a response of unknown length."""
         if not self._is_closing:
             self.transport.write(self._start_response(200, [*headers]))
 
     def write_stream(self, data: bytes) -> None:
-        """Write a part of a response of unknown length."""
+        """Write part of a response of unknown length."""
         if not self._is_closing:
             self._write(self._parser.send(h11.Data(data=data)) or b"")
 
@@ -452,7 +450,7 @@ class HttpConnection(asyncio.Protocol):
             self._finish_exchange()
 
     def _finish_exchange(self) -> None:
-        """Go on to the next request: the client has taken the response."""
+        """Move on to the next request: the client has taken the response."""
         request, parser = self._request, self._parser
         if request is not None:
             request.finish()
@@ -466,10 +464,10 @@ class HttpConnection(asyncio.Protocol):
             self.transport.resume_reading()
             self._read_events()
 
-    # -- refusals and the end -------------------------------------------------------------------
+    # -- refusals and closing -------------------------------------------------------------------
 
     def refuse(self, reason: str, status: int, message: str) -> None:
-        """Answer with a status and close; if another response has begun, only close."""
+        """Answer with a status and close, or only close if a response is already under way."""
         self._tracker.dropped[reason] += 1
         self._is_refused = True
         if self._request is not None and not self._request.is_answered:
@@ -478,25 +476,21 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
             return
         refusal = HttpRefusal(status, message, close=True)
-        length = (b"content-length", b"%d" % len(refusal.body))
-        head = self._start_response(status, [(b"content-type", b"application/json"), length, *refusal.headers])
-        is_bodiless = self._request is not None and self._request.method == "HEAD"
-        body = b"" if is_bodiless else self._parser.send(h11.Data(data=refusal.body)) or b""
-        self.transport.write(head + body + (self._parser.send(h11.EndOfMessage()) or b""))
+        self.transport.write(self._encode_response(status, refusal.body, refusal.headers))
         self.close()
 
     def fail(self, exc: Exception) -> None:
-        """Answer with status 500 and close: the host itself failed."""
+        """Answer 500 and close: the host itself failed."""
         log_failure("a request", exc)
         if self._is_lost:
             return
         try:
             self.refuse("failed", 500, "internal error")
-        except Exception:  # noqa: BLE001 — boundary: the connection is in no state to answer
+        except Exception:  # noqa: BLE001 — boundary: too broken to answer
             self.abort()
 
     def close(self) -> None:
-        """Close after what is written; a client that may be sending is read, and ignored, for a while longer."""
+        """Close after flushing. If the client may still be sending, read and ignore its bytes for a while."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -511,13 +505,13 @@ class HttpConnection(asyncio.Protocol):
         self._tracker.linger(self)
 
     def abort(self) -> None:
-        """Close now, whatever has not been read or written."""
+        """Close now, dropping unread and unwritten data."""
         self._is_closing = True
         self._tracker.remove(self)
         self.transport.abort()
 
     def shut_down(self) -> None:
-        """Close at the end of the host; a refused client is not waited for."""
+        """Close because the host stops, without lingering for refused clients."""
         self._is_shutting_down = True
         if self._is_closing and self.writable.is_set():
             self.abort()
@@ -527,6 +521,6 @@ class HttpConnection(asyncio.Protocol):
 
 @lru_cache(maxsize=1)
 def _format_date(loop_second: int) -> bytes:
-    """Format the Date header once a second: https://www.rfc-editor.org/rfc/rfc9110#section-6.6.1."""
-    day, month, date, clock, year = asctime(gmtime()).split()  # in English, whatever the locale is
+    """Format the Date header, once per second: https://www.rfc-editor.org/rfc/rfc9110#section-6.6.1."""
+    day, month, date, clock, year = asctime(gmtime()).split()  # always in English, whatever the locale
     return f"{day}, {date:0>2} {month} {year} {clock} GMT".encode()

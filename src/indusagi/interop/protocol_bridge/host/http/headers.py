@@ -1,6 +1,6 @@
-"""Check that the headers of a request in revision 2026-07-28 agree with its body.
+"""Checks that a request's headers agree with its body, in revision 2026-07-28.
 
-Proxies route and filter by headers. A host that acted on a body which differs from them could be used to bypass every
+Proxies route and filter by headers. If the host acted on a body that differs from them, clients could bypass every
 rule in between.
 """
 
@@ -46,7 +46,7 @@ STATUSES: Mapping[int, int] = MappingProxyType(
         **dict.fromkeys((MISMATCH, _MISSING_CAPABILITY, UNSUPPORTED_VERSION), 400),
     }
 )
-"""HTTP statuses by JSON-RPC error code; 200 for all others."""
+"""HTTP status by JSON-RPC error code; 200 for all others."""
 
 _ROUTING = frozenset({VERSION_HEADER, _METHOD_HEADER, _NAME_HEADER})
 _NAMED_BY = {
@@ -56,32 +56,21 @@ _NAMED_BY = {
 _BASE64_VALUE = re.compile(r"=\?base64\?(.*)\?=")
 _TOKEN = re.compile(r"[\w!#$%&'*+\-.^`|~]+", re.ASCII)
 _INTEGER = re.compile(r"(-?[0-9]{1,640})(?:\.0+)?")
-"""As many digits as Python parses under every limit: `sys.int_info.str_digits_check_threshold`."""
+"""As many digits as Python parses under any limit: `sys.int_info.str_digits_check_threshold`."""
 
 _HEADER_TYPES = frozenset({"string", "integer", "boolean"})
-_HOLD_ONE = frozenset(
-    {
-        "additionalProperties",
-        "contains",
-        "contentSchema",
-        "else",
-        "if",
-        "items",
-        "not",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
-        "unevaluatedProperties",
-    }
-)
+_HOLD_ONE = frozenset({
+    "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then",
+    "unevaluatedItems", "unevaluatedProperties",
+})  # fmt: skip
 _HOLD_SEVERAL = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
 _HOLD_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties"})
-"""Keywords with schemas below them (draft 2020-12): one schema, a list, a map."""
+"""Keywords with subschemas (draft 2020-12): one schema, a list, a map."""
 
 
 @record
 class RequestProblem:
-    """Why a request is refused: a JSON-RPC error."""
+    """A JSON-RPC error to refuse a request with."""
 
     code: int
     message: str
@@ -89,11 +78,11 @@ class RequestProblem:
 
     @property
     def status(self) -> int:
-        """The HTTP status of the response."""
+        """HTTP status of the response."""
         return STATUSES[self.code]
 
     def to_response(self, request_id: JsonValue) -> bytes:
-        """Write the JSON-RPC response."""
+        """Encode the JSON-RPC response."""
         error: JsonObject = {"code": self.code, "message": self.message}
         if self.data is not None:
             error["data"] = self.data
@@ -102,7 +91,7 @@ class RequestProblem:
 
 @record
 class _HeaderArgument:
-    """An argument that a header repeats."""
+    """An argument repeated in a header."""
 
     path: tuple[str, ...]
     header: str
@@ -112,10 +101,10 @@ class _HeaderArgument:
 def check_headers(
     lines: Sequence[tuple[str, str]], frame: JsonObject, find_schema: FindSchema
 ) -> RequestProblem | None:
-    """Compare the header lines of a request, with names in lower case, with its message."""
+    """Compare a request's header lines (with lower-case names) to its message."""
     names: set[str] = set()
     for name, _ in lines:
-        if name in names:  # one reader would use its first value, another its last
+        if name in names:  # one reader would use the first value, another the last
             return RequestProblem(MISMATCH, f"the header {name} appears more than once")
         if name in _ROUTING or name.startswith(_ARGUMENT_HEADER):
             names.add(name)
@@ -137,12 +126,12 @@ def check_headers(
     elif target is not None and decode_header_value(headers.get(_NAME_HEADER)) != target:
         mismatch = _NAME_HEADER
     if mismatch is not None:
-        return RequestProblem(MISMATCH, f"the header {mismatch} does not say what the body says")
+        return RequestProblem(MISMATCH, f"the header {mismatch} does not match the body")
     return check_version(str(version)) or _check_arguments(headers, method, params, find_schema)
 
 
 def check_version(version: str) -> RequestProblem | None:
-    """Refuse an unsupported protocol version."""
+    """Return the problem if a protocol version is unsupported."""
     if version in MODERN_VERSIONS:
         return None
     data: JsonObject = {"supported": [*MODERN_VERSIONS], "requested": version}
@@ -150,14 +139,14 @@ def check_version(version: str) -> RequestProblem | None:
 
 
 def decode_header_value(value: str | None) -> str | None:
-    """Decode a header value that may be wrapped as `=?base64?…?=`; None if it is invalid."""
+    """Decode a header value that may be wrapped as `=?base64?…?=`; None if invalid."""
     match = None if value is None else _BASE64_VALUE.fullmatch(value)
     if match is None:
         return value
     try:
-        # Text that is not ASCII or not UTF-8 raises a ValueError too.
+        # Non-ASCII or non-UTF-8 text raises a ValueError too.
         text = a2b_base64(match[1], strict_mode=True)
-        # Only the canonical form: a proxy compares encoded values.
+        # Canonical form only: proxies compare encoded values.
         if b2a_base64(text, newline=False).decode() != match[1]:
             return None
         return text.decode()
@@ -201,7 +190,7 @@ def _check_arguments(
 
 
 def _find_header_arguments(schema: JsonObject) -> Sequence[_HeaderArgument]:
-    """Find the arguments that headers repeat; none if one mark is invalid, since clients must not call such a tool."""
+    """Find the arguments that headers repeat; none if any mark is invalid, since clients mustn't call such a tool."""
     marked: dict[str, _HeaderArgument] = {}
     for path, schema_level in _iterate_levels(schema):
         if _HEADER_KEYWORD not in schema_level:
@@ -221,11 +210,11 @@ def _find_header_arguments(schema: JsonObject) -> Sequence[_HeaderArgument]:
 
 
 _Path: TypeAlias = tuple["_Path", str] | tuple[()]
-"""The path of an argument, linked from its end: a schema of any depth is walked in linear time."""
+"""Path of an argument, linked from its end, so that walking a schema of any depth takes linear time."""
 
 
 def _iterate_levels(schema: JsonObject) -> Iterator[tuple[_Path | None, JsonObject]]:
-    """Yield a schema and all schemas below it, with the path of the argument; None where it is not certain."""
+    """Yield a schema and all its subschemas, with the path of the argument, or None if that's uncertain."""
     waiting: list[tuple[_Path | None, JsonValue]] = [((), schema)]
     while waiting:
         path, level = waiting.pop()

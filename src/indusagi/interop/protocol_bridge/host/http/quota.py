@@ -1,7 +1,7 @@
-"""The quota of a host behind HTTP: connections, requests, streams, and bytes that clients have not read.
+"""Limits of an HTTP host: connections, requests, streams, and bytes that clients haven't read.
 
-Every route takes from it. A connection without a place waits in the queue of the listening socket for a moment, and
-makes an idle one close; everything else past its limit is refused, with a time to try again.
+Every route counts against them. A connection over the limit waits briefly in the listening socket's queue and makes an
+idle one close. Everything else over its limit is refused with a Retry-After.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 LINGERING = 256
 """Refused clients that may still be sending; past this number the oldest is disconnected."""
 _HEAD_GRACE_S = 0.5
-"""How long every new connection may take to present a token, however many wait behind it."""
+"""How long every new connection gets to present a token, however many wait behind it."""
 
 
 class TrackedConnection(Protocol):
@@ -30,7 +30,7 @@ class TrackedConnection(Protocol):
         ...
 
     def close(self) -> None:
-        """Close after what is written."""
+        """Close after flushing."""
         ...
 
     def abort(self) -> None:
@@ -38,33 +38,33 @@ class TrackedConnection(Protocol):
         ...
 
     def shut_down(self) -> None:
-        """Close at the end of the host."""
+        """Close because the host stops."""
         ...
 
 
 class ConnectionTracker:
-    """All connections of a host; counts refusals, and finds places for new connections."""
+    """All connections of a host. Counts refusals, and makes room for new connections."""
 
     def __init__(self, settings: HttpSettings, limit: int) -> None:
         self.limit = limit
-        """Connections that are accepted at once; further ones wait, and are refused if no place gets free."""
+        """Concurrent connections; more have to wait, and are refused if there's no room in time."""
         self.dropped: Counter[str] = Counter()
         """Refused and dropped connections by reason."""
         self.open: set[TrackedConnection] = set()
         self.is_crowded = False
-        """Connections wait for a place: an answered one is not kept open for another request."""
+        """Connections are waiting: don't keep an answered one open for another request."""
         self._settings = settings
         self._empty = asyncio.Event()
         self._empty.set()
         self._unauthenticated: dict[TrackedConnection, float] = {}
-        """Connections without a valid token so far and since when, the oldest first."""
+        """Connections without a valid token so far and since when, oldest first."""
         self._idle: dict[TrackedConnection, None] = {}
-        """Connections between two requests, idle for the longest time first."""
+        """Connections between two requests, longest idle first."""
         self._lingering: dict[TrackedConnection, None] = {}
-        """Refused connections whose clients may still be sending, and closing ones, the oldest first."""
+        """Refused connections whose clients may still be sending, and closing ones, oldest first."""
 
     def find_place(self, connecting: int) -> bool:
-        """Tell whether one more connection may be accepted; if need be an idle one, or a silent stranger, is closed."""
+        """Return whether to accept one more connection, closing an idle one or a silent stranger if necessary."""
         if len(self.open) - len(self._lingering) + connecting >= self.limit:
             if not self._idle:
                 return False
@@ -73,14 +73,14 @@ class ConnectionTracker:
             self._leave(idle)
         if len(self._unauthenticated) + connecting >= self._settings.unauthenticated:
             oldest, since = next(iter(self._unauthenticated.items()), (None, 0.0))
-            # A connection counts as a stranger until its head is read: a burst of known clients needs a moment.
+            # A connection counts as a stranger until we've read its head: a burst of known clients needs a moment.
             if oldest is None or asyncio.get_running_loop().time() - since < _HEAD_GRACE_S:
                 return False
             oldest.refuse("crowded", 503, "there are too many connections")
         return True
 
     def may_refuse(self, connecting: int) -> bool:
-        """Tell whether a connection without a place may be accepted, to be refused with an answer."""
+        """Return whether to accept a connection over the limit in order to refuse it with an answer."""
         return len(self.open) + connecting < self.limit + min(LINGERING, self.limit)
 
     def add(self, connection: TrackedConnection) -> None:
@@ -90,18 +90,18 @@ class ConnectionTracker:
         self._unauthenticated[connection] = asyncio.get_running_loop().time()
 
     def on_authenticated(self, connection: TrackedConnection) -> None:
-        """Note that a request on this connection has passed the access policy."""
+        """Record that a request on this connection passed the access policy."""
         self._unauthenticated.pop(connection, None)
 
     def set_idle(self, connection: TrackedConnection, *, is_idle: bool) -> None:
-        """Note that a connection has answered a request, or that another one comes."""
+        """Record that a connection has answered a request, or receives another one."""
         if is_idle and connection not in self._unauthenticated:
             self._idle[connection] = None
         else:
             self._idle.pop(connection, None)
 
     def linger(self, connection: TrackedConnection) -> None:
-        """Note that a connection is refused and waits for its client to stop sending."""
+        """Record that a refused connection waits for its client to stop sending."""
         if len(self._lingering) >= min(LINGERING, self.limit):
             next(iter(self._lingering)).abort()
         self._leave(connection)
@@ -122,7 +122,7 @@ class ConnectionTracker:
             self._empty.set()
 
     async def close(self, within_s: float) -> None:
-        """Close every connection; a client that does not read its response in time is disconnected."""
+        """Close every connection, disconnecting clients that don't read their response in time."""
         for connection in [*self.open]:
             connection.shut_down()
         try:
@@ -134,7 +134,7 @@ class ConnectionTracker:
 
 
 class Quota:
-    """Limits of a host: its connections, running requests in all, per client and per principal, streams, bytes."""
+    """Limits of a host: connections; running requests in total, per client and per principal; streams; bytes."""
 
     def __init__(self, settings: HttpSettings, connections: int) -> None:
         self.settings = settings
@@ -142,9 +142,9 @@ class Quota:
         self.running = 0
         self.streams = 0
         self._each: dict[bytes | str, int] = {}
-        """Running requests of clients and sessions (bytes) and of principals (text)."""
+        """Running requests by client or session (bytes), and by principal (text)."""
         self._unread: Counter[bytes] = Counter()
-        """Bytes of responses by client that it has not read."""
+        """Unread response bytes by client."""
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -153,7 +153,7 @@ class Quota:
         await self._idle.wait()
 
     def take(self, owner: bytes, identity: ClientIdentity) -> None:
-        """Count a request until `give`: for its session or client, and for its principal.
+        """Count a request for its session or client and its principal, until `give`.
 
         Raises:
             HttpRefusal: The limit is reached.
@@ -171,7 +171,7 @@ class Quota:
         self._idle.clear()
 
     def give(self, owner: bytes, identity: ClientIdentity) -> None:
-        """Count a request no longer."""
+        """Stop counting a request."""
         self.running -= 1
         for key in (owner, identity.principal):
             self._each[key] -= 1
@@ -191,16 +191,16 @@ class Quota:
         self.streams += 1
 
     def give_stream(self) -> None:
-        """Count a stream no longer."""
+        """Stop counting a stream."""
         self.streams -= 1
 
     def may_buffer(self, owner: bytes, size: int) -> bool:
-        """Tell whether so many bytes may wait for a client, besides those that do; a single response always may."""
+        """Return whether this many more bytes may wait for a client; a single response always may."""
         unread = self._unread[owner]
         return not unread or unread + size <= self.settings.unread_bytes
 
     def change_unread(self, owner: bytes, change: int) -> None:
-        """Count bytes that wait for a client, or no longer do."""
+        """Change the number of bytes waiting for a client."""
         self._unread[owner] += change
         if self._unread[owner] <= 0:
             del self._unread[owner]

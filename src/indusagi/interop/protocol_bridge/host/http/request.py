@@ -1,4 +1,4 @@
-"""One HTTP request and the ways to answer it: one JSON body, or a stream of events."""
+"""An HTTP request and its possible responses: a JSON body, or an event stream."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ STREAM_HEADERS: Headers = (
     (b"x-accel-buffering", b"no"),
 )
 _SMALL_BYTES = 64 * 1024
-"""A message up to this size is sent however much is unread."""
+"""Messages up to this size are sent no matter how much is unread."""
 _NO_STATUSES: Mapping[int, int] = MappingProxyType({})
 
 
 class HttpRefusal(Exception):
-    """A request that is answered with an HTTP status and a JSON-RPC error without an id.
+    """A request to answer with an HTTP status and a JSON-RPC error without an id.
 
-    With status 429 and 503 the response says after how many seconds to try again (RFC 9110 §10.2.3).
+    With status 429 and 503 the response includes Retry-After (RFC 9110 §10.2.3).
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class HttpRefusal(Exception):
 
 
 class Connection(Protocol):
-    """The part of a connection that answers its present request."""
+    """The part of a connection that answers its current request."""
 
     @property
     def writable(self) -> asyncio.Event:
-        """Set while the client has taken all that was written."""
+        """Set while the client has taken everything we wrote."""
         ...
 
     def send_response(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
@@ -80,7 +80,7 @@ class Connection(Protocol):
         ...
 
     def start_stream(self, headers: Headers) -> None:
-        """Begin a response of unknown length."""
+        """Start a response of unknown length."""
         ...
 
     def write_stream(self, data: bytes) -> None:
@@ -92,37 +92,23 @@ class Connection(Protocol):
         ...
 
     def set_deadline(self, seconds: float, action: Callable[[], None]) -> None:
-        """Call `action` after this time, unless another deadline replaces this one."""
+        """Call `action` after this time, replacing any earlier deadline."""
         ...
 
     def may_write(self, size: int) -> bool:
-        """Tell whether so many bytes may wait until the client reads them."""
+        """Return whether this many more bytes may wait for the client to read them."""
         ...
 
     def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
-        """Go on with a request that was neither accepted nor refused at once."""
+        """Continue with a request that was neither accepted nor answered."""
         ...
 
 
 class HttpRequest:
-    """A request with its body, and what has to be done when it ends."""
+    """A request with its body and the callbacks for its end."""
 
-    __slots__ = (
-        "_on_finish",
-        "body",
-        "connection",
-        "has_unread_body",
-        "headers",
-        "identity",
-        "is_answered",
-        "is_finished",
-        "lines",
-        "method",
-        "on_disconnect",
-        "path",
-        "query",
-        "token",
-    )
+    __slots__ = ("_on_finish", "body", "connection", "has_unread_body", "headers", "identity", "is_answered",
+                 "is_finished", "lines", "method", "on_disconnect", "path", "query", "token")  # fmt: skip
 
     def __init__(self, connection: Connection, event: h11.Request) -> None:
         self.connection = connection
@@ -131,24 +117,24 @@ class HttpRequest:
         self.path = unquote(path)
         self.query = query
         self.lines = [(name.decode("ascii"), value.decode("latin-1")) for name, value in event.headers]
-        """Header lines with names in lower case; a name may occur several times."""
+        """Header lines with lower-case names; a name may occur several times."""
         self.headers = dict(self.lines)
         self.body = b""
         self.has_unread_body = (
             bool(self.headers.get("content-length", "0").strip("0")) or "transfer-encoding" in self.headers
         )
         self.identity = NOBODY
-        """Who sends it; set when it is accepted."""
+        """The client; set on acceptance."""
         self.token = ""
-        """The access token that it was accepted with."""
+        """Access token it was accepted with."""
         self.is_answered = False
         self.is_finished = False
-        """The client has taken the response, or is gone."""
+        """The client has taken the response or is gone."""
         self.on_disconnect: Callable[[], None] | None = None
         self._on_finish: Callable[[], None] | None = None
 
     def accepts(self, media_type: str) -> bool:
-        """Tell whether the Accept header allows a media type; RFC 9110 §12.5.1."""
+        """Return whether the Accept header allows a media type (RFC 9110 §12.5.1)."""
         accepted = _parse_accept(self.headers.get("accept", ""))
         return media_type in accepted or "*/*" in accepted or f"{media_type.partition('/')[0]}/*" in accepted
 
@@ -157,18 +143,18 @@ class HttpRequest:
         self.connection.send_response(status, body, headers)
 
     def when_finished(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once: when the client has taken the response, or its connection is lost."""
+        """Call `callback` once, when the client has taken the response or its connection is lost."""
         self._on_finish = callback
 
     def disconnect(self) -> None:
-        """Tell the work on this request that its client is gone."""
+        """Report to the work on this request that the client is gone."""
         self.is_answered = True
         callback, self.on_disconnect = self.on_disconnect, None
         if callback is not None:
             callback()
 
     def finish(self) -> None:
-        """Release what this request holds."""
+        """Release everything this request holds."""
         self.is_finished = True
         self.on_disconnect = None
         callback, self._on_finish = self._on_finish, None
@@ -184,9 +170,9 @@ def _parse_accept(header: str) -> frozenset[str]:
 class HttpResponse:
     """The response to one request, as a `ResponseChannel`.
 
-    A response frame without another frame before it becomes one JSON body. A notification or request of the host, or
-    `ping_s` seconds without a frame, turns the response into an event stream, on which comments keep the connection
-    alive: https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#sending-messages-to-the-server.
+    A response frame that comes first becomes one JSON body. A notification or request from the host, or `ping_s`
+    seconds without a frame, turns the response into an event stream, with comments to keep the connection alive:
+    https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#sending-messages-to-the-server.
     """
 
     __slots__ = ("_connection", "_headers", "_json_only", "_ping_s", "_request", "_response", "_statuses", "_streams",
@@ -205,7 +191,7 @@ class HttpResponse:
     ) -> None:
         self.is_ended = False
         self.is_abandoned = is_abandoned
-        """Tells whether the client has ended its session, so that a cancelled request ends without a response."""
+        """Whether the client ended its session, so a cancelled request ends without a response."""
         self.request_id = request_id
         self._request = request
         self._connection = request.connection
@@ -213,29 +199,29 @@ class HttpResponse:
         self._json_only = json_only
         self._ping_s = ping_s
         self._statuses = statuses
-        """HTTP statuses by JSON-RPC error code; 200 for all others."""
+        """HTTP status by JSON-RPC error code; 200 for all others."""
         self._response: tuple[int, bytes] | None = None
-        """The status and the body of a response in one piece."""
+        """Status and body of a one-piece response."""
         self._streams = False
         if not json_only:
             self._connection.set_deadline(ping_s, self._keep_alive)
 
     @property
     def writable(self) -> asyncio.Event:
-        """Set while the client has taken all that was written."""
+        """Set while the client has taken everything we wrote."""
         return self._connection.writable
 
     @property
     def accepts_notifications(self) -> bool:
-        """Whether a frame other than the response would be sent."""
+        """Whether frames other than the response can be sent."""
         return not self.is_ended and not self._json_only
 
     def send(self, frame: JsonObject) -> None:
         """Send a frame; a first response waits for `end`.
 
         Raises:
-            EncodeError: It holds a number that JSON cannot represent.
-            UnreadLimitError: The client has too much to read already.
+            EncodeError: It holds a number that JSON can't represent.
+            UnreadLimitError: The client has too much unread already.
         """
         if self.is_ended or (self._json_only and "method" in frame):
             return
@@ -269,13 +255,13 @@ class HttpResponse:
         self._connection.set_deadline(self._ping_s, self._keep_alive)
 
     def end(self) -> None:
-        """Send what is left; a request without a response was cancelled."""
+        """Send the rest. A request without a response was cancelled."""
         if self.is_ended:
             return
         self.is_ended = True
         if self._response is None and not self._json_only and self.is_abandoned():
-            # Clients of the Python SDK 1 close their queue before they send DELETE, and fail if a response arrives
-            # before the one to DELETE. A stream without an event is what they get from a server of the SDK.
+            # Clients of Python SDK 1 close their queue before they send DELETE, and fail if a response arrives before
+            # the one to DELETE. Servers of the SDK send them a stream without events.
             self.start_stream()
         if self._streams:
             self._connection.end_stream()
@@ -288,7 +274,7 @@ class HttpResponse:
 
 
 class NoResponse:
-    """A `ResponseChannel` that drops everything, for messages that have no response."""
+    """A `ResponseChannel` that drops everything, for messages without a response."""
 
     def __init__(self, connection: Connection) -> None:
         self.writable = connection.writable
@@ -301,33 +287,30 @@ class NoResponse:
 
 # -- framing ----------------------------------------------------------------------------------
 #
-# Two parties that disagree on where a body ends, such as a proxy and the host behind it, can be made to see different
-# requests in the same bytes ("request smuggling"). `check_head` refuses every head that RFC 9112 leaves open to
-# interpretation.
+# If two parties disagree on where a body ends, say a proxy and the host behind it, the same bytes can mean different
+# requests to them ("request smuggling"). `check_head` refuses every head that RFC 9112 leaves open to interpretation.
 
 
 HEAD_BYTES = 32 * 1024
-"""The limit of a request line and its headers together."""
+"""Limit for the request line and headers together."""
 _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _HTTP_VERSION = re.compile(rb"[ \t]HTTP/(\d+)\.(\d+)[ \t]*\Z")
 _LENGTH_DIGITS = 18
-"""A longer number exceeds every limit and need not be parsed."""
+"""A longer number exceeds every limit, so don't parse it."""
 
 
 @record
 class HeadFault:
-    """Why a request is refused by its head alone: an HTTP status and a message."""
+    """Status and message to refuse a request with, judging by its head alone."""
 
     status: int
     message: str
 
 
 def check_head(received: bytes, body_limit: int) -> HeadFault | None:  # noqa: C901 — one list of rules
-    """Find a fault in the framing of a request; None if there is none or the head is incomplete.
+    """Find a fault in a request's framing; None if it's fine or the head is incomplete.
 
-    Args:
-        received: The bytes since the end of the previous request.
-        body_limit: The largest body that is accepted, in bytes.
+    `received` starts after the previous request.
     """
     end = _HEAD_END.search(received)
     if (len(received) if end is None else end.start()) > HEAD_BYTES:

@@ -1,6 +1,6 @@
-"""Access to a host over HTTP by access tokens: checked before a body is read, and before a message is dispatched.
+"""Access to an HTTP host with access tokens: checked before reading a body, and before dispatching a message.
 
-The identity of the client has scopes, which each message needs one of:
+The client's identity has scopes, and each message needs one of them:
 https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#error-handling.
 """
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _METADATA_HEADERS = [(b"cache-control", b"max-age=300")]
 _UNSCOPED = frozenset({"initialize", "ping", "server/discover", "logging/setLevel"})
-"""Requests that every client may send; so are notifications."""
+"""Requests that every client may send, like notifications."""
 _LISTING = frozenset({"subscriptions/listen"})
 
 
 class ResourceAccess:
-    """Access by tokens of an authorization server."""
+    """Access with tokens of an authorization server."""
 
     def __init__(self, settings: ResourceSettings, resource: ProtectedResource) -> None:
         self.resource = resource
@@ -42,10 +42,10 @@ class ResourceAccess:
         self._rates = RateLimit(settings.rate)
 
     def accept(self, request: HttpRequest, tasks: HostTasks) -> bool:
-        """Check the token of a request, and set the identity of its client; False if that is decided later.
+        """Check a request's token and set its client's identity; return False if that's decided later.
 
         Raises:
-            HttpRefusal: The token is absent, invalid or insufficient, or the client sends too many requests.
+            HttpRefusal: The token is missing, invalid or insufficient, or the client sends too many requests.
         """
         if request.path in self.resource.metadata_paths:
             if request.method != "GET":
@@ -65,7 +65,7 @@ class ResourceAccess:
         return True
 
     async def _decide(self, request: HttpRequest, presented: PresentedToken) -> None:
-        """Check a token for which the issuer has to be asked."""
+        """Check a token that takes a request to the issuer."""
         refusal = HttpRefusal(503, "the token cannot be checked at the moment")
         try:
             identity = await self.verifier.check(presented, request.method, request.path)
@@ -88,19 +88,19 @@ class ResourceAccess:
         request.identity = identity
 
     def authorize(self, request: HttpRequest, message: JsonObject, find_target: FindTarget) -> None:
-        """Check that the client has the scope that a message needs; what runs for the message then knows its token.
+        """Check that the client has the scope for a message, and set the subject token of its calls.
 
         Raises:
-            HttpRefusal: It has not.
+            HttpRefusal: It doesn't.
         """
-        # Always set: the callbacks of a connection share a context.
+        # Always set it: a connection's callbacks share a context.
         current_subject.set(SubjectToken(request.token, self._issuer))
         method, params = message.get("method"), message.get("params")
         if not isinstance(method, str) or method in _UNSCOPED or method.startswith("notifications/"):
             return
         server = None
         if method == "tools/call" or request.identity.find_missing_scope(CALL_SCOPE) is not None:
-            # A tool that finds others lists them, and a tool that calls another one is that call.
+            # A tool that finds others counts as listing; a tool that calls another one counts as that call.
             method, server = find_target(method, params if isinstance(params, dict) else {})
         if method.endswith("/list") or method in _LISTING:
             self._require_scope(request.identity, LIST_SCOPE)

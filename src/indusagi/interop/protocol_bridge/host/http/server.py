@@ -1,4 +1,4 @@
-"""The listening socket of a host: its limits, and how it ends."""
+"""A host's listening socket: its limits and shutdown."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindTarget, HttpSettings, NewSession
 
 _OTHER_FILES = 512
-"""Descriptors that servers, files and the program itself need besides connections."""
-_FEWEST = 4
-"""Connections that are allowed whatever the system says about descriptors."""
+"""Descriptors that servers, files and the program itself need in addition to connections."""
+_MIN_CONNECTIONS = 4
+"""Connections to allow whatever the descriptor limit says."""
 _RETRY_S = 30.0
-"""After how long background work that failed starts again."""
+"""Restart delay of failed background work."""
 _CLOSE_S = 1.0
 """How long clients may take to read their last responses at the end."""
 _SEND_BUFFER_BYTES = 256 * 1024
-"""The kernel's send buffer. It reports progress when a third of it was taken, so with a larger one a slow client
-would look like one that reads nothing."""
+"""The kernel's send buffer. It reports progress once the client has taken a third of it, so with a larger buffer a
+slow client would look like one that reads nothing."""
 
 
 @asynccontextmanager
@@ -51,19 +51,18 @@ async def serve_app(
     settings: HttpSettings,
     tokens: Sequence[str],
 ) -> AsyncGenerator[tuple[int, int]]:
-    """Listen until the block is left; yields the port and the number of connections that are accepted at once.
+    """Listen until the block ends; yield the port and the number of concurrent connections to accept.
 
     Raises:
-        OSError: The address cannot be listened on.
+        OSError: The address can't be listened on.
     """
-    # In a thread: the address may be a name that has to be resolved.
+    # In a thread: resolves the address if it's a name.
     with await asyncio.to_thread(_open_listener, settings) as listener:
         port = listener.getsockname()[1]
         limit = allow_connections(settings.connections)
         quota = Quota(settings, limit)
-        auth, access = settings.auth, None
-        if auth is not None:
-            access = _open_access(auth, settings, port)
+        auth = settings.auth
+        access = None if auth is None else _open_access(auth, settings, port)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
         tasks = HostTasks()
         app = HostApp(new_session, find_schema, read, settings, policy, quota, tasks, access, find_target)
@@ -84,7 +83,7 @@ async def serve_app(
 
 
 def _open_access(auth: ResourceSettings, settings: HttpSettings, port: int) -> ResourceAccess:
-    """Open the access by access tokens; its modules are loaded for such a host only."""
+    """Set up access tokens. Their modules load only for hosts that use them."""
     from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource  # noqa: PLC0415 — see above
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess  # noqa: PLC0415 — see above
 
@@ -93,7 +92,7 @@ def _open_access(auth: ResourceSettings, settings: HttpSettings, port: int) -> R
 
 def _open_listener(settings: HttpSettings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # Named as TCP: asyncio sets TCP_NODELAY for such sockets only.
+    # Explicitly TCP: asyncio sets TCP_NODELAY only then.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,7 +107,7 @@ def _open_listener(settings: HttpSettings) -> socket.socket:
 
 
 def allow_connections(wanted: int) -> int:
-    """Raise the soft limit of open files (setrlimit(2)) as far as `wanted` connections need; return how many fit."""
+    """Raise the soft limit of open files (setrlimit(2)) to fit `wanted` connections; return how many do."""
     needed = wanted + LINGERING + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     unlimited = resource.RLIM_INFINITY
@@ -117,10 +116,10 @@ def allow_connections(wanted: int) -> int:
     allowed = needed if hard == unlimited else min(needed, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    except (OSError, ValueError):  # such as a limit of the whole system, on macOS
+    except (OSError, ValueError):  # such as a system-wide limit, on macOS
         allowed = soft
-    # Half of what is left: servers and files need descriptors too.
-    return wanted if allowed >= needed else max(min(wanted, (allowed - _count_open_files()) // 2), _FEWEST)
+    # Half of the rest: servers and files need descriptors too.
+    return wanted if allowed >= needed else max(min(wanted, (allowed - _count_open_files()) // 2), _MIN_CONNECTIONS)
 
 
 def _count_open_files() -> int:
@@ -132,16 +131,16 @@ def _count_open_files() -> int:
 
 # -- acceptor ---------------------------------------------------------------------------------
 #
-# `asyncio` accepts without a limit, and logs a traceback for each connection while there are no descriptors. Here one
-# descriptor is kept in reserve, so that a client that has waited for too long still gets an answer.
+# `asyncio` accepts without limit, and logs a traceback per connection while it's out of descriptors. We keep one
+# descriptor in reserve, so that a client that has waited too long still gets an answer.
 
 
 _ACCEPTED_PER_TURN = 128
-"""Connections that are accepted in one turn of the event loop."""
+"""Connections to accept in one turn of the event loop."""
 _BACKLOG = 4_096
 """Connections that may wait to be accepted; the system may allow fewer (net.core.somaxconn)."""
 _POLL_S = 0.02
-"""How often it is checked whether there is a place for a waiting connection."""
+"""How often to check for room for a waiting connection."""
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _DRAIN_BYTES = 64 * 1024
 
@@ -158,17 +157,17 @@ class Acceptor:
         self._connecting = 0
         self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         self._queue = select.poll()
-        """Tells whether a connection waits."""
+        """Tells whether a connection is waiting."""
         self._queue.register(listener, select.POLLIN)
         self._log = RateLimitedLog("the host", "is short of resources")
         self._timer: asyncio.TimerHandle | None = None
         self._waits_since: float | None = None
-        """Since when a connection waits for a place."""
+        """Since when a connection has been waiting for a place."""
         listener.listen(_BACKLOG)
         self._loop.add_reader(listener, self._accept)
 
     def close(self) -> None:
-        """Accept nothing more."""
+        """Stop accepting."""
         if self._timer is not None:
             self._timer.cancel()
         else:
@@ -188,7 +187,7 @@ class Acceptor:
                     return
                 self._accept_one(is_surplus=is_surplus)
         except OSError as exc:
-            # Such as a connection that was closed before it was accepted, or too few descriptors.
+            # Such as a connection closed before it was accepted, or too few descriptors.
             if exc.errno in _SHORTAGES:
                 self._log.write(f"can't accept a connection: {exc.strerror}; connections wait (see ulimit -n)")
                 if self._is_overdue():
@@ -211,12 +210,12 @@ class Acceptor:
                 lambda: HttpConnection(self._app, self._quota, is_surplus=is_surplus), accepted
             )
         except OSError:
-            accepted.close()  # its client is gone
+            accepted.close()  # the client is gone
         finally:
             self._connecting -= 1
 
     def _is_overdue(self) -> bool:
-        """Tell whether a connection waits for so long that it has to be refused."""
+        """Return whether a connection has waited so long that we have to refuse it."""
         now = self._loop.time()
         if self._waits_since is None:
             self._waits_since = now
@@ -233,7 +232,7 @@ class Acceptor:
         self._accept()
 
     def _refuse_one(self) -> None:
-        """Answer one client by means of the descriptor in reserve."""
+        """Answer one client using the reserve descriptor."""
         refusal = HttpRefusal(503, "there are too many open files", close=True)
         lines = [
             *refusal.headers,
@@ -248,7 +247,7 @@ class Acceptor:
                 with accepted:
                     accepted.setblocking(False)  # noqa: FBT003 — positional only
                     with suppress(OSError):
-                        # Unread bytes would reset the connection, and lose the answer.
+                        # Unread bytes would reset the connection and lose the answer.
                         accepted.recv(_DRAIN_BYTES)
                     accepted.send(b"HTTP/1.1 503 Service Unavailable\r\n%b\r\n%b" % (head, refusal.body))
         finally:

@@ -1,7 +1,7 @@
-"""Address, access and limits of a host behind HTTP: its settings, its access policy and the token file of the user.
+"""Address, access and limits of an HTTP host: its settings, its access policy and the user's token file.
 
-`check_request` applies the policy. `Host` and `Origin` are checked whatever address the host listens on, so that a
-web page cannot reach it through the browser of its user (DNS rebinding):
+`check_request` applies the policy. `Host` and `Origin` are checked whatever address the host listens on, so that no
+web page can reach it through the user's browser (DNS rebinding):
 https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#security-warning.
 """
 
@@ -31,36 +31,35 @@ NewSession: TypeAlias = Callable[[ClientIdentity], ServerSession]
 FindSchema: TypeAlias = Callable[[str], JsonObject | None]
 """Finds the argument schema of a tool by name."""
 FindTarget: TypeAlias = Callable[[str, JsonObject], tuple[str, str | None]]
-"""Finds what a request (method, parameters) is for, for scopes: the method that is meant, and the server; None for
-this host itself."""
+"""Finds the effective method of a request (method, parameters) and its server, for scopes; None for this host."""
 
 HEALTH = "/health"
 METRICS = "/metrics"
 TOKEN_FILE = "serve-token"
 LEAST_TOKEN = 32
-"""Characters: 128 bits in hexadecimal digits."""
+"""Minimum characters: 128 bits in hexadecimal digits."""
 _TOKEN_BYTES = 32
-_MOST_TOKEN = 4096
+_MAX_TOKEN_BYTES = 4096
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class SessionRouter(Protocol):
-    """Sends requests to the node of a cluster that has their session or suspended call."""
+    """Sends requests to the cluster node that has their session or suspended call."""
 
     def seal(self, identity: str) -> str:
-        """Return the id that a client gets for a session or suspended call of this node."""
+        """Return the client's id for a session or suspended call of this node."""
         ...
 
     def find_node(self, identity: str) -> str | None:
-        """Find the other node that an id belongs to; None: it is one of this node, or none of ours."""
+        """Find the other node that an id belongs to; None if it's this node's, or not ours at all."""
         ...
 
     def forward(self, request: HttpRequest, node: str) -> None:
-        """Have the other node answer a request whose access was checked here."""
+        """Let the other node answer a request, after the access check here."""
         ...
 
     def attach(self, handle: Callable[[HttpRequest], None], url: str) -> None:
-        """Answer requests that other nodes forward with `handle`, which may refuse them; this host is at `url`."""
+        """Answer requests from other nodes with `handle`, which may refuse them; this host is at `url`."""
         ...
 
 
@@ -73,55 +72,54 @@ class HttpSettings:
     """0: a free port."""
     path: str = "/mcp"
     tokens: Sequence[str] | None = field(default=None, repr=False)
-    """Accepted bearer tokens; None: the user's token file, which is created if it is missing."""
+    """Accepted bearer tokens; None: use the user's token file, creating it if missing."""
     more_tokens: Sequence[str] = field(default=(), repr=False)
-    """Further accepted tokens, beside those of `tokens` or of the user's file; they open no `/health` or `/metrics`."""
+    """Accepted tokens in addition to `tokens` or the user's file; not valid for `/health` and `/metrics`."""
     without_token: bool = False
     """Accept requests without a token; only on a loopback address."""
     auth: ResourceSettings | None = None
     """Accept access tokens of an authorization server instead."""
     allowed_hosts: Sequence[str] = ()
-    """Accepted `Host` headers (`name:port`) besides those of this machine."""
+    """Accepted `Host` headers (`name:port`) in addition to this machine's."""
     allowed_origins: Sequence[str] = ()
-    """Accepted `Origin` headers besides those of the host itself."""
+    """Accepted `Origin` headers in addition to the host's own."""
     metrics: Callable[[], str] | None = field(default=None, repr=False)
-    """Returns metrics in the Prometheus text format, which `/metrics` serves with those of the host; None: it is not
-    served."""
+    """Returns metrics in the Prometheus text format for `/metrics`, which adds the host's; None: don't serve it."""
     router: SessionRouter | None = field(default=None, repr=False)
-    """Sends requests for sessions of other nodes there; None: all sessions are here."""
+    """Routes requests to other nodes' sessions; None: all sessions are here."""
     site: Site | None = field(default=None, repr=False)
-    """Pages for a browser beside the MCP endpoint; None: there are none."""
+    """Browser pages next to the MCP endpoint, if any."""
     body_bytes: int = 4 * 1024 * 1024
     body_s: float = 10.0
     head_s: float = 10.0
-    """How long the headers of a request may take, from the connection or the first byte."""
+    """How long a request's headers may take, from the connection or the first byte."""
     connections: int = 2_048
-    """Open connections; further ones wait for `queue_s`, then get a 503. Each takes a file descriptor: the process's
-    soft limit is raised as far as possible, and this number is lowered to what is allowed."""
+    """Open connections; more wait for `queue_s`, then get a 503. Each takes a file descriptor: we raise the process's
+    soft limit as far as possible, and lower this number to fit."""
     unauthenticated: int = 1_024
-    """Connections that have presented no token; the oldest of them gets a 503 when another needs its place."""
+    """Connections without a token so far; the oldest gets a 503 when another needs its place."""
     queue_s: float = 1.0
     """How long a connection may wait for a place."""
     unread_bytes: int = 64 * 1024 * 1024
-    """Bytes of responses that wait until one client reads them; a response past the limit becomes an error."""
+    """Response bytes waiting for one client to read them; past the limit a response becomes an error."""
     sessions: int = 16
-    """Sessions of clients with a handshake; behind a relay each of them has its own server process."""
+    """Sessions of clients with a handshake; behind a relay each has its own server process."""
     requests: int = 2_048
-    """Running requests in all; further ones get a 503."""
+    """Running requests in total; more get a 503."""
     requests_each: int = 1_024
-    """Running requests of one session, or of one token without sessions; further ones get a 429."""
+    """Running requests per session, or per token without sessions; more get a 429."""
     streams: int = 64
-    """Open event streams that belong to no call."""
+    """Open event streams outside of calls."""
     idle_s: float = 1800.0
-    """A session without a request for this long is ended."""
+    """End a session after this long without a request."""
     spare_s: float = 5.0
-    """A session idle for this long is ended when a new one needs its place: many clients never end theirs."""
+    """End a session idle for this long when a new one needs its place: many clients never end theirs."""
     unread_s: float = 30.0
-    """A client that reads nothing of its response for this long is disconnected."""
+    """Disconnect a client that reads nothing of its response for this long."""
     ping_s: float = 15.0
-    """An event stream gets a comment after this long without an event."""
+    """Send a comment on an event stream after this long without an event."""
     stop_s: float = 5.0
-    """How long calls may finish when the host is stopped."""
+    """How long calls may take to finish when the host stops."""
 
 
 @record
@@ -131,36 +129,36 @@ class HttpHost:
     url: str
     port: int
     token: str | None = field(default=None, repr=False)
-    """The token of the user's file; None if tokens were configured, or none is needed."""
+    """Token from the user's file; None if tokens are configured or unnecessary."""
     token_path: str | None = None
     token_is_new: bool = False
-    """The token was created now and should be displayed: it will not be again."""
+    """The token is new: display it now, it won't be shown again."""
     connections: int = 0
-    """Connections that are accepted at once: those of the settings, or fewer if the system allows no more."""
+    """Concurrent connections to accept: as in the settings, or fewer if the system doesn't allow them."""
 
 
 @record
 class AccessPolicy:
-    """What a request must present."""
+    """Requirements for a request."""
 
     tokens: tuple[bytes, ...] = field(repr=False)
-    """Empty: no token is required."""
+    """Empty: no token needed."""
     hosts: frozenset[str]
     origins: frozenset[str]
     paths: frozenset[str]
-    """Paths that are served."""
+    """Served paths."""
     site: str | None = None
-    """The path below which a site answers."""
+    """Path prefix of the site."""
     limited: frozenset[bytes] = field(default=frozenset(), repr=False)
-    """Tokens that open the protocol alone: what runs for other clients is unknown to their clients."""
+    """Tokens valid for the protocol only: their clients mustn't see what runs for others."""
 
     def is_site(self, path: str) -> bool:
-        """Tell whether a path belongs to the site."""
+        """Return whether a path belongs to the site."""
         return self.site is not None and (path == self.site or path.startswith(f"{self.site}/"))
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether an address to listen on is reachable from this machine only."""
+    """Return whether a listen address is reachable from this machine only."""
     address = _address(host)
     return host == "localhost" or (address is not None and address.is_loopback)
 
@@ -177,7 +175,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 def build_access_policy(
     settings: HttpSettings, tokens: Sequence[str], port: int, resource: ProtectedResource | None = None
 ) -> AccessPolicy:
-    """Build the policy of a host on this port: its own names, those of the settings, and its public one."""
+    """Build the policy of a host on this port: its own names, configured ones, and its public one."""
     names = [*_LOOPBACK]
     address = _address(settings.host)
     if address is None:
@@ -197,18 +195,12 @@ def build_access_policy(
         paths.add(METRICS)
     encoded = tuple(token.encode() for token in tokens)
     site = None if settings.site is None else settings.site.prefix
-    return AccessPolicy(
-        encoded,
-        frozenset(hosts),
-        frozenset(origins),
-        frozenset(paths),
-        site,
-        frozenset(token.encode() for token in settings.more_tokens),
-    )
+    limited = frozenset(token.encode() for token in settings.more_tokens)
+    return AccessPolicy(encoded, frozenset(hosts), frozenset(origins), frozenset(paths), site, limited)
 
 
 def build_url(settings: HttpSettings, port: int) -> str:
-    """Build the URL of a host that listens on this port."""
+    """Build the URL of a host listening on this port."""
     name = f"[{settings.host.strip('[]')}]" if ":" in settings.host else settings.host
     return f"http://{name}:{port}{settings.path}"
 
@@ -223,11 +215,11 @@ class StoredToken:
 
 
 def load_token() -> StoredToken:
-    """Read this user's token from its private file; a new one is created if there is none.
+    """Read this user's token from its private file, creating it if it doesn't exist.
 
     Raises:
-        OSError: It can be neither read nor created, or other users can read it.
-        ValueError: The file holds no token.
+        OSError: It can't be read or created, or other users can read it.
+        ValueError: The file doesn't contain a token.
     """
     from secrets import token_hex  # noqa: PLC0415 — only `indus serve --http` needs it
 
@@ -236,14 +228,14 @@ def load_token() -> StoredToken:
     try:
         handle = create_private_file(path)
     except FileExistsError:
-        handle = None
-    if handle is not None:
+        pass
+    else:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.write(token + "\n")
         return StoredToken(token, path, is_new=True)
     if os.lstat(path).st_mode & 0o077:
         raise PermissionError(f"other users may read {path!r}: remove it, and a new one is created")
-    token = read_small_file(path, _MOST_TOKEN, follow=False).decode("ascii", "replace").strip()
+    token = read_small_file(path, _MAX_TOKEN_BYTES, follow=False).decode("ascii", "replace").strip()
     if len(token) < LEAST_TOKEN:
         raise ValueError(f"there is no token in {path!r}: remove it, and a new one is created")
     return StoredToken(token, path, is_new=False)

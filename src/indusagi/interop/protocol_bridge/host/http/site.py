@@ -1,7 +1,7 @@
-"""A site beside the MCP endpoint of a host: pages for a browser, below one path.
+"""A site next to a host's MCP endpoint: pages for a browser, below one path.
 
-The access policy of the host (`Host`, `Origin`, limits of connections and bodies) holds for it too. A request with an
-`Authorization` header passes the token checks of the host, if it has any; the site itself accepts or refuses others.
+The host's access policy (`Host`, `Origin`, limits for connections and bodies) applies to it too. A request with an
+`Authorization` header passes the host's token checks, if it has any; the site itself accepts or refuses others.
 """
 
 from __future__ import annotations
@@ -21,46 +21,45 @@ if TYPE_CHECKING:
 
 @record
 class SiteResponse:
-    """The answer of a site: a body, or a stream of events."""
+    """A site's answer: a body, or an event stream."""
 
     body: bytes = b""
     status: int = 200
     headers: Headers = ()
     events: AsyncGenerator[bytes] | None = None
-    """Complete server-sent events; each is sent when the client has taken the one before."""
+    """Complete server-sent events; each is sent once the client has taken the previous one."""
 
 
 class Site(Protocol):
-    """What answers the requests below `prefix`."""
+    """Answers the requests below `prefix`."""
 
     @property
     def prefix(self) -> str:
-        """The path of its first page, without a slash at its end."""
+        """Path of its first page, without a trailing slash."""
         ...
 
     def accept(self, request: HttpRequest) -> bool:
-        """Check a request whose token the host hasn't checked, before its body is read.
+        """Check a request whose token the host hasn't checked, before reading its body.
 
-        Returns:
-            Whether it is accepted; if not, it is answered already.
+        Return whether to go on. If not, it was answered.
 
         Raises:
-            HttpRefusal: It is refused.
+            HttpRefusal: Refused.
         """
         ...
 
     async def respond(self, request: HttpRequest) -> SiteResponse:
-        """Answer an accepted request; the disconnect of its client cancels this."""
+        """Answer an accepted request; cancelled if the client disconnects."""
         ...
 
 
 async def serve_site(
     site: Site, request: HttpRequest, take_stream: Callable[[], None], give: Callable[[], None]
 ) -> None:
-    """Answer a request by a site; `take_stream` and `give` count event streams.
+    """Answer a request from a site; `take_stream` and `give` count event streams.
 
     Raises:
-        HttpRefusal: It is refused.
+        HttpRefusal: Refused.
     """
     with anyio.CancelScope() as scope:
         request.on_disconnect = scope.cancel
@@ -85,5 +84,5 @@ async def serve_site(
 
 
 def refuse_method(method: str) -> HttpRefusal:
-    """Build the refusal of a request with another method: https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6."""
+    """Build the refusal of any other method: https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6."""
     return HttpRefusal(405, f"only {method}", headers=[(b"allow", method.encode())])
