@@ -1,6 +1,6 @@
-"""`indus serve`: the deck and all configured servers, as one MCP server.
+"""`indus serve`: serves the deck and all configured servers as one MCP server.
 
-Standard output carries the protocol alone; status lines go to standard error.
+Standard output carries only the protocol; status lines go to standard error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`indus tools`: lists, shows and searches the tools of the deck, with their cost in tokens.
 
-Tools of servers are read from the ledger. A server that the ledger does not know is started once.
+Server tools come from the ledger. Servers that the ledger doesn't know are started once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from induscode.search.items import SearchItem, SearchKind
 
 _NOTHING_FOUND = 1
-_LONGEST_ABOUT = 160
-_LONGEST_SIGNATURE = 400
+_MAX_ABOUT = 160
+_MAX_SIGNATURE = 400
 _KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource")
 _HERE = "induscode.commands.tools"
 
@@ -99,21 +99,20 @@ def _print_tools(tools: Sequence[ListedTool]) -> None:
     if stdout_console() is None:
         print_table(heads, rows)
         return
-    about = [_describe(tool) for tool in tools]
-    described = [(*row, text) for row, text in zip(rows, about, strict=True)]
+    described = [(*row, _describe(tool)) for row, tool in zip(rows, tools, strict=True)]
     print_table((*heads, "DESCRIPTION"), described)
 
 
 def _describe(tool: ListedTool) -> str:
-    """Return the first sentence of a description, or why models do not get the tool."""
+    """Return the first sentence of the description, or why models don't get the tool."""
     if tool.missing is not None:
         return f"(not shown to models: {tool.missing})"
     line = " ".join(tool.descriptor.description.split())
-    return line.partition(". ")[0][:_LONGEST_ABOUT]
+    return line.partition(". ")[0][:_MAX_ABOUT]
 
 
 def _build_costs(listing: ToolListing) -> list[JsonObject]:
-    """Build a row for the native tools and for every server, with or without tools."""
+    """Build a row for the native tools and one for every server, even without tools."""
     states = {"native": "built in", **listing.states}
     costs: dict[str, JsonObject] = {
         source: {"name": source, "state": state, "tools": 0, "tokens": 0} for source, state in states.items()
@@ -182,14 +181,6 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
     print_text(f"\n{descriptor.description}\n")
     print_text(json.dumps(facts["parameters"], indent=2))
     return 0
-
-
-def _explain_unlisted(kinds: Sequence[SearchKind]) -> str:
-    """Say by which commands prompts and resources become known."""
-    from induscode.servers.remedies import format_command  # noqa: PLC0415 — for a search without a hit
-
-    commands = " and ".join(format_command(f"{kind}s") for kind in dict.fromkeys(kinds))
-    return f"prompts and resources are found after they were listed once: {commands}"
 
 
 @_deck
@@ -265,13 +256,16 @@ def search(
         )
     elif answer.hits:
         for hit in answer.hits:
-            print_text(format_signature(hit.item, _LONGEST_SIGNATURE))
+            print_text(format_signature(hit.item, _MAX_SIGNATURE))
         if answer.left_out:
             verb = "matches" if answer.left_out == 1 else "match"
-            every = len(answer.hits) + answer.left_out
-            print_status(f"{answer.left_out:,} more {verb} less well: --limit {every} shows all")
+            total = len(answer.hits) + answer.left_out
+            print_status(f"{answer.left_out:,} more {verb} less well: --limit {total} shows all")
     else:
-        print_status(f"nothing found among {answer.searched:,}: {cut_text(query, _LONGEST_ABOUT)}")
+        print_status(f"nothing found among {answer.searched:,}: {cut_text(query, _MAX_ABOUT)}")
         if not answer.searched and kinds and "tool" not in kinds:
-            print_status(_explain_unlisted(kinds))
+            from induscode.servers.remedies import format_command  # noqa: PLC0415 — for a search without a hit
+
+            commands = " and ".join(format_command(f"{kind}s") for kind in dict.fromkeys(kinds))
+            print_status(f"prompts and resources are found after they were listed once: {commands}")
     return 0 if answer.hits else _NOTHING_FOUND
