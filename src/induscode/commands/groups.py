@@ -102,20 +102,12 @@ def complete_server(context: click.Context, _parameter: click.Parameter, incompl
 
 def complete_tool(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a native tool or a known server tool, without starting servers."""
-    from induscode.boot.catalog import ToolListing, list_tools  # noqa: PLC0415 — imports the deck
-    from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — for a completion only
+    from induscode.boot.catalog import list_tools  # noqa: PLC0415 — imports the deck
+    from induscode.cli.signals import run_for_result  # noqa: PLC0415 — for a completion only
 
     def list_names(invocation: Invocation) -> Iterable[tuple[str, str]]:
-        listings: list[ToolListing] = []
-
-        async def list_all(_: CancelToken) -> int:
-            listings.append(await list_tools(invocation, check=False))
-            return 0
-
-        run_until_signal(list_all)
-        for listing in listings:
-            for tool in listing.tools:
-                yield tool.name, tool.descriptor.description.partition("\n")[0]
+        for tool in run_for_result(lambda _: list_tools(invocation, check=False)).tools:
+            yield tool.name, tool.descriptor.description.partition("\n")[0]
 
     return _build_items(context, list_names, incomplete)
 
@@ -129,7 +121,7 @@ def _build_items(
 
     try:
         names = dict(list_names(read_invocation(context)))
-    except (click.ClickException, CoreError, OSError):
+    except (click.ClickException, click.exceptions.Exit, CoreError, OSError):
         return []  # a shell can't show an error in the middle of a line
     return [CompletionItem(name, help=about) for name, about in names.items() if name.startswith(incomplete)]
 

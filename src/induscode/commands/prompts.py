@@ -1,6 +1,6 @@
-"""`indus prompts`: lists the prompts of servers, and gets their messages.
+"""`indus prompts`: lists server prompts and gets their messages.
 
-Lists are read from the ledger. A server that the ledger does not know is started once.
+Lists come from the ledger. Servers that the ledger doesn't know are started once.
 """
 
 from __future__ import annotations

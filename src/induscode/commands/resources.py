@@ -1,6 +1,6 @@
-"""`indus resources`: lists and reads the resources of servers.
+"""`indus resources`: lists and reads server resources.
 
-Lists are read from the ledger. A server that the ledger does not know is started once.
+Lists come from the ledger. Servers that the ledger doesn't know are started once.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import click
 from indusagi.core.text import cut_text, format_count
 from induscode.cli.console import stdout_console
 from induscode.cli.output import as_json, build_unknown_name, print_notes, print_table, write_json
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status, print_text
 from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool
 from induscode.launch.options import flags, name_profile, read_invocation
@@ -21,10 +21,9 @@ from induscode.launch.options import flags, name_profile, read_invocation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.boot.catalog import ListedTool, ToolListing
-    from induscode.search.items import SearchItem, SearchKind
+    from induscode.search.items import SearchKind
 
 _NOTHING_FOUND = 1
 _MAX_ABOUT = 160
@@ -53,16 +52,7 @@ def _list_tools(context: click.Context, *, no_check: bool, name: str | None = No
     from induscode.boot.catalog import list_tools  # noqa: PLC0415 — imports the deck
 
     invocation = read_invocation(context)
-    listings: list[ToolListing] = []
-
-    async def list_all(_: CancelToken) -> int:
-        listings.append(await list_tools(invocation, check=not no_check, name=name))
-        return 0
-
-    code = run_until_signal(list_all)
-    if not listings:
-        raise click.exceptions.Exit(code)
-    return listings[0]
+    return run_for_result(lambda _: list_tools(invocation, check=not no_check, name=name))
 
 
 @_deck
@@ -216,16 +206,9 @@ def search(
     if not query.strip():
         raise click.UsageError("WORDS has no word: say what the tool does, or its name", context)
     invocation = read_invocation(context)
-    listings: list[tuple[ToolListing, Sequence[SearchItem]]] = []
-
-    async def list_all(_: CancelToken) -> int:
-        listings.append(await list_search_items(invocation, kinds or _KINDS, check=not no_check, server=server))
-        return 0
-
-    code = run_until_signal(list_all)
-    if not listings:
-        return code
-    listing, items = listings[0]
+    listing, items = run_for_result(
+        lambda _: list_search_items(invocation, kinds or _KINDS, check=not no_check, server=server)
+    )
     if server is not None and server not in listing.states:
         raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states], context)
     index, notes = open_index(

@@ -9,7 +9,7 @@ import click
 
 from induscode.boot.plans import LOOK_LIMIT_S, build_silent_note, load_plan, opened_store
 from induscode.cli.output import GrowingTable, as_json, live_table, print_notes, write_json
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_for_result, run_until_signal
 from induscode.cli.terminal import print_line
 from induscode.commands.groups import complete_server
 from induscode.launch.options import flags, read_invocation
@@ -129,7 +129,7 @@ def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None
     """
     ordered = _OrderedRows(plan.rows, show)
 
-    async def check_all(_: CancelToken) -> int:
+    async def check_all(_: CancelToken) -> None:
         from asyncio import TaskGroup, get_running_loop  # noqa: PLC0415 — for a check
 
         from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
@@ -152,10 +152,8 @@ def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None
             finally:
                 ordering.cancel()
                 await mcp.aclose()
-        return 0
 
-    if code := run_until_signal(check_all):
-        raise click.exceptions.Exit(code)
+    run_for_result(check_all)
 
 
 def _watch_servers(plan: ServerPlan) -> int:
@@ -244,7 +242,7 @@ def _read_states(plan: ServerPlan) -> _States:
     """
     states = _States({}, {}, {})
 
-    async def read_all(_: CancelToken) -> int:
+    async def read_all(_: CancelToken) -> None:
         from indusagi.interop.protocol_bridge.contract import ITEM_KINDS  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — imports the ledger
@@ -257,10 +255,9 @@ def _read_states(plan: ServerPlan) -> _States:
                 if config is not None and is_of_tools and row.facts.get("identity") == server_identity(config):
                     states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
             states.disabled.update(await read_disabled_tools(store, plan.configs.values(), *ITEM_KINDS))
-        return 0
 
-    if plan.configs and (code := run_until_signal(read_all)):
-        raise click.exceptions.Exit(code)
+    if plan.configs:
+        run_for_result(read_all)
     return states
 
 
