@@ -19,21 +19,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STATE_STYLES: Mapping[str, str] = {
-    "ready": "green",
-    "known": "green",
-    "asked": "green",
-    "built in": "green",
-    "faulted": "red",
-    "disabled": "yellow",
-    "untrusted": "yellow",
-    "changed": "yellow",
-    "unresolved": "yellow",
-    "unseen": "dim",
-    "unchecked": "dim",
-    "enroll": "green",
-    "retire": "yellow",
-    "fault": "red",
-    "quarantine": "red",
+    **dict.fromkeys(("ready", "known", "asked", "built in", "enroll"), "green"),
+    **dict.fromkeys(("disabled", "untrusted", "changed", "unresolved", "retire"), "yellow"),
+    **dict.fromkeys(("faulted", "fault", "quarantine"), "red"),
+    **dict.fromkeys(("unseen", "unchecked"), "dim"),
 }
 """Colours of server states and ledger events."""
 

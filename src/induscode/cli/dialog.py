@@ -1,7 +1,7 @@
 """Questions to the user, and the protocol of the dialog that asks them.
 
 Permissions, plan mode and server requests all ask through a `Dialog`: the screen of the interactive session, or the
-terminal of `indus -p` and `indus call`. Without a dialog, the answer is no.
+terminal of `indus -p` and `indus call`. Without a dialog, everything that needs an answer is denied.
 """
 
 from __future__ import annotations

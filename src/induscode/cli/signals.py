@@ -46,7 +46,7 @@ def run_for_result(work: Callable[[CancelToken], Awaitable[T]]) -> T:
 
 
 def run_with_signals(work: Callable[[CancelToken], Awaitable[int]]) -> int:
-    """Run `work`, which has to react to a signal's token itself; return the exit code."""
+    """Run `work`, which has to watch the token for signals itself; return the exit code."""
     import anyio  # noqa: PLC0415 — for commands with an event loop
 
     from indusagi.core.cancel import ending_signals  # noqa: PLC0415 — for commands with an event loop

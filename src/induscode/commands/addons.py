@@ -72,7 +72,7 @@ def _describe(source: InstalledAddon | ProjectAddon) -> JsonObject:
 @as_json
 @click.pass_context
 def list_(context: click.Context, *, as_json: bool, **_: object) -> int:
-    """List the addons in the order in which they see calls; none of them is loaded."""
+    """List the addons in the order in which they see calls, without loading them."""
     found = _discover(read_cwd(context))
     rows = [_describe(source) for source in (*found.installed, *found.project)]
     print_notes(found.notes)
@@ -98,7 +98,7 @@ def trust(
 ) -> int:
     """Consent to addons of the project: those named, or all without consent.
 
-    The code is shown first. Exit code 1 if one of them was declined.
+    Shows the code first. Exit code 1 if you decline one.
     """
     found = _discover(read_cwd(context))
     sources = [_find_project_addon(found, name) for name in dict.fromkeys(names)] if names else found.project

@@ -80,11 +80,11 @@ def command(
 ) -> int:
     """Call TOOL with arguments: KEY=VALUE by its schema, KEY:=JSON as it stands.
 
-    A list is written as JSON, or its key is repeated. Progress goes to standard error. `@SERVER:URI` reads a resource
-    instead, and `/SERVER:PROMPT` gets a prompt.
+    Write a list as JSON, or repeat its key. Progress goes to standard error. `@SERVER:URI` reads a resource instead,
+    and `/SERVER:PROMPT` gets a prompt.
 
-    Exit codes: 0 answered, 1 the tool answered with an error, 2 a call that makes no sense, 3 its server failed or is
-    missing, or the tool is disabled: see indus mcp diff.
+    Exit codes: 0 answered, 1 the tool answered with an error, 2 invalid usage, 3 its server failed or is missing, or
+    the tool is disabled: see indus mcp diff.
     """
     from induscode.commands.arguments import ArgumentError, read_object  # noqa: PLC0415 — not for the help
     from induscode.permissions.gate import build_call_checks  # noqa: PLC0415 — not for the help

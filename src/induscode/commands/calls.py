@@ -81,9 +81,9 @@ def command(
     as_json: bool,
     **wanted: Any,
 ) -> int:
-    """List the last calls of tools and uses of resources and prompts, the newest last; with NUMBER all about one.
+    """List the last calls of tools and uses of resources and prompts, newest last; with NUMBER all about one.
 
-    Records hold sizes and digests, and no arguments and no results unless the setting calls.record is payloads.
+    Records hold sizes and digests, but no arguments or results unless the setting calls.record is payloads.
     """
     exclusive = {"--follow": follow, "--slow": slow, "--by": by, "--export": export, "NUMBER": number}
     has_limit = context.get_parameter_source("limit") is click.core.ParameterSource.COMMANDLINE

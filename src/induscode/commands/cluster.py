@@ -109,11 +109,11 @@ def init(
     key_file: str | None,
     as_json: bool,
 ) -> int:
-    """Prepare the brokers of a cluster, once, and make its key. What exists stays; the ledgers may get more room.
+    """Prepare the brokers of a cluster, once, and create its key. Keeps existing state, but may enlarge the ledgers.
 
-    The key seals what the nodes send each other and what rests at the brokers: copy its file to every node. The brokers
-    need JetStream. They write to the disk every two minutes by default, and a power failure may lose what was written
-    since: set `sync_interval: always` in their configuration.
+    The key seals messages between nodes and data stored at the brokers: copy its file to every node. The brokers need
+    JetStream. By default they sync to disk every two minutes, so a power failure may lose the writes since: set
+    `sync_interval: always` in their configuration.
     """
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
     from induscode.cluster.opening import prepare_cluster  # noqa: PLC0415 — not for the help
@@ -288,9 +288,9 @@ def placements(context: click.Context, *, brokers: str | None, key_file: str | N
 @as_json
 @click.pass_context
 def drain(context: click.Context, *, node: str, brokers: str | None, key_file: str | None, as_json: bool) -> int:
-    """Move the servers of NODE to other nodes, each when its calls have ended, and place none there any more.
+    """Move the servers of NODE to other nodes, each once its calls have ended, and place no more there.
 
-    It serves clients until it is stopped, and may run servers when it is started again. Exit code 1 if there is no such
+    It keeps serving clients until you stop it, and may run servers after a restart. Exit code 1 if there is no such
     node, or a server stays.
     """
 

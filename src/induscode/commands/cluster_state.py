@@ -173,10 +173,10 @@ def _describe(row: JsonValue) -> str:
 def push(
     context: click.Context, *, file: str, yes: bool, digests: tuple[str, ...], brokers: str | None, key_file: str | None
 ) -> int:
-    """Put the servers of FILE ({"mcpServers": {…}}) into the cluster: every node that serves clients has them at once.
+    """Put the servers of FILE ({"mcpServers": {…}}) into the cluster: every node that serves clients gets them at once.
 
-    This is consent for all nodes, so each server is shown first. Values of variables are sealed with the key of the
-    cluster; ${NAME} gets its value at the node that runs the server. Exit code 1 if you decline.
+    This is consent for all nodes, so it shows each server first. The key of the cluster seals values of variables;
+    ${NAME} gets its value at the node that runs the server. Exit code 1 if you decline.
     """
     rows, consent = _read_rows(context, file)
     question = f"Start {', '.join(rows)} on the nodes of the cluster from now on?"
@@ -295,9 +295,9 @@ def _read_rules(context: click.Context, file: str) -> JsonValue:
 def rotate(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Replace the key of the cluster, after it has leaked or from time to time. All nodes have to be stopped.
 
-    Shared servers, rules and approved definitions are sealed again. Ledgers and call records stay as they are: the new
-    key file opens them up to their present end. Machines with the old file are refused until they have the new one.
-    An attempt that was interrupted is finished by the next one.
+    Reseals shared servers, rules and approved definitions. Ledgers and call records stay as they are: the new key file
+    opens them up to their current end. Machines with the old file are locked out until they get the new one. If a
+    rotation is interrupted, the next one finishes it.
     """
     from induscode.cluster.shared.rotation import rotate_key  # noqa: PLC0415 — not for the help
     from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
@@ -340,8 +340,8 @@ def offer_key(
 ) -> int:
     """Issue a key to NODE, a machine that only offers its servers (indus serve --offer-only).
 
-    Its holder can offer servers under this name, and can neither read nor forge what other nodes send. A second key for
-    the same node revokes the first.
+    Its holder can offer servers under this name, but can neither read nor forge messages of other nodes. A second key
+    for the same node revokes the first.
     """
     from induscode.cluster.contract import find_node_name  # noqa: PLC0415 — not for the help
     from induscode.cluster.key import write_new_key  # noqa: PLC0415 — not for the help

@@ -117,7 +117,7 @@ def list_rows(*, as_json: bool, **_: object) -> int:
 @click.option("--client-auth", type=click.Choice(SECRET_METHODS), help="How the secret is sent to the issuer.")
 @click.option("--grant", type=click.Choice(CONNECTOR_GRANTS), help="Who signs in: a user, or the client itself.")
 @click.option(
-    "--scopes", metavar="SCOPES", default="", help="Scopes of the first sign-in: those of reading operations."
+    "--scopes", metavar="SCOPES", default="", help="Scopes of the first sign-in; by default those for reading."
 )
 @as_json
 @click.pass_context
@@ -138,8 +138,8 @@ def add(
 ) -> int:
     """Add the connector NAME from SPEC: the file or URL of an OpenAPI document, 3.0 or 3.1, in JSON or YAML.
 
-    The document is approved as it is now: a later change disables the connector until it is approved. With --auth oauth
-    its addresses of the sign-in are approved too: `indus connectors login NAME` signs in there.
+    This approves the current document: a later change disables the connector until you approve it. With --auth oauth,
+    it also approves the document's sign-in addresses, which `indus connectors login NAME` uses.
     """
     invocation = read_invocation(context)
     store = ConnectorStore()
@@ -244,7 +244,7 @@ def remove(context: click.Context, name: str, *, as_json: bool, **_: object) -> 
 @as_json
 @click.pass_context
 def doctor(context: click.Context, name: str | None, *, as_json: bool, **_: object) -> int:
-    """Examine connectors: document, base URL, variables and sign-in. No request is sent to a service.
+    """Examine connectors: document, base URL, variables and sign-in. Sends no request to a service.
 
     Exit code 1 if one of them has a problem.
     """
@@ -308,7 +308,7 @@ async def _examine(store: ConnectorStore, row: ConnectorRow, web: WebSettings) -
 def approve(
     context: click.Context, name: str, *, yes: bool, digests: tuple[str, ...], as_json: bool, **_: object
 ) -> int:
-    """Approve the document of a connector as it is now, after showing what has changed."""
+    """Show how the document of a connector has changed, and approve it as it is now."""
     store = ConnectorStore()
     row = _get_row(context, store, name)
 
@@ -358,7 +358,7 @@ def approve(
 def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None, **_: object) -> int:
     """Sign in to the service of the connector NAME, in a browser on this machine unless --device or --paste is given.
 
-    The sign-in is stored and refreshed by itself; see it with `indus connectors list`.
+    indus stores the sign-in and refreshes it automatically; see it with `indus connectors list`.
     """
     store = ConnectorStore()
     row = _get_row(context, store, name)

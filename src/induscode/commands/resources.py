@@ -14,6 +14,13 @@ from induscode.launch.options import flags
 _HERE = "induscode.commands.resources"
 
 no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
+output_option = click.option(
+    "--output",
+    type=click.Choice(("text", "json", "raw")),
+    default="text",
+    show_default=True,
+    help="Text safe for a terminal, JSON with everything, or the texts unchanged.",
+)
 
 
 @click.command(
@@ -44,13 +51,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
 @flags("--mcp", "--cwd")
 @click.command("read")
 @click.argument("resource", metavar="@SERVER:URI")
-@click.option(
-    "--output",
-    type=click.Choice(("text", "json", "raw")),
-    default="text",
-    show_default=True,
-    help="Text safe for a terminal, JSON with everything, or the texts unchanged.",
-)
+@output_option
 @click.option("--save", metavar="DIR", help="Write images and other data to new files in DIR.")
 @click.pass_context
 def read(context: click.Context, resource: str, *, output: str, save: str | None, **_: object) -> int:

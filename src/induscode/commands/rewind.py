@@ -53,8 +53,8 @@ def command(
 ) -> int:
     """Return to the state before a prompt. Without --to: list the points.
 
-    Files that write, edit and commands have changed are restored, after what they are now was recorded: a rewind is
-    a point of the list too, and going back to it undoes it.
+    Restores files changed by write, edit and commands, after recording their current state: a rewind becomes a point
+    in the list too, and going back to it undoes it.
     """
     from induscode.conversations.transcript import ConversationError  # noqa: PLC0415 — for a command that runs
 

@@ -195,8 +195,8 @@ def search(
 ) -> int:
     """Find tools, prompts and resources by WORDS: what they do, or their name.
 
-    The best come first. Known servers aren't started, others have three seconds to come up. Prompts and resources are
-    found once they were listed. The exit code is 1 if nothing is found.
+    Best matches come first. Known servers aren't started; others get three seconds to come up. Prompts and resources
+    are found only after you've listed them once. The exit code is 1 if nothing is found.
     """
     from induscode.boot.catalog import list_search_items  # noqa: PLC0415 — imports the deck
     from induscode.search.background import open_index  # noqa: PLC0415 — for searches alone

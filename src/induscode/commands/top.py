@@ -37,7 +37,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 def command(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
     """Show the calls of every run of this user as they happen, until Ctrl-C.
 
-    The figures are those of the page (indus ui) and of indus calls: all come from the records of calls.
+    The figures match the page (indus ui) and indus calls: all come from the call records.
     """
     if as_json:
         write_json(_build_json(_read(minutes)))

@@ -85,8 +85,8 @@ def add(
 ) -> int:
     """Add the server NAME: a URL, or the COMMAND that starts it.
 
-    ${VARIABLE} in a value is taken from the environment when the server is started. Adding a server to the project is
-    consent to it. It is started once, as a check.
+    ${VARIABLE} in a value is read from the environment when the server starts. Adding a server to the project is
+    consent to it. Starts it once, as a check.
     """
     from induscode.launch.flags import split_list  # noqa: PLC0415 — loaded with the options
 
@@ -239,7 +239,7 @@ def give_consent(row: ServerRow) -> None:
 @scope_option
 @click.pass_context
 def remove(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
-    """Remove the server NAME from our file, with the consent to it. One that's added under its name later is new."""
+    """Remove the server NAME from our file, and your consent to it. A later server of that name starts fresh."""
     from induscode.servers.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
 
     path, whose = find_own_file(read_invocation(context).cwd, name, scope)

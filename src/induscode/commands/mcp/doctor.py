@@ -103,8 +103,8 @@ class _Findings:
 def doctor(context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, **_: object) -> int:
     """Examine the server NAME, or all servers, and say what to do. Exit code 1 if there is a problem.
 
-    Each trusted server is started once, on its own; the ledger stays the same. Also listed: jobs that a crashed run of
-    indus left running.
+    Starts each trusted server once, by itself, and leaves the ledger alone. Also lists jobs that a crashed run of indus
+    left running.
     """
     from indusagi.capabilities.receipts import end_leftover, find_leftover_jobs  # noqa: PLC0415 — for `doctor`
     from induscode.launch.installation import check_installation  # noqa: PLC0415 — for `doctor`
@@ -296,9 +296,9 @@ def _print_report(
 )
 @click.pass_context
 def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
-    """Show what went wrong with the server NAME, and what it wrote to standard error before.
+    """Show the faults of the server NAME, with its last lines on standard error.
 
-    The ledger keeps this, without any known secret.
+    They come from the ledger, which redacts known secrets.
     """
 
     async def work(_: CancelToken) -> int:

@@ -58,8 +58,8 @@ _MAX_NAMES = 3
 def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool, **_: object) -> int:
     """List the servers and their states.
 
-    Trusted servers are connected to, for ten seconds at most, unless --no-check is given. A row is printed as soon as
-    its server has answered. Exit code 0, also if some of them fail: the list says which, and why.
+    Connects to trusted servers for up to ten seconds, and prints each row as soon as its server answers. The exit code
+    is 0 even if some fail: the list says which, and why.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
@@ -337,7 +337,7 @@ def _list_switched_off(invocation: Invocation) -> list[JsonObject]:
 def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:
     """Show the server NAME, without starting it.
 
-    References such as ${TOKEN} are shown as written, other values of variables and headers are hidden.
+    Shows references such as ${TOKEN} as written, and hides all other values of variables and headers.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)

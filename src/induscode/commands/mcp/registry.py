@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_json: bool, **_: object) -> int:
     """Find servers in the registry that have one of WORDS in their names, and all of them in names or descriptions.
 
-    A registry looks for names alone: a word that stands in no name finds nothing by itself.
+    Registries only search names: a word that isn't in any name finds nothing by itself.
     """
     from induscode.servers.registry.package import RegistryClient  # noqa: PLC0415 — imports the HTTP client
 
@@ -86,8 +86,8 @@ def install(
 ) -> int:
     """Add the server NAME of the registry, such as io.github.owner/server, after a question.
 
-    The version is pinned exactly. Values that it needs are taken from variables when it starts. Its tools are pinned
-    when it first lists them, as those of every server.
+    Pins the exact version. The server reads the values it needs from variables when it starts. As with every server,
+    its tools are pinned when it first lists them.
     """
     from induscode.servers.registry.package import RegistryClient, build_installation  # noqa: PLC0415 — loaded on use
 

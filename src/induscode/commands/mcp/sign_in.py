@@ -31,7 +31,7 @@ _FAILED = 1
 def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None, **_: object) -> int:
     """Sign in to the server NAME, in a browser on this machine unless --device or --paste is given.
 
-    The sign-in is stored and refreshed by itself; see it with `indus mcp auth`.
+    indus stores the sign-in and refreshes it automatically; see it with `indus mcp auth`.
     """
     return sign_in_and_check(read_invocation(context), name, way or "browser", port)
 
@@ -100,7 +100,7 @@ def logout(context: click.Context, name: str, **_: object) -> int:
 @as_json
 @click.pass_context
 def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
-    """List the sign-ins: who, scopes, expiry, and where each is stored. Nothing is sent, and no token is shown."""
+    """List the sign-ins: account, scopes, expiry and storage. Sends nothing, and never shows a token."""
     plan = load_plan(read_invocation(context))
 
     async def work(_: CancelToken) -> int:

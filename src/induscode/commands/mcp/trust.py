@@ -60,8 +60,8 @@ _APPROVED = "approved as it is now"
 def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, digests: tuple[str, ...], **_: object) -> int:
     """Consent to servers of the project: those named, or all without consent.
 
-    With --mcp FILE: to changed servers of that file, which a running gateway has held back. Exit code 1 if one of them
-    was declined.
+    With --mcp FILE: to changed servers of that file, which a running gateway holds back. Exit code 1 if you decline
+    one.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
@@ -156,8 +156,8 @@ def _report_faults(mcp: BootedBridge) -> bool:
 def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> int:
     """Write the definitions of the project's tools to .indusvx/mcp.lock.json, to be committed.
 
-    With --check nothing is written. Exit code 1 if something other than a cosmetic change differs or waits for
-    approval, 3 if a server is missing. Servers of the user's own files are left out.
+    Skips servers from the user's own files. Exit code 1 if there are more than cosmetic differences or something waits
+    for approval, 3 if a server is missing.
     """
     from induscode.deck.mcp.lock import LOCK_NAME  # noqa: PLC0415 — for `lock`
 
@@ -247,10 +247,10 @@ def _print_drifts(
 @as_json
 @click.pass_context
 def diff(context: click.Context, server: str | None, *, as_json: bool, **_: object) -> int:
-    """Show what SERVER, or any server, has changed or added since it was approved.
+    """Show definitions that SERVER, or any server, has changed or added since you approved it.
 
-    Exit code 1 if something is disabled because of that; a cosmetic change disables no tool, and the approved text
-    stays in use. The digest at the end is for `approve --digest`.
+    Exit code 1 if that disables something. A cosmetic change doesn't: the approved text stays in use. Pass the digest
+    at the end to `approve --digest`.
     """
     plan = _load_servers(context, server)
 
@@ -291,10 +291,10 @@ def _load_servers(context: click.Context, server: str | None) -> ServerPlan:
 def approve(
     context: click.Context, server: str, tool: str | None, *, yes: bool, digests: tuple[str, ...], **_: object
 ) -> int:
-    """Show what SERVER has changed or added, and approve it after a yes; or one TOOL of it.
+    """Show the definitions that SERVER has changed or added, or only TOOL, and approve them after a yes.
 
-    The yes counts for exactly what was shown. In a script, `--yes --digest DIGEST` approves what `indus mcp diff` has
-    shown, and `--yes` alone whatever the server says now. Exit code 1 if it was declined, or has changed since.
+    Your yes covers exactly the definitions shown. In a script, `--yes --digest DIGEST` approves those from `indus mcp
+    diff`, and `--yes` alone whatever the server says now. Exit code 1 if you decline, or they have changed since.
     """
     plan = _load_servers(context, server)
 
