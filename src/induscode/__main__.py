@@ -1,8 +1,8 @@
 """The entry point of `indus`, `indusr`, `indusagir` and `python -m induscode`: one program.
 
-`--version` is answered without loading the program. An early end is one line and an exit code: 2 for bad input, 1 for a
-failure, 128 + n for signal n (https://man7.org/linux/man-pages/man7/signal.7.html). A closed standard output counts as
-SIGPIPE. The exit code stays the same if standard error cannot be written.
+`--version` doesn't load the program. Errors print one line and exit with 2 (bad input), 1 (failure) or 128 + n
+(signal n, https://man7.org/linux/man-pages/man7/signal.7.html). A closed standard output counts as SIGPIPE. An
+unwritable standard error doesn't change the exit code.
 """
 
 import os
@@ -21,7 +21,7 @@ _REMEDY = "pip uninstall indusagi induscode indus-deck, then install indus-deck 
 
 
 def find_replaced_package() -> str | None:
-    """Return the name of a package of ours that another distribution has replaced; None if all are ours."""
+    """Return the name of one of our packages that another distribution replaced, or `None`."""
     for package in (indusagi, induscode):
         if getattr(package, "DISTRIBUTION", None) != _DISTRIBUTION:
             return package.__name__
@@ -29,7 +29,7 @@ def find_replaced_package() -> str | None:
 
 
 def find_other_distributions() -> list[str]:
-    """List the other distributions that are installed beside our packages, by their metadata directories."""
+    """List conflicting distributions installed next to our packages, by their metadata directories."""
     folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     try:
         names = os.listdir(folder)
@@ -39,8 +39,8 @@ def find_other_distributions() -> list[str]:
     return sorted(name for name in installed if name.lower() in _OTHERS)
 
 
-# Checked before anything else is imported: the other modules may be replaced as well, and this line names the cause of
-# the ImportError that would follow.
+# Check this before importing anything else: other modules may be replaced too, and without this message all the user
+# would see is an ImportError.
 _REPLACED = find_replaced_package()
 if _REPLACED is not None:
     sys.exit(
@@ -56,23 +56,23 @@ _STANDARD_OUTPUT = 1
 
 
 def main() -> int:
-    """Run the program with the arguments of this process and return its exit code."""
+    """Run the program with this process's arguments and return its exit code."""
     try:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, TextIOWrapper):
-                # Characters that the terminal's encoding lacks are escaped.
+                # Escape characters that the terminal's encoding lacks.
                 stream.reconfigure(errors="backslashreplace")
         others = find_other_distributions()
         if others:
             problem = f"{' and '.join(others)} of PyPI is installed beside indus-deck and has files of the same names"
             print_status(f"{problem}: whichever was installed last has replaced the other's. {_REMEDY}")
         code = _run(sys.argv[1:])
-        # Started with its output closed, Python has no standard output.
+        # It's None if it was closed at startup.
         if sys.stdout is not None:
             sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader has ended, such as `head`
+    except BrokenPipeError:  # the reader, such as `head`, has exited
         redirect_to_null(_STANDARD_OUTPUT)
         return 128 + signal.SIGPIPE
     except OSError as exc:

@@ -1,8 +1,7 @@
-"""The deck for programs: native tools and the tools of MCP servers in one toolbox.
+"""The deck for programs: native tools and MCP server tools in one toolbox.
 
-It is the toolbox of a session: definitions are compared with their pins, servers of a project need consent, the ledger
-and the records of calls are written, and the user's permission rules check every call. What the rules leave open is
-asked of the gate.
+It works like a session: pins guard definitions, project servers need consent, the ledger and call records are written,
+and the user's permission rules check every call. Where the rules leave a call open, the gate decides.
 """
 
 from __future__ import annotations
@@ -47,28 +46,28 @@ async def open_deck(
 ) -> AsyncGenerator[SessionToolBox]:
     """Open the deck inside the block; enter and leave it in one task.
 
-    What was left out is logged as a warning, and stays in the `notes` of the toolbox.
+    Everything left out is logged as a warning, and listed in the toolbox's `notes`.
 
     Args:
-        config: Configuration files, or directories of projects, whose servers are used. Without any, and without
-            `servers`, these are the user's and those of the project in `cwd`.
-        gate: Decides about the calls that the rules leave open. Without one these calls are denied, and the message
-            names the rule that would allow them.
-        servers: Further servers, by name, as rows of a configuration file.
-        cards: Tools of your own, as `define_tool` makes them.
-        profile: The native tools.
-        tools: Names of native tools; those of the profile if there are none.
-        allow: Rules for calls that run unasked, such as `bash(git status *)` or `github__*`.
-        approval: `ask`, as in the settings of the user unless they say otherwise; `auto-edit` writes files of `cwd`
-            unasked; `all` allows everything that no rule denies.
-        sandbox: Whether commands run in a sandbox: `auto`, `required` or `off`; by default as the settings say.
-        cwd: The directory that the native tools work in, and do not leave.
+        config: Configuration files or project directories with servers. Without any (and without `servers`), the deck
+            uses the user's servers and those of the project in `cwd`.
+        gate: Decides about calls that the rules leave open. Without a gate, they're denied with a message that names
+            the rule to allow them.
+        servers: Additional servers by name, as configuration rows.
+        cards: Your own tools, from `define_tool`.
+        profile: The set of native tools.
+        tools: Names of native tools; by default all of the profile.
+        allow: Rules for calls that need no approval, such as `bash(git status *)` or `github__*`.
+        approval: `ask` (the default), `auto-edit` to write files in `cwd` without asking, or `all` to allow everything
+            that no rule denies.
+        sandbox: Whether to sandbox commands: `auto`, `required` or `off`; by default from the settings.
+        cwd: The directory that native tools work in and can't leave.
 
     Raises:
-        ConfigPathError: A path does not exist, or has no usable server.
-        UnknownCapability: There is no tool of a name in `tools`.
+        ConfigPathError: A path doesn't exist, or has no usable server.
+        UnknownCapability: A name in `tools` is unknown.
         InvalidRuleError: A rule in `allow` is invalid.
-        ValueError: The settings of the user are invalid, or `profile` is unknown.
+        ValueError: The user's settings are invalid, or `profile` is unknown.
     """
     if profile not in _PROFILES:
         raise ValueError(f"profile is one of {', '.join(_PROFILES)}, not {profile!r}")
@@ -99,14 +98,14 @@ async def open_deck(
 
 
 open_deck_sync = make_blocking(open_deck)
-"""Open the deck for code without an event loop, with the arguments of `open_deck`.
+"""`open_deck` for code without an event loop.
 
-Its servers run in a thread of their own. The toolbox has `run_sync`, and adapters use it with and without `await`.
+The servers run in a separate thread. The toolbox has `run_sync`, and adapters work with and without `await`.
 """
 
 
 def _build_invocation(cwd: str, approval: Approval | None, sandbox: SandboxMode | None) -> Invocation:
-    """Build the invocation of a command line with these flags. It blocks: settings are read from files."""
+    """Build the invocation that these flags would give. Blocks, to read the settings files."""
     cwd = os.path.realpath(cwd)
     values = {"approval": approval, "sandbox": sandbox}
     given = {key for key, value in values.items() if value is not None}
@@ -114,7 +113,7 @@ def _build_invocation(cwd: str, approval: Approval | None, sandbox: SandboxMode 
 
 
 class GateApprover:
-    """The gate of a program as the approver of its permissions; a yes holds for one call."""
+    """Lets a program's gate answer permission requests; a yes holds for one call."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate = gate

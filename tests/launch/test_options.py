@@ -87,7 +87,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Invocation]:
 
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(program, "is_interactive", lambda: True)
-    monkeypatch.setattr(program, "_run_session", open_session)
+    monkeypatch.setattr(program, "_run_agent", open_session)
     return sessions
 
 

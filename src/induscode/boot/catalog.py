@@ -1,4 +1,4 @@
-"""The list of all tools: native ones, and those of servers as the ledger knows them."""
+"""Lists all tools: native ones, and server tools as the ledger knows them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from anyio import to_thread
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import format_count
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, RemoteToolRef, is_usable_phase
 from induscode.boot.plans import (
     FIRST_PROMPT_LIMIT_S,
     LOOK_LIMIT_S,
@@ -24,6 +25,7 @@ from induscode.boot.plans import (
     usage_errors,
 )
 from induscode.search.options import estimate_definition
+from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,35 +42,35 @@ if TYPE_CHECKING:
 
 NATIVE = "native"
 _SEPARATORS = "_-:."
-"""What may stand between a server and its tool in a name that a user types."""
+"""Separators between server and tool in a name typed by the user."""
 
 
 @record
 class ListedTool:
-    """One tool of the list."""
+    """A tool in a listing."""
 
     descriptor: ToolDescriptor
     source: str
-    """`native`, or the id of a server."""
+    """`native`, a server id, or `addon NAME`."""
     profiles: tuple[str, ...] = ()
     tool: str | None = None
-    """Its name at its server."""
+    """The server's own name for it."""
     missing: str | None = None
-    """Why a session does not show it to a model: the backend that it lacks."""
+    """The missing backend that hides it from models."""
 
     @property
     def name(self) -> str:
-        """The name a model calls it by."""
+        """The name models call it by."""
         return self.descriptor.name
 
     @property
     def reads_only(self) -> bool:
-        """Whether it changes nothing, by its annotations; of a server's tool that is the server's word."""
+        """Whether its annotations say it's read-only; for a server's tool, that's the server's claim."""
         return self.descriptor.reads_only
 
     @property
     def tokens(self) -> int:
-        """Estimated tokens of its definition, at four bytes each."""
+        """Estimated size of its definition, at four bytes per token."""
         return estimate_definition(self.descriptor)
 
     def as_json(self) -> JsonObject:
@@ -87,21 +89,21 @@ class ListedTool:
 
 @record
 class ToolListing:
-    """The tools of a deck that does not run."""
+    """The tools of a deck, without running it."""
 
     tools: Sequence[ListedTool]
     plan: ServerPlan
     states: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The state of every server of the plan: `known`, `asked`, `starting`, or why its tools are unknown."""
+    """For each server of the plan: `known`, `asked`, `starting`, or why we don't know its tools."""
     notes: Sequence[Note] = ()
     disabled: Sequence[DisabledTool] = ()
-    """Tools that may not be called until their changed definitions are approved."""
+    """Tools that can't be called until the user approves their changed definitions."""
     content: Sequence[RemoteTool] = ()
-    """What the ledger knows beside tools, of the kinds that were asked for."""
+    """Known prompts, resources and templates, if requested."""
 
     @property
     def news(self) -> Sequence[Note]:
-        """The notes, without those about definitions that were known before."""
+        """The notes, except those about definitions the ledger already knew."""
         from indusagi.interop.protocol_bridge.client.tools import DefinitionNote  # noqa: PLC0415 — imports the bridge
 
         return [
@@ -112,7 +114,7 @@ class ToolListing:
 
 
 def list_native_tools(invocation: Invocation, name: str | None = None) -> list[ListedTool]:
-    """List the native tools, or those of `--tools`; a second name of one only if it's `name`.
+    """List the native tools, or only those in `--tools`. An alias is listed only if it's `name`.
 
     Raises:
         click.UsageError: `--tools` names an unknown tool.
@@ -125,17 +127,16 @@ def list_native_tools(invocation: Invocation, name: str | None = None) -> list[L
     if invocation.no_tools:
         return []
     context = DeckContext(invocation.cwd)
-    profiles = {card.id: tuple(map(str, card.profiles)) for card in capability_cards()}
+    profiles = {str(card.id): tuple(map(str, card.profiles)) for card in capability_cards()}
     built: list[Capability] = [card.build(context) for card in capability_cards()]
     with usage_errors():
         deck = select_tools(ToolDeck(built, base_context(context)), invocation.tools)
-    names: dict[str, tuple[str, ...]] = {str(card): values for card, values in profiles.items()}
-    # Other cards have their backend in a session: a model for `task`, the plan mode.
+    # Sessions provide the other backends: a model for `task`, plan mode.
     web = web_settings(invocation.settings)
     handles = DeckFramework(web=web, saas=build_connector_gateway(web))
     missing = {name: find_missing_backend(name, handles) for name in ("saas-action", "websearch")}
     return [
-        ListedTool(describe(card), NATIVE, names.get(card.name, ()), missing=missing.get(card.name))
+        ListedTool(describe(card), NATIVE, profiles.get(card.name, ()), missing=missing.get(card.name))
         for card in (*deck.shown(), *(card for card in deck.tools() if card.name == name in SECOND_NAMES))
     ]
 
@@ -149,13 +150,13 @@ async def list_tools(
     name: str | None = None,
     limit_s: float | None = None,
 ) -> ToolListing:
-    """List every tool, and what servers offer of other kinds.
+    """List every tool, plus other items of these `kinds`.
 
-    Servers that the ledger knows aren't started. With `check` the others are, for `limit_s` (`LOOK_LIMIT_S`) at most:
-    only `server`, or only those that may have the tool `name` if that tool isn't known yet.
+    With `check`, start the servers that the ledger doesn't know, for up to `limit_s` (`LOOK_LIMIT_S` by default). With
+    `server`, start only that one; with `name`, only servers that may own it, and only if the tool is unknown.
 
     Raises:
-        click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
+        click.UsageError: A path in `--mcp` or a name in `--tools` doesn't exist.
     """
     native = list_native_tools(invocation, name)
     plan = load_plan(invocation)
@@ -178,7 +179,7 @@ async def list_tools(
 
 
 async def _add_addon_tools(invocation: Invocation, listing: ToolListing) -> ToolListing:
-    """Add the cards of addons, which are loaded for it."""
+    """Load the addons and add their cards."""
     from induscode.addons.loader import load_addons  # noqa: PLC0415 — for runs with addons
     from induscode.deck.catalog import capability_ids  # noqa: PLC0415 — imports the cards
     from induscode.deck.contract import describe  # noqa: PLC0415 — for runs with addons
@@ -203,7 +204,7 @@ async def _list_remote_tools(
     name: str | None,
     limit_s: float | None,
 ) -> ToolListing:
-    """List the tools that the ledger knows; with a limit, start servers that it doesn't know first."""
+    """List the tools in the ledger. With `limit_s`, first start the servers it doesn't know."""
     from induscode.deck.mcp.known import read_known_tools  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
 
@@ -217,7 +218,7 @@ async def _list_remote_tools(
     if unseen and limit_s is not None:
         asked, faults = await _start_unseen(plan.narrow(unseen), store, limit_s)
         states |= asked
-        # Their tools are in the ledger by now.
+        # The ledger has their tools now.
         known, notes = await read_known_tools(store, plan.configs.values())
     elif limit_s is None:
         faults = [build_unseen_note(one) for one in unseen]
@@ -230,15 +231,13 @@ async def _list_remote_tools(
     disabled = [tool for one in plan.configs for tool in remembered.get(one, ())]
     content: list[RemoteTool] = []
     for kind in kinds:
-        known_items, _ = await read_known_tools(store, plan.configs.values(), kind)
-        for items in known_items.values():
-            content += items
+        by_server, _ = await read_known_tools(store, plan.configs.values(), kind)
+        content += [item for items in by_server.values() for item in items]
     return ToolListing(listed, plan, states, (*notes, *faults), disabled, content)
 
 
 async def _start_unseen(plan: ServerPlan, store: LedgerStore, limit_s: float) -> tuple[dict[str, str], list[Note]]:
-    """Start servers once, so that the ledger gets their tools; return their states, and notes about failures."""
-    from indusagi.interop.protocol_bridge.contract import is_usable_phase  # noqa: PLC0415 — for servers that are started
+    """Start servers once to record their tools in the ledger; return their states and failure notes."""
     from induscode.boot.runners import attach_servers  # noqa: PLC0415 — for servers that are started
     from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — for servers that are started
 
@@ -259,7 +258,7 @@ async def _start_unseen(plan: ServerPlan, store: LedgerStore, limit_s: float) ->
 
 
 def _name_tools(plan: ServerPlan, known: Mapping[str, Sequence[RemoteTool]]) -> list[ListedTool]:
-    """List tools of servers under the names that an enrolment in the order of the plan gives them."""
+    """Name server tools the way enrolling them in plan order would."""
     from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
 
     taken: set[str] = set()
@@ -272,7 +271,7 @@ def _name_tools(plan: ServerPlan, known: Mapping[str, Sequence[RemoteTool]]) -> 
 
 
 def find_possible_owners(name: str, servers: Iterable[str]) -> list[str]:
-    """Find the servers that may have a tool of this name: those it begins with, spelled exactly or like it."""
+    """Find the servers whose id prefixes this tool name, exactly or else ignoring case, `_` and `-`."""
     from indusagi.interop.protocol_bridge.client.tools import may_own_tool  # noqa: PLC0415 — for runs with servers
 
     servers = [*servers]
@@ -284,17 +283,16 @@ def find_possible_owners(name: str, servers: Iterable[str]) -> list[str]:
 async def list_search_items(
     invocation: Invocation, kinds: Collection[SearchKind], *, check: bool, server: str | None = None
 ) -> tuple[ToolListing, Sequence[SearchItem]]:
-    """List every tool, and what can be found of these kinds: tools, and prompts and resources that the ledger knows.
+    """List every tool, and build the searchable items of these `kinds` (prompts and resources from the ledger).
 
-    With a `server` no other one is started; without one, servers that were never seen get `FIRST_PROMPT_LIMIT_S`.
+    With `server`, start no other server. Without it, unknown servers get `FIRST_PROMPT_LIMIT_S` to come up.
 
     Raises:
-        click.UsageError: A path of `--mcp` or a name of `--tools` does not exist.
+        click.UsageError: A path in `--mcp` or a name in `--tools` doesn't exist.
     """
-    from indusagi.interop.protocol_bridge.contract import LISTED_KINDS  # noqa: PLC0415 — imports the bridge
     from induscode.search.items import build_content_item, build_tool_item  # noqa: PLC0415 — for searches alone
 
-    # A template is looked for with the resources.
+    # Templates count as resources in a search.
     wanted: list[ItemKind] = [kind for kind in LISTED_KINDS if ("resource" if kind == "template" else kind) in kinds]
     limit_s = FIRST_PROMPT_LIMIT_S if server is None else LOOK_LIMIT_S
     listing = await list_tools(invocation, check=check, kinds=wanted, server=server, limit_s=limit_s)
@@ -319,12 +317,11 @@ async def list_search_items(
 
 
 def _find_denied(tools: Sequence[ListedTool], cwd: str) -> Collection[str]:
-    """Find the tools of which a rule of the user or the project denies every call."""
+    """Find the tools that the user's or project's rules deny altogether."""
     from induscode.permissions.store import RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — for searches alone
 
     if not has_rules(cwd):
         return ()
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef  # noqa: PLC0415 — imports the bridge
     from induscode.permissions.call_facts import identify_listed_tool  # noqa: PLC0415 — with rules alone
     from induscode.permissions.policy import find_total_denial  # noqa: PLC0415 — with rules alone
 
@@ -339,12 +336,10 @@ def _find_denied(tools: Sequence[ListedTool], cwd: str) -> Collection[str]:
 
 
 async def find_server_of_tool(plan: ServerPlan, name: str, store: LedgerStore) -> str | None:
-    """Find the server that had a tool of this name when it was last seen."""
+    """Find the server that last listed a tool of this name."""
     from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — for runs with servers
     from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
-    from induscode.servers.config.trust import server_identity  # noqa: PLC0415 — for runs with servers
 
     for row in await store.latest("list"):
         config = plan.configs.get(str(row.facts.get("server")))

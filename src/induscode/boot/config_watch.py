@@ -1,7 +1,7 @@
-"""The files that configure the servers of a run: which they are, whether one has changed, and what of a change is used.
+"""Watches the files that configure a run's servers, and decides which changes to apply.
 
-A file that is broken for a moment changes nothing. A file that was named with `--mcp` and belongs to the workspace may
-be changed by a `git pull` or by the model itself: its changed rows wait for the user's yes.
+A temporarily broken file changes nothing. A `git pull` or the model itself may change an `--mcp` file inside the
+workspace, so its changed rows wait for the user's yes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _UNCHANGED = "the servers stay as they were"
 
 
 def list_config_files(invocation: Invocation) -> Sequence[str]:
-    """List every file that may configure servers of this run, existing or not."""
+    """List every file that may configure this run's servers, existing or not."""
     if invocation.no_mcp:
         return ()
     files: list[str] = []
@@ -49,25 +49,25 @@ def list_config_files(invocation: Invocation) -> Sequence[str]:
 
 
 class ConfigFiles:
-    """Configuration files and their signatures. Consent given in another process counts as a change."""
+    """Detects changes of the configuration files. Consent from another process counts as a change."""
 
     def __init__(self, files: Sequence[str]) -> None:
         try:
             trust = (TrustStore().path,)
         except OSError:
-            trust = ()  # without a home directory no server is trusted
+            trust = ()  # without a home directory we trust no server
         self.files = files
         self._watched = (*files, *trust)
         self._last = self.read_signatures()
 
     def has_changed(self) -> bool:
-        """Return whether a file has changed since the last time. It blocks."""
+        """Return whether a file changed since the last call. Blocks."""
         present = self.read_signatures()
         changed, self._last = present != self._last, present
         return changed
 
     def read_signatures(self) -> object:
-        """Read inode, size and times of every file; of an absent one the error number. It blocks."""
+        """Stat every file. A missing file yields its errno instead. Blocks."""
         signatures: list[object] = []
         for path in self._watched:
             try:
@@ -79,7 +79,7 @@ class ConfigFiles:
 
 
 def find_broken_files(files: Sequence[str]) -> Sequence[Note]:
-    """Return a note for each existing file that cannot be read or does not have the shape of a configuration."""
+    """Return a note for each existing file that's unreadable or not shaped like a configuration."""
     notes: list[Note] = []
     for path in files:
         if not os.path.lexists(path):
@@ -95,7 +95,7 @@ def find_broken_files(files: Sequence[str]) -> Sequence[Note]:
 
 
 def find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
-    """Return a note for each server of the `present` plan whose row in the new one cannot be read."""
+    """Return a note for each server of the `present` plan whose new row is unreadable."""
     lost = {row.id for row in present.rows} - {row.id for row in plan.rows}
     owners = tuple(f"server {server!r} of " for server in lost)
     return [
@@ -109,16 +109,16 @@ def find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
 
 
 class ConsentedRows:
-    """The rows that a run may start: as they were when it started, or with the user's yes to what they are now.
+    """The rows a run may start: unchanged since its start, or approved by the user as they are now.
 
-    Naming a file on the command line is consent to its present content. A file outside the workspace belongs to the
-    user, and its changes are accepted. A file inside comes with the project: its changed rows are held back.
+    Naming a file on the command line is consent to its current content. A file outside the workspace belongs to the
+    user, so we accept its changes. A file inside comes with the project, so we hold its changed rows back.
 
     Args:
         workspace: The working directory of the run.
-        plan: The servers at the start; their rows are accepted.
-        remedy: Names the command by which the user agrees to a row that was held back.
-        scopes: The scopes whose rows need it; rows of the project have their own consent (`indus mcp trust`).
+        plan: The servers at the start, whose rows we accept.
+        remedy: Returns the command that approves a held-back row.
+        scopes: Which scopes to check. Project rows need separate consent anyway (`indus mcp trust`).
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ConsentedRows:
         }
 
     def find_changed(self, plan: ServerPlan) -> Sequence[ServerRow]:
-        """List the rows of `plan` that aren't as they were accepted."""
+        """List the rows of `plan` that changed since we accepted them."""
         return [
             row
             for row in plan.rows
@@ -147,7 +147,7 @@ class ConsentedRows:
         ]
 
     def hold_back(self, plan: ServerPlan) -> ServerPlan:
-        """Take the changed rows out of `plan`, with a note for each."""
+        """Remove the changed rows from `plan`, with a note for each."""
         changed = {row.id: row for row in self.find_changed(plan)}
         if not changed:
             return plan

@@ -1,4 +1,4 @@
-"""Resources and prompts of servers for commands: `@server:uri`, `/server:prompt`, lists, and results as blocks."""
+"""Server resources and prompts for commands: parses `@server:uri` and `/server:prompt`, lists and fetches items."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
     from induscode.servers.plan import ServerPlan
 
 MARKS = {"@": "resource", "/": "prompt"}
-"""What a name begins with that is not a tool's."""
-_LONGEST_ABOUT = 100
+"""Prefixes that distinguish resources and prompts from tools."""
+_MAX_ABOUT = 100
 
 
 def parse_reference(text: str, plan: ServerPlan) -> tuple[str, str]:
-    """Split `@server:uri` or `/server:prompt` by the ids of the configured servers.
+    """Split `@server:uri` or `/server:prompt` after a configured server id.
 
     Raises:
-        click.UsageError: It names no server.
+        click.UsageError: It doesn't name a configured server and an item.
     """
     servers = sorted((row.id for row in plan.rows), key=len, reverse=True)
     for server in servers:
@@ -59,8 +59,7 @@ def parse_reference(text: str, plan: ServerPlan) -> tuple[str, str]:
     if named in servers:
         message = f"{text!r} names no {what}: write {text[0]}{named}:{what}"
         raise click.UsageError(message, click.get_current_context(silent=True))
-    message = f"there is no server {named!r}: write {text[0]}server:{what}"
-    raise build_unknown_name(message, named, servers, click.get_current_context(silent=True))
+    raise build_unknown_name(f"there is no server {named!r}: write {text[0]}server:{what}", named, servers)
 
 
 @asynccontextmanager
@@ -75,7 +74,7 @@ async def open_content(
 ) -> AsyncGenerator[tuple[BootedBridge, ServerContent]]:
     """Attach the servers of a plan inside the block: known ones asleep, others started.
 
-    Without `starts_unseen` the others are left out; without `wait` the caller waits for them.
+    Without `starts_unseen`, skip the others. Without `wait`, the caller has to wait for them.
     """
     options = BootOptions(lazy=tuple(plan.configs), kinds=CONTENT_KINDS, handlers=handlers)
     async with opened_store() as store:
@@ -89,7 +88,7 @@ async def open_content(
 
 
 def print_items(context: click.Context, kinds: Sequence[ItemKind], *, as_json: bool, no_check: bool) -> int:
-    """Print the items of some kinds, of all servers or of one."""
+    """Print the items of these kinds, from all servers or the one in the `server` parameter."""
     plan = load_plan(read_invocation(context))
     server = context.params.get("server")
     if server is not None:
@@ -127,11 +126,11 @@ def print_items(context: click.Context, kinds: Sequence[ItemKind], *, as_json: b
 
 def _shorten(item: BridgeCapability) -> str:
     text = " ".join(item.description.split())
-    return text if len(text) <= _LONGEST_ABOUT else f"{text[: _LONGEST_ABOUT - 1].rstrip()}…"
+    return text if len(text) <= _MAX_ABOUT else f"{text[: _MAX_ABOUT - 1].rstrip()}…"
 
 
 def describe_reference(item: BridgeCapability) -> str:
-    """Write an item as it is named on a command line and in a session."""
+    """Format an item's reference for the command line and sessions, such as `@server:uri`."""
     mark = "/" if item.ref.kind == "prompt" else "@"
     return f"{mark}{item.ref.server}:{item.ref.name}"
 
@@ -139,7 +138,7 @@ def describe_reference(item: BridgeCapability) -> str:
 async def fetch_content(
     content: ServerContent, server: str, kind: str, name: str, arguments: JsonObject
 ) -> ToolOutcome:
-    """Read a resource or get a prompt; a failure is an error outcome."""
+    """Read a resource or get a prompt; failures become error outcomes."""
     try:
         if kind == "resource":
             result = await content.read_resource(server, name)

@@ -1,7 +1,7 @@
-"""Connectors of a running session: `indus connectors add`, `approve` and `remove` are seen without a restart.
+"""Connectors of a running session, which picks up `indus connectors add`, `approve` and `remove` without a restart.
 
-A changed file is looked for between turns, and by a gateway every few seconds, never in the middle of a call: what
-permissions saw is what is sent.
+Sessions look for changes between turns, and gateways every few seconds, but never during a call: we send exactly the
+request that permissions checked.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ SAAS_CARD = "saas-action"
 
 
 class LiveConnectors:
-    """The gateway to the connectors of this user, as they were when it last looked.
+    """The gateway to this user's connectors, as of the last refresh.
 
     Args:
-        web: The addresses that may be reached, and the limits.
+        web: Allowed addresses and limits.
     """
 
     def __init__(self, web: WebSettings) -> None:
@@ -51,14 +51,14 @@ class LiveConnectors:
             self._read_facts()
 
     def refresh(self) -> Sequence[str]:
-        """Read the connectors again if their file has changed, and describe what is different. It blocks."""
+        """Reread the connectors if their file changed, and describe the differences. Blocks."""
         signature = self._store.read_signature()
         if signature == self._signature:
             return []
         self._signature, before = signature, self._known
         self._read_facts()
         if self._known == before:
-            return []  # only the time of the last comparison is another
+            return []  # only the time of the last comparison differs
         self._gateway = None
         parts = {
             "removed": [name for name in before if name not in self._known],
@@ -78,26 +78,26 @@ class LiveConnectors:
         }
 
     async def aclose(self) -> None:
-        """End what calls have left under way, such as a refresh of a sign-in."""
+        """Stop leftover work of calls, such as a token refresh."""
         for gateway in self._opened:
             await gateway.aclose()
 
-    # -- the port -------------------------------------------------------------------------------
+    # -- SaasGatewayPort ------------------------------------------------------------------------
 
     async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
         """Find operations by what they do."""
         return await self._open().discover(query, toolkits)
 
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
-        """Send the request of an operation, and return the parsed answer.
+        """Send an operation's request and return the parsed response.
 
         Raises:
-            ActionError: It was not executed, or its service refused it.
+            ActionError: We couldn't send it, or the service rejected it.
         """
         return await self._open().execute(slug, arguments)
 
     async def find_target(self, slug: str, arguments: JsonObject) -> ActionTarget | None:
-        """Return the request of an action; None if the slug is unknown."""
+        """Return an action's request, or `None` if the slug is unknown."""
         return await self._open().find_target(slug, arguments)
 
     def _open(self) -> ConnectorGateway:
@@ -122,6 +122,6 @@ def web_settings(settings: Settings) -> WebSettings:
 
 
 def build_connector_gateway(web: WebSettings | None) -> SaasGatewayPort | None:
-    """Build the gateway to the connectors of this user; None if there are none. It blocks."""
+    """Build the gateway to this user's connectors, or return `None` without any. Blocks."""
     connectors = LiveConnectors(web or WebSettings())
     return connectors if connectors.are_present else None

@@ -1,7 +1,6 @@
-"""From the flags of a command line to the invocation that a run boots from.
+"""Builds the invocation of a run from its flags.
 
-There is one type of invocation. A list flag that was not given, or only with empty values, is None
-in it: a run cannot tell the two apart, so neither can the value.
+A list flag that's missing, or has only empty values, becomes `None`: a run can't tell the two apart.
 """
 
 from induscode.core.boot_contract import Invocation as Invocation

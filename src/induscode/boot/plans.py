@@ -1,6 +1,6 @@
-"""The plan of a run: which cards of the deck it keeps, and which servers its files configure.
+"""Plans a run: which cards it keeps, and which servers its files configure.
 
-A command that lists or calls plans its servers here, without loading what starts them.
+Commands use this to plan their servers without importing the code that starts them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from indusagi.capabilities.arguments import find_similar_name
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from induscode.deck.contract import BridgeFault, UnknownCapability
+from induscode.deck.contract import BackendFault, BridgeFault, UnknownCapability
 from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock
 from induscode.launch.invocation import Invocation
 from induscode.servers.config import (
@@ -42,26 +42,28 @@ if TYPE_CHECKING:
     from induscode.deck.provision import ToolDeck
 
 LOOK_LIMIT_S = 10.0
-"""How long a command that only looks (`mcp list`, `tools`, `resources`, `prompts`) waits for servers."""
+"""How long listing commands (`mcp list`, `tools`, `resources`, `prompts`) wait for servers."""
 FIRST_PROMPT_LIMIT_S = 3.0
-"""How long a first prompt, a search or a script waits for servers whose tools aren't known yet."""
+"""How long a first prompt, a search or a script waits for servers whose tools we don't know yet."""
 _PROJECT_FILES = (".indusvx/mcp.json", ".mcp.json")
+_CLUSTER_REASONS = ("moved", "node_changed")
+"""Why a channel to another node ends while the server there keeps running."""
 
 
 class ConfigPathError(ValueError):
-    """A file or directory after `--mcp` that is absent or of which nothing can be used."""
+    """A path in `--mcp` doesn't exist, or has no usable server."""
 
 
 def canon_tool_name(name: str) -> str:
-    """Give the spelling under which names are compared: `web_fetch`, `WebFetch`, `web-fetch`."""
+    """Normalize a name for comparison, so that `web_fetch`, `WebFetch` and `web-fetch` are equal."""
     return name.lower().replace("_", "").replace("-", "")
 
 
 def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
-    """Keep the cards of these names; all of them if there are none.
+    """Keep the named cards, or all of them without names.
 
     Raises:
-        UnknownCapability: There is no card of a name.
+        UnknownCapability: A name matches no card.
     """
     if not names:
         return deck
@@ -76,16 +78,16 @@ def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
 def plan_servers(
     invocation: Invocation, trust: TrustStore | None = None, switched_on: Collection[str] = ()
 ) -> ServerPlan:
-    """Plan the servers of a run, without starting any. Those in `switched_on` may be switched off in their files.
+    """Plan the servers of a run without starting any. `switched_on` overrides `disabled` in their files.
 
     Raises:
-        ConfigPathError: A path of `--mcp` does not exist.
+        ConfigPathError: A path in `--mcp` doesn't exist.
     """
     if invocation.no_tools or invocation.no_mcp:
         return ServerPlan()
     found = _read_config(invocation, switched_on)
     store = trust or TrustStore()
-    # Naming a file is consent to it as it is; the user's own files need none, nor do servers of the user's editor.
+    # Naming a file is consent to its current content. The user's own files and the editor's servers need none.
     stored: dict[str, ConsentState] = {
         row.id: store.consent(row) for row in found.rows if is_in_workspace(row, invocation.cwd)
     }
@@ -94,7 +96,7 @@ def plan_servers(
     }
     approved = [server for server, state in stored.items() if state == "trusted"]
     trusted = [row for row in found.rows if consent[row.id] == "trusted"]
-    # Rows without consent are not expanded: a variable may be a secret.
+    # Don't expand rows without consent: a variable may hold a secret.
     configs, missing = resolve_rows(trusted, os.environ)
     refused: list[Note] = []
     for row in found.rows:
@@ -110,10 +112,10 @@ def plan_servers(
 
 
 def is_in_workspace(row: ServerRow, workspace: str) -> bool:
-    """Tell whether a row comes with the workspace: it's the project's, or its file stands or leads there."""
+    """Return whether a row comes with the workspace: a project row, or one whose file lies in or links into it."""
     inside = tuple(os.path.join(path, "") for path in (os.path.abspath(workspace), os.path.realpath(workspace)))
     path = row.origin.file
-    # A directory on the way may be a link too, with the file itself inside.
+    # A parent directory may be a symlink too, with the file itself inside.
     entry = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     return row.origin.scope == "project" or any(one.startswith(inside) for one in (path, entry, os.path.realpath(path)))
 
@@ -121,7 +123,7 @@ def is_in_workspace(row: ServerRow, workspace: str) -> bool:
 def _read_locked_definitions(
     cwd: str, rows: Sequence[ServerRow]
 ) -> tuple[Mapping[RemoteToolRef, JsonObject], Sequence[Note]]:
-    """Read the definitions of the project's lock file, without the user's own servers."""
+    """Read the definitions in the project's lock file, except for the user's own servers."""
     servers = {row.id for row in rows if row.origin.scope != "user"}
     path = os.path.join(cwd, LOCK_NAME)
     if not servers or not os.path.lexists(path):
@@ -137,20 +139,20 @@ def _read_locked_definitions(
 
 
 def check_named_configs(invocation: Invocation) -> None:
-    """Check the paths of `--mcp` before anything else is done. A file may lose its servers later, in a reload.
+    """Check the paths in `--mcp` up front; a later reload may still leave a file without servers.
 
     Raises:
-        ConfigPathError: A path does not exist, or has no usable server.
+        ConfigPathError: A path doesn't exist, or has no usable server.
     """
     for given in () if invocation.no_mcp or invocation.no_tools else invocation.mcp or ():
         found = _read_files(replace(invocation, mcp=(given,)), ())
-        # A server that is switched off leaves a note.
+        # Disabled servers leave a note.
         if not found.rows and not found.notes:
             raise ConfigPathError(f"--mcp {given}: it has no servers; indus mcp add adds one to a file of indus")
 
 
 def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> DiscoveredConfig:
-    """Read the servers of the files, and the given ones, which come before others of the same name."""
+    """Read the servers from the files, and `given_servers`, which override others of the same name."""
     found = DiscoveredConfig() if invocation.no_config else _read_files(invocation, switched_on)
     if invocation.cluster_config:
         found = _add_cluster_rows(found, invocation.cluster_config)
@@ -158,17 +160,17 @@ def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> D
         return found
     rows, notes = parse_given_rows(invocation.given_servers, invocation.given_by)
     names = {row.id for row in rows}
-    replaced = [row for row in found.rows if row.id in names]
     left_out = [
         Note(f"server {row.id!r} of {row.origin}", f"left out: {invocation.given_by} has a server of this name")
-        for row in replaced
+        for row in found.rows
+        if row.id in names
     ]
     others = (row for row in found.rows if row.id not in names)
     return DiscoveredConfig((*others, *rows), (*found.notes, *notes, *left_out), found.files)
 
 
 def _add_cluster_rows(found: DiscoveredConfig, path: str) -> DiscoveredConfig:
-    """Add the servers of the cluster: they were pushed with its key, which is consent."""
+    """Add the cluster's servers. Pushing them took its key, which counts as consent."""
     if not os.path.lexists(path):
         return found
     rows, notes = read_rows(path, "user")
@@ -212,38 +214,24 @@ def _read_files(invocation: Invocation, switched_on: Collection[str]) -> Discove
     return DiscoveredConfig(tuple(rows.values()), tuple(notes), files)
 
 
-# -- runner -----------------------------------------------------------------------------------
-
-
-_CLUSTER_REASONS = ("moved", "node_changed")
-"""How a channel to another node ends, apart from the end of the server there."""
+# -- for commands -----------------------------------------------------------------------------
 
 
 @contextmanager
 def usage_errors() -> Generator[None]:
-    """Turn errors about paths and names of the command line into usage errors, with exit code 2.
-
-    Raises:
-        click.UsageError: A path or a name does not exist.
-    """
-    from induscode.boot.plans import ConfigPathError  # noqa: PLC0415 — for commands with servers
-    from induscode.deck.contract import BackendFault, UnknownCapability  # noqa: PLC0415 — for commands with servers
-
+    """Turn errors about paths and names on the command line into usage errors (exit code 2)."""
     try:
         yield
     except (ConfigPathError, UnknownCapability, BackendFault) as exc:
-        context = click.get_current_context(silent=True)
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc), click.get_current_context(silent=True)) from exc
 
 
 def load_plan(invocation: Invocation) -> ServerPlan:
-    """Plan the servers of a run, without starting any.
+    """Plan the servers of a run without starting any.
 
     Raises:
-        click.UsageError: A path of `--mcp` does not exist.
+        click.UsageError: A path in `--mcp` doesn't exist.
     """
-    from induscode.boot.plans import check_named_configs, plan_servers  # noqa: PLC0415 — for commands with servers
-
     with usage_errors():
         check_named_configs(invocation)
         return plan_servers(invocation)
@@ -251,10 +239,7 @@ def load_plan(invocation: Invocation) -> ServerPlan:
 
 @asynccontextmanager
 async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[ThreadedStore]:
-    """Open this user's ledger inside the block.
-
-    Notes about a damaged or lost ledger are printed; without `report_notes` the caller does that.
-    """
+    """Open this user's ledger inside the block, and print notes about damage unless the caller does."""
     from induscode.cli.output import print_notes  # noqa: PLC0415 — for commands with the ledger
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for commands with the ledger
 
@@ -270,25 +255,18 @@ async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[ThreadedS
 
 
 def build_fault_note(server: str, fault: ProtocolFault) -> Note:
-    """Build the note of a server's fault; its remedy is the command that examines the server, or its cluster."""
-    from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
+    """Build the note about a server's fault, with the command that diagnoses the server or its cluster."""
+    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — on a fault
     from induscode.servers.remedies import format_server_command  # noqa: PLC0415 — on a fault
 
     owner = f"server {server!r}"
-    remedy = "indus cluster status" if _is_of_cluster(fault) else format_server_command("doctor", server)
+    is_of_cluster = isinstance(fault.cause, ClusterFault) or fault.detail.reason in _CLUSTER_REASONS
+    remedy = "indus cluster status" if is_of_cluster else format_server_command("doctor", server)
     return Note(owner, str(fault).removeprefix(f"{owner}: "), remedy)
 
 
-def _is_of_cluster(fault: ProtocolFault) -> bool:
-    """Return whether a fault lies between the nodes of a cluster, and not at the server."""
-    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — on a fault
-
-    return isinstance(fault.cause, ClusterFault) or fault.detail.reason in _CLUSTER_REASONS
-
-
 def build_silent_note(server: str, limit_s: float) -> Note:
-    """Build the note of a server that didn't answer in time; its remedy is the command that waits longer."""
-    from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
+    """Build the note about a server that didn't answer in time, with the command that waits longer."""
     from induscode.servers.remedies import format_server_command  # noqa: PLC0415 — for a silent server
 
     remedy = f"{format_server_command('doctor', server)} waits longer"
@@ -296,8 +274,7 @@ def build_silent_note(server: str, limit_s: float) -> Note:
 
 
 def build_unseen_note(server: str) -> Note:
-    """Build the note of a server of which the ledger knows nothing; its remedy is the command that lists its tools."""
-    from indusagi.core.faults import Note  # noqa: PLC0415 — loaded with the servers
+    """Build the note about a server the ledger doesn't know, with the command that lists its tools."""
     from induscode.servers.remedies import format_command  # noqa: PLC0415 — for a server that was never seen
 
     message = "nothing is known of its tools: it was never started"

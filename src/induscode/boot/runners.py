@@ -1,6 +1,6 @@
-"""The servers of a run, attached: one fleet and one ledger, whatever the files.
+"""Attaches the servers of a run, for sessions, calls, lists and gateways alike: one fleet and one ledger.
 
-A session, a call, a list and a gateway all attach theirs here. On a terminal, slow starts of servers are announced.
+On a terminal, announces servers that are slow to start.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from induscode.launch.invocation import Invocation
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.plan import ServerPlan
 
-_NOT_SOON_S = 3_600.0
-START_ONCE = BootOptions(lazy=(), supervision=Supervision(first_s=_NOT_SOON_S, longest_s=_NOT_SOON_S))
-"""Starts every server once: a command that only looks shows the first failure."""
+_NO_RESTART_S = 3_600.0
+START_ONCE = BootOptions(lazy=(), supervision=Supervision(first_s=_NO_RESTART_S, longest_s=_NO_RESTART_S))
+"""Starts every server just once, so that a listing command shows its first failure."""
 
 
 async def load_mcp_capabilities(
@@ -35,15 +35,14 @@ async def load_mcp_capabilities(
     trust: TrustStore | None = None,
     wait: bool = True,
 ) -> BootedBridge:
-    """Attach the servers of a run: one fleet and one ledger, whatever the files.
+    """Attach the servers of a run, from all its files, to one fleet and one ledger.
 
-    `deck.graft` takes the result, which yields the tools of the servers. Close it with `aclose` in the task that
-    called this. Without a store it uses the user's own, and closes it too; a string in its place is the working
-    directory. With `wait` it returns when every server that starts without a call has come up or failed, or after
-    `wait_s` of the options.
+    Pass the result to `deck.graft` to add the servers' tools, and close it with `aclose` in the calling task. Without a
+    `store`, it opens and closes the user's own; a string instead of a store is the working directory. With `wait`,
+    return once every eager server has come up or failed, or after `options.wait_s`.
 
     Raises:
-        ConfigPathError: A path after `--mcp` is absent or has no usable server.
+        ConfigPathError: A path in `--mcp` doesn't exist or has no usable server.
     """
     from anyio import to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
@@ -67,10 +66,9 @@ async def load_mcp_capabilities(
 async def attach_servers(
     plan: ServerPlan, store: LedgerStore, options: BootOptions | None = None, *, wait: bool = True
 ) -> BootedBridge:
-    """Attach the servers of a plan, and announce slow starts on standard error unless `on_event` gets the events.
+    """Attach the servers of a plan. Without `options.on_event`, announce slow starts on standard error.
 
-    With `wait` it returns when every server that starts without a call has come up or failed, or after `wait_s` of the
-    options.
+    With `wait`, return once every eager server has come up or failed, or after `options.wait_s`.
     """
     from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs
 
@@ -82,7 +80,7 @@ async def attach_servers(
         if wait:
             await bridge.wait_started()
     except BaseException:
-        # Cancelled: servers that are starting are ended here, and not by the end of the loop.
+        # Cancelled: stop the starting servers here, before the loop ends.
         with CancelScope(shield=True):
             await bridge.aclose()
         raise
@@ -93,10 +91,10 @@ async def attach_servers(
 
 
 class StartAnnouncer:
-    """Says which servers start slowly, and when each of them is ready.
+    """Announces servers that start slowly, and when they're ready.
 
     Args:
-        output: Receives the lines; without it, standard error does if it is a terminal.
+        output: Receives the lines; by default standard error, if it's a terminal.
     """
 
     def __init__(self, output: Callable[[str], None] | None = None) -> None:
@@ -105,7 +103,7 @@ class StartAnnouncer:
         self._slow: set[str] = set()
 
     def __call__(self, event: FleetEvent) -> None:
-        """Handle an event of the fleet; print at most one line."""
+        """Handle a fleet event; print at most one line."""
         server, status = event.server, event.status
         if event.event == "slow_start" and status.slow_start is not None:
             self._slow.add(server)
@@ -119,7 +117,7 @@ class StartAnnouncer:
 
 
 def show_slow_start(server: str, slow: SlowStart) -> None:
-    """Print the line of a slow start, if standard error is a terminal."""
+    """Announce a slow start, if standard error is a terminal."""
     _print_on_terminal(describe_slow_start(server, slow))
 
 
@@ -134,14 +132,14 @@ def describe_slow_start(server: str, slow: SlowStart) -> str:
 
 
 def explain_slow_start(slow: SlowStart) -> str:
-    """Give the probable cause of a slow start."""
+    """Return the probable cause of a slow start."""
     if slow.package_manager is None:
         return "still waiting for its first answer"
     return f"{slow.package_manager} may be downloading it" if slow.first else f"waiting for {slow.package_manager}"
 
 
 def __getattr__(name: str) -> object:
-    """Return `build_session_tools_with_addons`, which is documented as part of this module."""
+    """Resolve `build_session_tools_with_addons`, which is documented as part of this module."""
     if name != "build_session_tools_with_addons":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from induscode.boot import session  # noqa: PLC0415 — the session is built on this module

@@ -1,4 +1,4 @@
-"""The session of one run: opens its deck, its servers and its ledger, and closes them in reverse order."""
+"""The session of a run: opens the deck, servers and ledger, and closes them in reverse order."""
 
 from __future__ import annotations
 
@@ -50,47 +50,46 @@ class Session:
     mcp: BootedBridge
     store: LedgerStore
     wrap: Callable[[Capability], Capability] | None = None
-    """Wraps every card, for permission checks."""
+    """Wraps every card with permission checks."""
     fit: Callable[[ToolDeck], ToolDeck] | None = None
-    """Leaves out cards, with a note: those that a small context window has no room for."""
+    """Drops cards that don't fit a small context window, with a note."""
     lacking: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Native cards without a backend, with what each of them lacks."""
+    """The missing backend of each unusable native card."""
     addons: AddonSet = field(default_factory=AddonSet)
     connectors: LiveConnectors | None = None
-    """The user's connectors; None if the host has a gateway of its own, or the profile has no such card."""
+    """The user's connectors; `None` if the host brings its own gateway or the profile lacks the card."""
     calls: CallObservers = field(default_factory=CallObservers)
-    """Records the calls, and traces them."""
+    """Records and traces calls."""
     code: Capability | None = None
-    """The card of `run_code`; None without `--code`."""
+    """The `run_code` card, with `--code`."""
 
     @property
     def notes(self) -> Sequence[Note]:
-        """Everything that was left out, with the reason."""
+        """Notes about everything left out, without duplicates."""
         notes = (*self.mcp.notes, *self.store.notes, *self.addons.notes, *self.deck().notes, *self.calls.notes)
         return tuple(dict.fromkeys(notes))
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Native cards that are not shown now, with what each of them lacks."""
+        """The missing backend of each native card that's currently hidden."""
         if self.connectors is None or not self.connectors.are_present:
             return self.lacking
         return {name: why for name, why in self.lacking.items() if name != SAAS_CARD}
 
     def native_deck(self) -> ToolDeck:
-        """Build the native part of the deck: `saas-action` belongs to it as long as there are connectors."""
+        """Build the native part of the deck, with `saas-action` only while there are connectors."""
         if self.connectors is None or self.connectors.are_present:
             return self.native
         return self.native.retain(lambda card: card.name != SAAS_CARD)
 
     async def refresh_connectors(self) -> Sequence[str]:
-        """Look for connectors that were added, approved or removed in another process; describe the changes."""
+        """Pick up connectors that another process added, approved or removed, and describe the changes."""
         return [] if self.connectors is None else await to_thread.run_sync(self.connectors.refresh)
 
     def deck(self) -> ToolDeck:
-        """Build the deck as it is now: native cards, the present tools of the servers, cards of addons.
+        """Build the current deck: native cards, current server tools, addon cards.
 
-        Around each card are the permission checks, and around these the interceptors of the addons: a check sees the
-        arguments that run.
+        Permission checks wrap each card, and addon interceptors wrap those, so a check sees the final arguments.
         """
         deck = graft_addon_cards(self.native_deck().graft(self.mcp.capabilities), self.addons)
         if self.fit is not None:
@@ -102,15 +101,15 @@ class Session:
         return deck.map_capabilities(self.addons.wrap) if self.addons.intercepts else deck
 
     def box(self) -> DeckToolBox:
-        """Build the toolbox of the present deck."""
+        """Build the toolbox of the current deck."""
         return self.deck().into_tool_box()
 
 
 def graft_addon_cards(deck: ToolDeck, addons: AddonSet) -> ToolDeck:
-    """Append the cards of addons; one with the name of a card of the deck or the catalog is left out with a note."""
+    """Append the addons' cards, skipping (with a note) names that the deck or the catalog already uses."""
     if not addons.has_cards:
         return deck
-    # Names of native cards are taken in every run: permissions know what these do by their names.
+    # Native names are reserved in every run: permissions identify native tools by name.
     cards, notes = addons.select_cards((*capability_ids(), RUN_CODE, *(card.name for card in deck.tools())))
     return ToolDeck((*deck.tools(), *cards), deck.context, (*deck.notes, *notes))
 
@@ -132,22 +131,22 @@ async def open_session(
 ) -> AsyncGenerator[Session]:
     """Open the session of a run inside the block.
 
-    With a `plan` the run has exactly these servers; known ones start when one of their tools is called or they are
-    woken. Without a `profile` there are no native cards. The memory card uses a file of the project, and `saas-action`
-    the user's connectors, unless the framework has a store or a gateway. A card without its backend is left out;
-    `plan_mode` says that the caller implements the plan cards. Calls are recorded with their `origin`. A node of a
-    cluster shares its ledger with `share_store`.
+    A `plan` fixes the servers; known ones start on the first call of one of their tools, or when woken. Without a
+    `profile` there are no native cards. The memory card uses the project's file and `saas-action` the user's
+    connectors, unless `framework` provides a store or a gateway. Cards without a backend are dropped; `plan_mode` says
+    that the caller implements the plan cards. `origin` labels the recorded calls. Cluster nodes share their ledger with
+    `share_store`.
 
     Raises:
-        BackendFault: A tool of `--tools`, or code mode, lacks its backend.
-        UnknownCapability: A tool of `--tools` is unknown.
-        ConfigPathError: A path of `--mcp` does not exist.
+        BackendFault: A tool in `--tools`, or code mode, lacks its backend.
+        UnknownCapability: A tool in `--tools` is unknown.
+        ConfigPathError: A path in `--mcp` doesn't exist.
     """
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for a session that opens one
 
     async with AsyncExitStack() as stack:
         handles = framework or DeckFramework()
-        if handles.memory is None:  # the file of the project, the same one in every command
+        if handles.memory is None:  # the project's file, the same one in every command
             handles = replace(handles, memory=FileMemory(os.path.join(invocation.cwd, MEMORY_NAME)))
         if handles.web is None:
             handles = replace(handles, web=web_settings(invocation.settings))
@@ -159,17 +158,17 @@ async def open_session(
         calls = await open_observers(stack, invocation.settings, origin or CallOrigin())
         handles = replace(handles, observer=calls.combine(handles.observer))
         context = DeckContext(invocation.cwd, handles, invocation.sandbox)
-        # In a thread: it looks for a package on the disk.
+        # In a thread, because it looks for a package on disk.
         own = replace(handles, saas=None if connectors is not None else handles.saas)
         left_out = await to_thread.run_sync(_find_left_out, profile, own, plan_mode)
         native = None
-        if invocation.tools:  # an unknown name is reported before anything is started
+        if invocation.tools:  # report an unknown name before starting anything
             native = _build_native_deck(invocation, profile, context, left_out, connectors)
             stack.push_async_callback(native.context.aclose)
         file_store = await open_store()
         stack.push_async_callback(file_store.aclose)
         store: LedgerStore = file_store
-        if share_store is not None:  # closed before the file, and after what writes to it
+        if share_store is not None:  # closes before the file, but after everything that writes to it
             store = await stack.enter_async_context(share_store(file_store))
         if plan is None:
             mcp = await load_mcp_capabilities(invocation, store, options, wait=wait)
@@ -179,7 +178,7 @@ async def open_session(
         stack.push_async_callback(mcp.aclose)
         calls.attach_servers(mcp)
         if native is None:
-            # In a thread: servers that are not waited for start while cards are loaded.
+            # In a thread, so that servers can start while we load the cards.
             native = await to_thread.run_sync(_build_native_deck, invocation, profile, context, left_out, connectors)
             stack.push_async_callback(native.context.aclose)
         addons = AddonSet()
@@ -202,14 +201,14 @@ async def open_session(
 async def build_session_tools_with_addons(
     invocation: Invocation, *, wrap: Callable[[Capability], Capability] | None = None
 ) -> SessionToolBox | None:
-    """Build the toolbox of a run: native cards of `--tools`, the tools of servers, cards and interceptors of addons.
+    """Build the toolbox of a run: native cards, server tools, and addon cards and interceptors.
 
-    Close it in the task that has built it. None with `--no-tools`: the run has a prompt only.
+    Close it in the task that built it. Returns `None` with `--no-tools`.
 
     Raises:
-        BackendFault: A tool of `--tools` lacks its backend.
-        UnknownCapability: A tool of `--tools` is unknown.
-        ConfigPathError: A path of `--mcp` does not exist.
+        BackendFault: A tool in `--tools` lacks its backend.
+        UnknownCapability: A tool in `--tools` is unknown.
+        ConfigPathError: A path in `--mcp` doesn't exist.
     """
     if invocation.no_tools:
         return None
@@ -218,7 +217,7 @@ async def build_session_tools_with_addons(
 
 
 class SessionToolBox(CallsByName):
-    """The toolbox of an open session: always its present deck. Closing it closes the servers and the ledger."""
+    """The toolbox of an open session; always reflects its current deck. Closing it closes servers and ledger."""
 
     def __init__(self, session: Session, stack: AsyncExitStack) -> None:
         self.session = session
@@ -232,7 +231,7 @@ class SessionToolBox(CallsByName):
 
     @property
     def runner(self) -> DeckRunner:
-        """The runner of the present deck."""
+        """The runner of the current deck."""
         return self.session.box().runner
 
     @property
@@ -242,15 +241,15 @@ class SessionToolBox(CallsByName):
 
     @property
     def notes(self) -> Sequence[Note]:
-        """Everything that was left out, with the reason."""
+        """Notes about everything left out."""
         return self.session.notes
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the cards in the order of the deck."""
+        """List the cards in deck order."""
         return self.session.box().descriptors()
 
     async def aclose(self) -> None:
-        """Close the servers, the ledger and the addons; safe to call twice."""
+        """Close the servers, the ledger and the addons. Safe to call twice."""
         await self._stack.aclose()
 
 
@@ -269,7 +268,7 @@ def _build_native_deck(
 ) -> ToolDeck:
     if profile is None or invocation.no_tools:
         return ToolDeck((), base_context(context))
-    if connectors is not None:  # its card is there, and shown as long as there are connectors
+    if connectors is not None:  # keep its card; it's only shown while there are connectors
         left_out = {name: why for name, why in left_out.items() if name != SAAS_CARD or not connectors.are_present}
     wanted = {canon_tool_name(name) for name in invocation.tools or ()}
     for name, why in left_out.items():

@@ -1,24 +1,23 @@
-"""The garbage collector of a command: late during imports, rare while a gateway runs.
+"""Tunes the garbage collector: it starts late during imports, and runs rarely in a gateway.
 
-The collector pauses the process: a full collection visits every object, among them the modules and definitions that
-live as long as the process.
+A full collection pauses the process to visit every object, including modules and definitions that live as long as it.
 """
 
 import atexit
 import gc
 
 _FIRST_COLLECTION = 50_000
-"""New objects before the first search for garbage: a command that lists something ends with fewer."""
+"""New objects before the first collection; a listing command creates fewer."""
 _SERVING_COLLECTION = 5_000
-"""New objects before a search in a process that serves. A call leaves some hundred until its response is sent."""
+"""New objects between collections while serving. A call holds a few hundred until we send its response."""
 
 
 def defer_collection() -> None:
-    """Let the garbage collector start late, and spare the end of the process its search.
+    """Delay the first collection, and skip the one at exit.
 
-    During imports the collector runs a hundred times and finds nothing. Its first run here restores the usual
-    thresholds, so that a program that goes on (a gateway, a session) collects as always. At the exit all objects are
-    frozen (https://docs.python.org/3/library/gc.html#gc.freeze): the memory is freed with the process.
+    During imports the collector would run a hundred times and find nothing. Its first run restores the usual
+    thresholds, so that a longer-running program (a gateway, a session) collects as always. At exit we freeze all
+    objects (https://docs.python.org/3/library/gc.html#gc.freeze): their memory goes with the process.
     """
     usual = gc.get_threshold()
 
@@ -32,9 +31,9 @@ def defer_collection() -> None:
 
 
 def spare_start_objects() -> None:
-    """Collect once, and exempt all objects of the start from later collections.
+    """Collect once, then exempt all startup objects from later collections.
 
-    A gateway has fifty thousand of them, which a full collection would visit for 30 ms and more while calls wait.
+    A gateway has fifty thousand of them. A full collection would visit them for 30 ms or more while calls wait.
     """
     gc.collect()
     gc.freeze()

@@ -1,9 +1,8 @@
-"""Output for a person at a terminal: colour, tables that fit the width, relative times.
+"""Terminal output: colour, tables that fit the width, relative times.
 
-Only a stream that is a terminal gets a console; `induscode.cli.terminal` writes piped output and JSON, byte for byte.
-rich obeys `TERM=dumb` and `COLUMNS`. With `NO_COLOR` (https://no-color.org) no escape sequence is written,
-neither for colour nor for bold, which rich would keep. rich is imported here and by the interactive session, and only
-for a terminal.
+Only terminals get a console; `induscode.cli.terminal` writes piped output and JSON byte for byte. rich obeys
+`TERM=dumb` and `COLUMNS`. With `NO_COLOR` (https://no-color.org) we write no escape sequences at all, not even bold,
+which rich would keep. We import rich only for a terminal.
 """
 
 from __future__ import annotations
@@ -20,31 +19,20 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 STATE_STYLES: Mapping[str, str] = {
-    "ready": "green",
-    "known": "green",
-    "asked": "green",
-    "built in": "green",
-    "faulted": "red",
-    "disabled": "yellow",
-    "untrusted": "yellow",
-    "changed": "yellow",
-    "unresolved": "yellow",
-    "unseen": "dim",
-    "unchecked": "dim",
-    "enroll": "green",
-    "retire": "yellow",
-    "fault": "red",
-    "quarantine": "red",
+    **dict.fromkeys(("ready", "known", "asked", "built in", "enroll"), "green"),
+    **dict.fromkeys(("disabled", "untrusted", "changed", "unresolved", "retire"), "yellow"),
+    **dict.fromkeys(("faulted", "fault", "quarantine"), "red"),
+    **dict.fromkeys(("unseen", "unchecked"), "dim"),
 }
-"""The colours of server states and of events in the ledger."""
+"""Colours of server states and ledger events."""
 
-_NARROWEST_TEXT = 16
+_MIN_TEXT_WIDTH = 16
 _GAP = 2
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def console_for(stream: TextIO | None) -> Console | None:
-    """Return the console of a stream; None if the stream is not a terminal."""
+    """Return a console for a stream, or `None` if it isn't a terminal."""
     if stream is None or not stream.isatty():
         return None
     from rich.console import Console  # noqa: PLC0415 — 50 ms, for a terminal only
@@ -59,7 +47,7 @@ def console_for(stream: TextIO | None) -> Console | None:
 
 
 def stdout_console() -> Console | None:
-    """Return the console of standard output; None if it is not a terminal."""
+    """Return a console for standard output, or `None` if it isn't a terminal."""
     return console_for(sys.stdout)
 
 
@@ -72,24 +60,23 @@ def print_rich_table(
     *,
     has_heads: bool = True,
 ) -> None:
-    """Print a table that fits the width of the terminal: the last column is wrapped.
+    """Print a table that fits the terminal by wrapping the last column.
 
-    If the last column would be too narrow, each row is printed as a record instead: a shortened name could not be
-    typed again.
+    If that gets too narrow, print each row as a record instead: users couldn't retype a truncated name.
 
     Args:
         console: The terminal.
-        heads: The heads of the columns.
+        heads: The column heads.
         rows: Cells without control characters.
-        right: For each column, whether it is aligned at the right.
-        widths: The widths of all columns but the last; by default the cells decide.
-        has_heads: Whether the heads are printed.
+        right: Whether to right-align each column.
+        widths: Widths of all columns but the last; by default as wide as the cells.
+        has_heads: Whether to print the heads.
     """
     from rich.cells import cell_len  # noqa: PLC0415 — for a terminal only
 
     needed = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
     widths = widths or needed[:-1]
-    if sum(widths) + _GAP * len(needed) + min(needed[-1], _NARROWEST_TEXT) > console.width:
+    if sum(widths) + _GAP * len(needed) + min(needed[-1], _MIN_TEXT_WIDTH) > console.width:
         _print_records(console, heads, rows, has_text=not right[-1])
         return
     table = build_rich_table(heads, rows, right, widths)
@@ -100,7 +87,7 @@ def print_rich_table(
 def build_rich_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], widths: Sequence[int] = ()
 ) -> Table:
-    """Build a table whose last column is wrapped; states have their colours."""
+    """Build a table that wraps its last column and colours states."""
     from rich.table import Table  # noqa: PLC0415 — for a terminal only
     from rich.text import Text  # noqa: PLC0415 — for a terminal only
 
@@ -117,7 +104,7 @@ def build_rich_table(
 
 
 def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], *, has_text: bool) -> None:
-    """Print each row as its first cell and a line of facts below it; with `has_text` the last cell is a text below."""
+    """Print each row as its first cell, a line of facts, and (with `has_text`) its last cell as text below."""
     from rich.padding import Padding  # noqa: PLC0415 — for a terminal only
     from rich.text import Text  # noqa: PLC0415 — for a terminal only
 
@@ -135,7 +122,7 @@ def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequen
 
 
 def print_status_line(stream: TextIO, line: str) -> bool:
-    """Print a status line with the program's name in bold; return False if the stream is not a terminal."""
+    """Print a status line with a bold program name; return False if the stream isn't a terminal."""
     console = console_for(stream)
     if console is None:
         return False
@@ -146,7 +133,7 @@ def print_status_line(stream: TextIO, line: str) -> bool:
 
 
 def format_age(then_ms: int, now_ms: int) -> str:
-    """Format how long ago a time was, in its largest unit: `3 min ago`."""
+    """Format an age in its largest unit: `3 min ago`."""
     seconds = max(0, now_ms - then_ms) // 1000
     for size, unit in _UNITS:
         if seconds >= size:
@@ -155,7 +142,7 @@ def format_age(then_ms: int, now_ms: int) -> str:
 
 
 def find_shortest_prefix(names: Sequence[str], least: int = 8) -> int:
-    """Find the number of letters that distinguish all of these names."""
+    """Return the shortest prefix length, from `least` on, that tells all names apart."""
     distinct = set(names)
     longest = max(map(len, distinct), default=least)
     for length in range(least, longest):

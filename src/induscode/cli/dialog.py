@@ -1,8 +1,7 @@
-"""Questions to a person: the values, and the protocol of a dialog that puts them.
+"""Questions to the user, and the protocol of the dialog that asks them.
 
-Permissions, plan mode and requests of servers all ask through a `Dialog`; the screen of the interactive session is one,
-the terminal of `indus -p` and `indus call` another. Without a dialog there is no person, and what would be asked is
-refused.
+Permissions, plan mode and server requests all ask through a `Dialog`: the screen of the interactive session, or the
+terminal of `indus -p` and `indus call`. Without a dialog, everything that needs an answer is denied.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ class Choice:
     """One possible answer."""
 
     key: str
-    """The letter that the person types."""
+    """The letter that the user types."""
     label: str
     takes_text: bool = False
-    """Whether a text follows, such as the reason of a no."""
+    """Whether text follows, such as the reason for a no."""
     lasts: bool = False
-    """Whether it is a yes that holds for longer than once."""
+    """Whether it's a yes to later questions too."""
     refuses: bool = False
-    """Whether it is a no."""
+    """Whether it's a no."""
 
 
 @record(kw_only=True)
@@ -36,34 +35,34 @@ class Question:
 
     title: str
     lines: tuple[str, ...] = ()
-    """Facts, complete and escaped."""
+    """Complete facts, escaped."""
     choices: tuple[Choice, ...] = ()
-    """Without choices the answer is free text."""
+    """Empty for free text."""
     default: str = ""
-    """The key that Enter chooses."""
+    """The key that Enter selects."""
     check: Callable[[str], str | None] | None = None
-    """For free text: gives the problem of an answer, None if it is valid."""
+    """Validates free text: returns the problem with an answer, or `None`."""
     secret: bool = False
-    """Whether the text is hidden while it is typed."""
+    """Hide the text while the user types it."""
 
 
 @record
 class Reply:
-    """The answer of a person."""
+    """The user's answer."""
 
     key: str = ""
     text: str = ""
     cancelled: bool = False
-    """Whether the person declined to answer: Ctrl-C, Ctrl-D, or the end of the terminal."""
+    """Whether the user declined to answer: Ctrl-C, Ctrl-D, or a closed terminal."""
 
 
 class Dialog(Protocol):
-    """A way to ask a person."""
+    """A way to ask the user."""
 
     async def ask(self, question: Question, /) -> Reply:
-        """Put a question, and wait for the answer; one question at a time."""
+        """Ask a question and wait for the answer; one question at a time."""
         ...
 
     def show(self, text: str, /) -> None:
-        """Show one line to the person."""
+        """Show the user one line."""
         ...

@@ -1,4 +1,4 @@
-"""Output of the commands: tables and notes for people, JSON for programs, questions on a terminal."""
+"""Command output: tables and notes for users, JSON for programs, questions on a terminal."""
 
 from __future__ import annotations
 
@@ -29,15 +29,22 @@ digest_option = click.option(
 
 
 def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table on standard output, numbers aligned right; on a terminal it fits the width."""
-    cells = [[escape_unprintable(str(cell)) for cell in row] for row in rows]
-    numbers = [bool(rows) and all(isinstance(row[index], int) for row in rows) for index in range(len(heads))]
+    """Print a table on standard output with right-aligned numbers; on a terminal, fit it to the width."""
+    cells, numbers = _escape_cells(rows), _find_numbers(heads, rows)
     if (console := stdout_console()) is not None:
         print_rich_table(console, heads, cells, numbers)
         return
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     for line in (list(heads), *cells):
         _print_cells(line, widths, numbers)
+
+
+def _escape_cells(rows: Sequence[Sequence[object]]) -> list[list[str]]:
+    return [[escape_unprintable(str(cell)) for cell in row] for row in rows]
+
+
+def _find_numbers(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
+    return [bool(rows) and all(isinstance(row[index], int) for row in rows) for index in range(len(heads))]
 
 
 def _print_cells(line: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> None:
@@ -49,12 +56,12 @@ def _print_cells(line: Sequence[str], widths: Sequence[int], numbers: Sequence[b
 
 
 class GrowingTable:
-    """A table on standard output that prints its rows as they come; the last column is a text of any length.
+    """A table that prints its rows as they come; the last column may be any length.
 
     Args:
-        heads: The heads of the columns.
-        columns: For each column but the last, the cells that may come.
-        numbers: The heads of columns that are aligned at the right.
+        heads: The column heads.
+        columns: Possible cells of each column but the last, for its width.
+        numbers: The heads of right-aligned columns.
     """
 
     def __init__(self, heads: Sequence[str], columns: Sequence[Iterable[str]], numbers: Sequence[str] = ()) -> None:
@@ -65,8 +72,8 @@ class GrowingTable:
         self._has_heads = True
 
     def add(self, row: Sequence[object]) -> None:
-        """Print a row, and the heads above the first one."""
-        cells = [escape_unprintable(str(cell)) for cell in row]
+        """Print a row, with the heads above the first one."""
+        (cells,) = _escape_cells([row])
         console, has_heads = stdout_console(), self._has_heads
         self._has_heads = False
         if console is not None:
@@ -79,9 +86,9 @@ class GrowingTable:
 
 @contextmanager
 def live_table() -> Generator[Callable[[Sequence[str], Sequence[Sequence[object]], str], None]]:
-    """Give a function that shows a table with a line below it, in place of the one before; for a terminal.
+    """Yield a function that shows a table with a line below it, replacing the previous table on a terminal.
 
-    Elsewhere each table is printed below the last one. What was on the screen before stays there.
+    Without a terminal, each table goes below the last one. Earlier output stays on the screen.
     """
     console = stdout_console()
     if console is None:
@@ -100,15 +107,14 @@ def live_table() -> Generator[Callable[[Sequence[str], Sequence[Sequence[object]
     with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
 
         def replace_last(heads: Sequence[str], rows: Sequence[Sequence[object]], line: str) -> None:
-            cells = [[escape_unprintable(str(cell)) for cell in row] for row in rows]
-            right = [bool(rows) and all(isinstance(row[index], int) for row in rows) for index in range(len(heads))]
-            live.update(Group(build_rich_table(heads, cells, right), Text(line, "dim")), refresh=True)
+            table = build_rich_table(heads, _escape_cells(rows), _find_numbers(heads, rows))
+            live.update(Group(table, Text(line, "dim")), refresh=True)
 
         yield replace_last
 
 
 def write_json(value: JsonLike, *, indent: int | None = 2) -> None:
-    """Print one JSON value on standard output, in ASCII: it cannot hold terminal escapes."""
+    """Print one JSON value on standard output, in ASCII so that it can't contain terminal escapes."""
     print(json.dumps(value, indent=indent))  # noqa: T201 — the result of a command
 
 
@@ -119,25 +125,25 @@ def print_notes(notes: Iterable[Note]) -> None:
 
 
 def confirm(question: str) -> bool:
-    """Ask a yes-or-no question on the terminal; anything but a yes is a no."""
-    print(escape_unseen(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to a person
+    """Ask a yes-or-no question on the terminal; anything but yes means no."""
+    print(escape_unseen(question), end=" [y/N] ", flush=True)  # noqa: T201 — a question to the user
     return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def ask_consent(
     consent: Consent, question: str, *, yes: bool = False, digests: Sequence[str] = (), quiet: bool = False
 ) -> bool:
-    """Show what the user is asked to agree to, and return whether they agree to exactly that.
+    """Show `consent`, ask `question`, and return whether the user agrees to exactly that.
 
     Args:
-        consent: What it's about.
-        question: The question after it.
-        yes: Whether the user has agreed on the command line.
-        digests: What they have agreed to there; empty: to whatever is shown.
-        quiet: Whether nothing is shown if `yes` is given.
+        consent: The facts to agree to.
+        question: Asked after the facts.
+        yes: The user already agreed with `--yes`.
+        digests: Digests from the command line that limit `yes`; empty means it covers anything.
+        quiet: With `yes`, print nothing.
 
     Raises:
-        click.UsageError: There's nobody to ask.
+        click.UsageError: There's no terminal to ask on.
     """
     if not (quiet and yes):
         print_line(consent.heading)
@@ -160,7 +166,7 @@ def can_ask_user() -> bool:
 def build_unknown_name(
     message: str, name: str, names: Sequence[str], ctx: click.Context | None = None
 ) -> click.UsageError:
-    """Build the error of an unknown name, with the most similar known one."""
+    """Build the error for an unknown name, with a suggestion."""
     from indusagi.capabilities.arguments import find_similar_name  # noqa: PLC0415 — for a mistyped name
 
     similar = find_similar_name(name, names)

@@ -1,4 +1,4 @@
-"""The process of a gateway: its signals, its standard error, and the processes below it."""
+"""Process-level concerns of a gateway: signals, standard error and child processes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
 _CLOSING_S = GENTLE_S + 15.0
-"""Longer than all deadlines of a graceful end together; after it the process ends at once."""
-_LARGEST_BACKLOG = 256 * 1024
-"""Bytes of standard error that wait for their reader."""
+"""Longer than all graceful-shutdown deadlines together; then the process exits at once."""
+_MAX_BACKLOG_BYTES = 256 * 1024
+"""How much unread standard error we buffer."""
 _DROPPED = b"indus: lines were dropped here: standard error was not read\n"
 _FLUSH_S = 0.5
-"""How long the end of a gateway waits for the last lines to be read."""
+"""How long shutdown waits for the last lines to be read."""
 
 
 # -- signals ----------------------------------------------------------------------------------
@@ -37,8 +37,8 @@ _FLUSH_S = 0.5
 class SignalState:
     """The signals received so far.
 
-    `end` is cancelled by SIGINT and SIGTERM, with the name of the signal as its reason. `reload` is set by SIGHUP;
-    the reader of the files replaces it by a new event.
+    SIGINT and SIGTERM cancel `end`, with the signal's name as the reason. SIGHUP sets `reload`, which the file watcher
+    then replaces with a new event.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class SignalState:
 
     @property
     def code(self) -> int:
-        """The exit code: 0 after SIGTERM, the usual way to stop a server; 128 + n after signal n."""
+        """The exit code: 0 after SIGTERM (the usual way to stop a server), else 128 + n for signal n."""
         name = self.end.reason
         if name is None or name == signal.SIGTERM.name:
             return 0
@@ -58,8 +58,8 @@ class SignalState:
 async def handle_signals() -> AsyncGenerator[SignalState]:
     """Handle SIGINT, SIGTERM and SIGHUP (https://man7.org/linux/man-pages/man7/signal.7.html) inside the block.
 
-    SIGINT and SIGTERM stop the gateway, SIGHUP reloads its files. A SIGHUP sent because the terminal was closed stops
-    it too. A second signal kills the process with its descendants. Only for the main thread.
+    SIGINT and SIGTERM stop the gateway, and so does a SIGHUP from a closed terminal. Any other SIGHUP reloads the
+    files. A second signal kills the process and its descendants. Main thread only.
     """
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
 
@@ -89,7 +89,7 @@ async def handle_signals() -> AsyncGenerator[SignalState]:
 
 
 def has_terminal() -> bool:
-    """Return whether this process has a controlling terminal (tty(4): opening `/dev/tty` fails without one)."""
+    """Return whether this process has a controlling terminal (else opening `/dev/tty` fails: tty(4))."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:
@@ -105,9 +105,9 @@ def _exit_now(code: int) -> None:
 
 
 def kill_descendants() -> None:
-    """Kill the process tree of every child of this process. It blocks, and needs `/proc`.
+    """Kill the process trees of all our children. Blocks, and needs `/proc`.
 
-    A package manager gets SIGTERM instead: killed while it unpacks, it would leave a broken cache behind.
+    Package managers get SIGTERM instead: killing one while it unpacks would leave a broken cache.
     """
     from indusagi.interop.protocol_bridge.client.start.causes import find_package_manager  # noqa: PLC0415 — for a second signal
 
@@ -115,7 +115,7 @@ def kill_descendants() -> None:
         for child in [process for process in list_processes() if process.parent == os.getpid()]:
             argv = [os.fsdecode(word) for word in (read_proc_file(child.pid, "cmdline") or b"").split(b"\0")[:-1]]
             downloads = argv and find_package_manager(argv[0], argv[1:])
-            # The last mark in the environment of a child is carried by everything it started; NUL is in none.
+            # Everything a child starts inherits the last mark in its environment. No environment contains NUL.
             mark = read_variable(child.pid, MARK).rpartition(" ")[2] or "\0"
             signal_processes(ProcessTree(mark).list_running(child.pid), signal.SIGTERM if downloads else signal.SIGKILL)
 
@@ -124,11 +124,11 @@ def kill_descendants() -> None:
 
 
 class NonBlockingStderr(io.TextIOBase):
-    """A text stream that never waits for the reader of `descriptor`.
+    """A text stream that never blocks on the reader of `descriptor`.
 
     It writes while the descriptor polls as writable, at most PIPE_BUF bytes at a time, which a writable pipe takes
-    without blocking (https://man7.org/linux/man-pages/man7/pipe.7.html). The rest waits in a bounded buffer for the
-    next write; what exceeds the buffer is dropped, and a line says so.
+    without blocking (https://man7.org/linux/man-pages/man7/pipe.7.html). The rest goes to a bounded buffer until the
+    next write. When that overflows, we drop output and say so in a line.
     """
 
     def __init__(self, descriptor: int, encoding: str) -> None:
@@ -150,16 +150,16 @@ class NonBlockingStderr(io.TextIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, text: str) -> int:
-        """Write `text` as far as the reader has room for it; keep the rest."""
+        """Write as much of `text` as the pipe takes, and buffer the rest."""
         data = text.encode(self._encoding, "backslashreplace")
         with self._lock:
-            if not self._backlog.endswith(_DROPPED):  # after that line everything is dropped until it is written
-                self._backlog += data if len(self._backlog) + len(data) <= _LARGEST_BACKLOG else _DROPPED
+            if not self._backlog.endswith(_DROPPED):  # once it ends like that, drop everything until it's written
+                self._backlog += data if len(self._backlog) + len(data) <= _MAX_BACKLOG_BYTES else _DROPPED
             self._send(0)
         return len(text)
 
     def drain(self, seconds: float) -> bool:
-        """Wait until everything is written; False if the reader does not read it in time."""
+        """Wait until everything is written; return False on timeout."""
         with self._lock:
             return self._send(seconds)
 
@@ -172,17 +172,17 @@ class NonBlockingStderr(io.TextIOBase):
                 del self._backlog[: os.write(self._descriptor, self._backlog[: select.PIPE_BUF])]
             except BlockingIOError:  # O_NONBLOCK, and another writer was faster
                 return False
-            except OSError:  # the reader has closed its end
+            except OSError:  # the reader closed its end
                 self._backlog.clear()
         return True
 
 
 @contextmanager
 def non_blocking_stderr() -> Generator[None]:
-    """Replace `sys.stderr` by one that never blocks; after the block too, as long as lines are unread."""
+    """Replace `sys.stderr` with one that never blocks. If lines remain unread, it stays after the block."""
     usual = sys.stderr
     if not isinstance(usual, io.TextIOWrapper):
-        yield  # closed from the start, or a test that collects it
+        yield  # closed from the start, or captured by a test
         return
     usual.flush()
     stream = NonBlockingStderr(usual.fileno(), usual.encoding)

@@ -1,4 +1,4 @@
-"""Plain output of the program: status lines on standard error, results on standard output."""
+"""Plain output: status lines on standard error, results on standard output."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
 
 _STDOUT, _STDERR = 1, 2
 _output: Callable[[str], object] | None = None
-"""Receives status lines while a screen is shown; None: they go to standard error."""
+"""Receives status lines instead of standard error, while the screen is active."""
 _held: list[str] | None = None
-"""Status lines that wait for the end of a question; None without a question."""
+"""Status lines held back during a question; `None` outside of one."""
 
 
 def escape_unprintable(text: str) -> str:
-    """Escape every character that a terminal would interpret or cannot write."""
+    """Escape every character that a terminal would interpret or can't display."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def escape_controls(text: str) -> str:
-    """Escape the characters that a terminal would interpret; keep newlines, tabs and every kind of space."""
-    # Spaces of other scripts are harmless; U+2028 and U+2029 count as space and end a line.
+    """Escape characters that a terminal would interpret, except newlines, tabs and spaces of any kind."""
+    # Non-ASCII spaces are harmless, except U+2028 and U+2029: they count as spaces but end a line.
     return "".join(
         c
         if c.isprintable() or c in "\n\t" or (c.isspace() and c >= "\xa0" and c not in "\u2028\u2029")
@@ -37,17 +37,17 @@ def escape_controls(text: str) -> str:
 
 
 def is_interactive() -> bool:
-    """Return whether standard input and standard output are both a terminal."""
-    # A stream that was closed when the process started is None.
+    """Return whether standard input and output are both terminals."""
+    # Python sets a stream to None if it was closed at startup.
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout))
 
 
 def print_status(message: str) -> None:
-    """Print one line for people on standard error; a closed standard error is ignored."""
+    """Print one line for the user on standard error, if it's open."""
     if _output is not None:
         _output(" ".join(message.split()))
         return
-    # Started with it closed, Python has no standard error, and `print` would take standard output.
+    # It's None if it was closed at startup, and `print` would use standard output instead.
     if sys.stderr is None:
         return
     if _held is not None:
@@ -56,14 +56,14 @@ def print_status(message: str) -> None:
     line = escape_unprintable(" ".join(message.split()))
     try:
         if not print_status_line(sys.stderr, line):
-            print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for people
+            print(f"indus: {line}", file=sys.stderr)  # noqa: T201 — standard error is for users
     except OSError:
         redirect_to_null(_STDERR)
 
 
 @contextmanager
 def redirected_status_lines(output: Callable[[str], object]) -> Generator[None]:
-    """Give status lines to a function inside the block, in the thread that prints them."""
+    """Send status lines to `output` inside the block, in the thread that prints them."""
     global _output
     _output = output
     try:
@@ -74,7 +74,7 @@ def redirected_status_lines(output: Callable[[str], object]) -> Generator[None]:
 
 @contextmanager
 def held_status_lines() -> Generator[None]:
-    """Hold status lines back inside the block, for a question on the terminal; they are printed at its end."""
+    """Hold back status lines during a question on the terminal, and print them at the end of the block."""
     global _held
     held = _held = []
     try:
@@ -86,19 +86,19 @@ def held_status_lines() -> Generator[None]:
 
 
 def print_line(text: str) -> None:
-    """Print text on standard output, escaped; only a newline ends a line."""
+    """Print escaped text on standard output; only newlines end a line."""
     for line in text.split("\n"):
         print(escape_unprintable(line))  # noqa: T201 — the result of a command goes to standard output
 
 
 def print_text(text: str) -> None:
-    """Print text of several lines on standard output; CRLF becomes a newline, one newline ends it."""
+    """Print multi-line text on standard output, with CRLF as newlines and a final newline."""
     visible = escape_controls(text.replace("\r\n", "\n"))
     print(visible, end="" if visible.endswith("\n") else "\n")  # noqa: T201 — see print_line
 
 
 def is_reader_gone() -> bool:
-    """Return whether standard output is a pipe or a socket that its reader has closed; a file has no reader."""
+    """Return whether standard output is a pipe or socket whose reader is gone. Files never are."""
     if sys.stdout is None:
         return False
     watched = select.poll()
@@ -107,7 +107,7 @@ def is_reader_gone() -> bool:
 
 
 def redirect_to_null(descriptor: int) -> None:
-    """Redirect a descriptor to the null device: Python flushes it at exit, which would fail once more."""
+    """Redirect a descriptor to the null device, so that Python's flush at exit doesn't fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
     os.close(null)

@@ -1,4 +1,4 @@
-"""`indus addons`: lists the addons of the workspace, manages consent to those of the project, and examines them."""
+"""`indus addons`: lists and diagnoses the workspace's addons, and manages consent to the project's."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _describe(source: InstalledAddon | ProjectAddon) -> JsonObject:
 @as_json
 @click.pass_context
 def list_(context: click.Context, *, as_json: bool, **_: object) -> int:
-    """List the addons in the order in which they see calls; none of them is loaded."""
+    """List the addons in the order in which they see calls, without loading them."""
     found = _discover(read_cwd(context))
     rows = [_describe(source) for source in (*found.installed, *found.project)]
     print_notes(found.notes)
@@ -98,7 +98,7 @@ def trust(
 ) -> int:
     """Consent to addons of the project: those named, or all without consent.
 
-    The code is shown first. Exit code 1 if one of them was declined.
+    Shows the code first. Exit code 1 if you decline one.
     """
     found = _discover(read_cwd(context))
     sources = [_find_project_addon(found, name) for name in dict.fromkeys(names)] if names else found.project
@@ -138,7 +138,7 @@ def _find_project_addon(found: DiscoveredAddons, name: str) -> ProjectAddon:
 
 
 def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], quiet: bool) -> bool:
-    """Show the code of an addon, and store the answer for exactly that."""
+    """Show the addon's code and record consent to exactly that code."""
     from induscode.addons.discovery import AddonConsentStore  # noqa: PLC0415 — not for the help
 
     if not yes:
@@ -168,7 +168,7 @@ def untrust(context: click.Context, names: tuple[str, ...], *, as_json: bool, **
     store = AddonConsentStore()
     rows: list[JsonObject] = []
     for name in dict.fromkeys(names or [source.name for source in found.project]):
-        # There may be consent to a file that is gone.
+        # The user may have consented to a file that's gone.
         revoked = store.revoke(os.path.join(cwd, PROJECT_DIR, f"{name}.py"))
         if not revoked:
             _find_project_addon(found, name)
@@ -218,7 +218,7 @@ def doctor(context: click.Context, *, as_json: bool, **_: object) -> int:
 
 
 async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObject:
-    """Load an addon that has consent, close it again, and build its row."""
+    """Load and close a trusted addon, and build its row."""
     from induscode.addons.chain import call_hook  # noqa: PLC0415 — not for the help
     from induscode.addons.contract import AddonError  # noqa: PLC0415 — not for the help
     from induscode.addons.loader import describe_refusal, load_addon  # noqa: PLC0415 — not for the help
@@ -246,7 +246,7 @@ async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObjec
 
 
 def _list_hooks(addon: Addon) -> Sequence[str]:
-    """List the hooks that the interceptors of an addon define, in order."""
+    """List the hooks that an addon's interceptors define, in order."""
     from induscode.addons.contract import Interceptor  # noqa: PLC0415 — not for the help
 
     hooks: list[str] = []

@@ -1,4 +1,4 @@
-"""Arguments of a call on the command line: `key=value`, parsed by the tool's schema, or one JSON object."""
+"""Parses the arguments of `indus call`: `key=value` according to the tool's schema, or one JSON object."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema
 
-_LARGEST_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
 _CHUNK_BYTES = 64 * 1024
-_STEP_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 class ArgumentError(ValueError):
@@ -30,10 +30,10 @@ class ArgumentError(ValueError):
 
 
 def read_arguments(words: Sequence[str], document: JsonObject, schema: JsonSchema) -> JsonObject:
-    """Combine the object of `--json` with the arguments in `words`, which override it.
+    """Merge the `key=value` words over the object from `--json`.
 
     Raises:
-        ArgumentError: A word is not `key=value`, or its value does not fit the schema.
+        ArgumentError: A word isn't `key=value`, or its value doesn't fit the schema.
     """
     named: JsonObject = {}
     for word in words:
@@ -55,13 +55,13 @@ def read_arguments(words: Sequence[str], document: JsonObject, schema: JsonSchem
 
 
 async def check_arguments(arguments: JsonObject, schema: JsonSchema) -> None:
-    """Check arguments against the model view of a tool's schema, before its server gets them.
+    """Validate arguments against the model view of a tool's schema, before sending them to its server.
 
-    The model view accepts everything that the server's own schema accepts. A schema that breaks the validator refuses
-    nothing.
+    The model view accepts everything that the server's own schema accepts. If a schema breaks the validator, we accept
+    everything.
 
     Raises:
-        ArgumentError: The arguments do not fit.
+        ArgumentError: The arguments don't fit.
     """
     try:
         problems = await ArgumentChecker(schema).check(arguments)
@@ -72,7 +72,7 @@ async def check_arguments(arguments: JsonObject, schema: JsonSchema) -> None:
 
 
 def describe_parameters(schema: JsonSchema) -> str:
-    """Format the parameters of a tool in one line: names, types, and which are optional."""
+    """Format a tool's parameters in one line, as `path: string, limit?: integer`."""
     properties = schema.get("properties")
     known = properties if is_json_object(properties) else {}
     required = schema.get("required")
@@ -85,10 +85,10 @@ def describe_parameters(schema: JsonSchema) -> str:
 
 
 def _find_property(schema: JsonSchema, key: str) -> JsonObject | None:
-    """Find the schema of a key; None if every value is accepted.
+    """Return the schema of a key, or `None` if it accepts any value.
 
     Raises:
-        ArgumentError: The schema has no such key.
+        ArgumentError: The schema doesn't allow this key.
     """
     properties = schema.get("properties")
     known = properties if is_json_object(properties) else {}
@@ -103,7 +103,7 @@ def _find_property(schema: JsonSchema, key: str) -> JsonObject | None:
 
 
 def _list_types(schema: JsonObject) -> list[str]:
-    """List the types that a schema admits, those of its branches included."""
+    """List the types that a schema and its branches allow."""
     kind = schema.get("type")
     if isinstance(kind, str):
         return [kind]
@@ -130,11 +130,7 @@ def _parse_value(key: str, text: str, schema: JsonObject | None) -> JsonValue:
 
 
 def _parse_kind(kind: str, text: str) -> JsonValue:
-    """Parse a text as a value of one type of JSON schema.
-
-    Raises:
-        ValueError: It is not such a value, or the type is unknown.
-    """
+    """Parse a text as a JSON schema type; raise ValueError if it doesn't fit or the type is unknown."""
     if kind in {"integer", "number"}:
         with suppress(ValueError):
             return int(text)
@@ -151,14 +147,14 @@ def _parse_kind(kind: str, text: str) -> JsonValue:
     raise ValueError(f"not of type {kind}")
 
 
-# -- the object of --json ---------------------------------------------------------------------
+# -- --json -----------------------------------------------------------------------------------
 
 
 def read_object(option: str) -> JsonObject:
-    """Read the object of `--json`. It may wait for standard input: not for the event loop.
+    """Read the object from `--json`. Blocks on standard input, so don't call it from the event loop.
 
     Raises:
-        ArgumentError: It cannot be read, or is not an object.
+        ArgumentError: It can't be read, or isn't an object.
     """
     text, where = _read_text(option)
     document = _parse_json(text, where)
@@ -168,12 +164,12 @@ def read_object(option: str) -> JsonObject:
 
 
 def _read_text(option: str) -> tuple[str, str]:
-    """Return the JSON text and its place: the option itself, a file after `@`, or standard input for `-`."""
+    """Return the JSON text and its source: the option itself, a file (`@FILE`), or standard input (`-`)."""
     if option != "-" and not option.startswith("@"):
         return option, "the value of --json"
     where = "standard input" if option == "-" else option[1:]
     try:
-        data = _read_stdin() if option == "-" else read_small_file(option[1:], _LARGEST_BYTES)
+        data = _read_stdin() if option == "-" else read_small_file(option[1:], _MAX_BYTES)
         return data.decode("utf-8"), where
     except OSError as exc:
         raise ArgumentError(f"{where}: {exc.strerror or exc}") from exc
@@ -186,15 +182,15 @@ def _read_stdin() -> bytes:
         return b""
     data = bytearray()
     descriptor = sys.stdin.fileno()
-    while len(data) <= _LARGEST_BYTES:
-        # Wait in short steps: a signal that arrives just before a blocking read would not end it.
-        if not select.select([descriptor], [], [], _STEP_S)[0]:
+    while len(data) <= _MAX_BYTES:
+        # Poll: a signal that arrives just before a blocking read wouldn't interrupt it.
+        if not select.select([descriptor], [], [], _POLL_INTERVAL_S)[0]:
             continue
         chunk = os.read(descriptor, _CHUNK_BYTES)
         if not chunk:
             return bytes(data)
         data += chunk
-    raise OSError(f"more than {_LARGEST_BYTES:,} bytes")
+    raise OSError(f"more than {_MAX_BYTES:,} bytes")
 
 
 def _parse_json(text: str, where: str) -> JsonValue:

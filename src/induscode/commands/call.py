@@ -1,7 +1,7 @@
-"""`indus call`: one call of one tool, native or of a server; one resource (`@server:uri`); one prompt (`/server:name`).
+"""`indus call`: calls a tool, reads a resource (`@server:uri`) or gets a prompt (`/server:name`).
 
-Exit codes: 0 the tool answered, 1 it answered with an error, 2 a call that makes no sense, 3 a fault between us and the
-tool's server or a disabled tool, 128 + n for signal n.
+Exit codes: 0 the tool answered, 1 it answered with an error, 2 usage error, 3 the server failed or the tool is
+disabled, 128 + n for signal n.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ ANSWERED_WITH_ERROR = 1
 MISUSED = 2
 FAULT = 3
 _FAULTS = frozenset({"transport", "protocol", "timeout", "not_connected", "spawn_failed", "drift"})
-"""Error codes of a server's tool that mean a fault of its server; a native command that times out has answered."""
+"""Error codes that mean the tool's server failed. A native command that times out did answer."""
 _MISUSES = frozenset({"invalid_arguments", "unknown_tool"})
-_PROGRESS_GAP_S = 0.2
+_PROGRESS_INTERVAL_S = 0.2
 
 
 @flags("--tools", "--mcp", "--no-mcp", "--no-addons", "--web-allow", "--cwd")
@@ -80,32 +80,32 @@ def command(
 ) -> int:
     """Call TOOL with arguments: KEY=VALUE by its schema, KEY:=JSON as it stands.
 
-    A list is written as JSON, or its key is repeated. Progress goes to standard error. `@SERVER:URI` reads a resource
-    instead, and `/SERVER:PROMPT` gets a prompt.
+    Write a list as JSON, or repeat its key. Progress goes to standard error. `@SERVER:URI` reads a resource instead,
+    and `/SERVER:PROMPT` gets a prompt.
 
-    Exit codes: 0 answered, 1 the tool answered with an error, 2 a call that makes no sense, 3 its server failed or is
-    missing, or the tool is disabled: see indus mcp diff.
+    Exit codes: 0 answered, 1 the tool answered with an error, 2 invalid usage, 3 its server failed or is missing, or
+    the tool is disabled: see indus mcp diff.
     """
     from induscode.commands.arguments import ArgumentError, read_object  # noqa: PLC0415 — not for the help
     from induscode.permissions.gate import build_call_checks  # noqa: PLC0415 — not for the help
 
     invocation = read_invocation(context)
-    if tool == RUN_CODE:  # naming it is asking for it
+    if tool == RUN_CODE:  # calling it by name enables it
         invocation = replace(invocation, settings=invocation.settings.with_flag(CODE_ENABLED, True))  # noqa: FBT003 — the value of a setting
         arguments = tuple(map(read_script, arguments))
     call = _Call(context, invocation, tool, arguments, output, save)
     try:
-        # Before the event loop starts: standard input is read here, and an interrupt must end that.
+        # Reads stdin, so do it before the event loop starts: Ctrl-C must interrupt it.
         call.object = {} if document is None else read_object(document)
     except ArgumentError as exc:
         raise click.UsageError(str(exc), context) from exc
+    line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
     if tool.startswith(("@", "/")):
-        for flag, value in {"--stdio": ad_hoc["line"], "--url": ad_hoc["url"], "--header": ad_hoc["header"]}.items():
+        for flag, value in {"--stdio": line, "--url": url, "--header": headers}.items():
             if value:
                 message = f"{flag} means nothing with {tool!r}, which names a configured server: indus mcp add adds one"
                 raise click.UsageError(message, context)
         return call_content(context, tool, arguments, call.object, output, save)
-    line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
     if line is not None or url is not None or headers:
         from induscode.servers.new_row import plan_ad_hoc_server  # noqa: PLC0415 — for these options
 
@@ -115,7 +115,7 @@ def command(
     else:
         from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
 
-        # A native tool needs no server, a script may need each; a file that was named is checked all the same.
+        # Native tools need no servers (run_code may need any of them), but we still check a file given with --mcp.
         is_native = has_capability(tool)
         plan = load_plan(invocation) if invocation.mcp or not is_native else None
         call.plan = None if is_native else plan
@@ -137,10 +137,10 @@ def command(
 def call_content(
     context: click.Context, text: str, words: Sequence[str], given: JsonObject, output: str, save: str | None
 ) -> int:
-    """Read the resource `@server:uri`, or get the prompt `/server:name`; print it and return the exit code.
+    """Print the resource `@server:uri` or the prompt `/server:name`, and return the exit code.
 
     Raises:
-        click.UsageError: There is no such server, or the arguments are invalid.
+        click.UsageError: The server doesn't exist, or the arguments are invalid.
     """
     from indusagi.capabilities.context import Framework  # noqa: PLC0415 — not for the help
     from indusagi.interop.protocol_bridge.bridge import make_inert_context  # noqa: PLC0415 — imports the bridge
@@ -162,7 +162,7 @@ def call_content(
     print_notes(checks.notes)
     call = _Call(context, invocation, text, words, output, save)
     try:
-        # Arguments of prompts are texts.
+        # Prompt arguments are strings.
         arguments = read_arguments(words, given, {"type": "object", "additionalProperties": {"type": "string"}})
     except ArgumentError as exc:
         raise click.UsageError(f"{text}: {exc}", context) from exc
@@ -187,10 +187,10 @@ def call_content(
 
 
 def read_script(word: str) -> str:
-    """Read the script of `code=@FILE`; any other word is returned as it is.
+    """Turn `code=@FILE` into `code=CONTENT`; return any other word unchanged.
 
     Raises:
-        click.UsageError: The file cannot be read.
+        click.UsageError: The file can't be read.
     """
     key, _, path = word.partition("=@")
     if key != "code" or not path:
@@ -199,12 +199,11 @@ def read_script(word: str) -> str:
         with open(path, encoding="utf-8") as file:
             return f"code={file.read()}"
     except (OSError, UnicodeDecodeError) as exc:
-        reason = getattr(exc, "strerror", None) or exc
-        raise click.UsageError(f"code=@{path}: {reason}", click.get_current_context(silent=True)) from exc
+        raise click.UsageError(f"code=@{path}: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
 class _Call:
-    """One call, from its words to its exit code."""
+    """One call, from the command line to the exit code."""
 
     def __init__(
         self,
@@ -222,21 +221,21 @@ class _Call:
         self._output = output
         self._save = save
         self._printed: Sequence[Note] = ()
-        """Notes about the ledger that were printed already."""
+        """Ledger notes that we've already printed."""
         self._owners: list[str] = []
-        """The servers that may have the tool."""
+        """Servers that may have the tool."""
         self.ad_hoc: ServerRow | None = None
-        """The server on the command line, if there is one."""
+        """The server from `--stdio` or `--url`."""
         self.object: JsonObject = {}
-        """The arguments of `--json`."""
+        """The arguments from `--json`."""
         self.plan: ServerPlan | None = None
-        """None for a native tool."""
+        """`None` for a native tool."""
         self.wrap: Callable[[Capability], Capability] | None = None
         self.dialog: LineDialog | None = None
-        """The terminal on which the person is asked, if there is one."""
+        """Asks the user, if there's a terminal."""
 
     def _show(self, text: str) -> str:
-        """Return a message without the id that was made for the server on the command line."""
+        """Strip the generated id of an ad-hoc server from a message."""
         if self.ad_hoc is None:
             return text
         from induscode.servers.new_row import hide_ad_hoc_id  # noqa: PLC0415 — for these options
@@ -251,7 +250,7 @@ class _Call:
         from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the deck
         from induscode.servers.plan import ServerPlan  # noqa: PLC0415 — imports the deck
 
-        # A script waits for the servers that it calls; the functions of the others are there as soon as they are up.
+        # A script waits for the servers it calls. The others' functions appear once those servers are up.
         options = BootOptions(wait_s=FIRST_PROMPT_LIMIT_S if self.tool == RUN_CODE else None)
         if self.dialog is not None:
             from induscode.conversations.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
@@ -264,9 +263,9 @@ class _Call:
             options = replace(options, only=self._owners)
         async with AsyncExitStack() as stack:
             opened: tuple[Session, Capability | None] | None = None
-            # A signal cancels the opening by this scope; a running call and its server get it by the token alone.
+            # On a signal, this scope cancels the opening. A running call and its server only see the token.
             with token.guard():
-                # A server's tool needs no native cards, which take time to load.
+                # Skip the native cards for a server's tool: they take time to load.
                 profile = Profile.ALL if self.plan is None or self.tool == RUN_CODE else None
                 session = await stack.enter_async_context(
                     open_session(
@@ -293,7 +292,7 @@ class _Call:
         return 0 if token.cancelled else self.print_outcome(outcome, card)
 
     async def _narrow_plan(self, plan: ServerPlan) -> ServerPlan:
-        """Keep the servers that may have the tool. If there are none, keep all of them, to name similar tools."""
+        """Keep the servers that may have the tool, or all of them (to suggest similar names) if none does."""
         if self.tool == RUN_CODE or not plan.rows:
             return plan
         from induscode.boot.catalog import find_possible_owners, find_server_of_tool  # noqa: PLC0415 — for calls of servers
@@ -309,7 +308,7 @@ class _Call:
 
     async def _find_card(self, session: Session) -> Capability | None:
         for is_awake in (False, True):
-            if is_awake:  # a server that was seen before may have more tools by now
+            if is_awake:  # a known server may have added tools since the ledger saw it
                 await session.mcp.wake(server for server in self._owners if session.mcp.status_of(server) is not None)
             for card in session.deck().tools():
                 if card.name == self.tool:
@@ -317,7 +316,7 @@ class _Call:
         return None
 
     def _report_missing(self, session: Session) -> int:
-        """Print why the tool is missing: it is disabled, its server failed, or its name is unknown."""
+        """Report why we can't find the tool: disabled, server failure, or unknown name."""
         disabled = next((tool for tool in session.mcp.disabled if tool.name == self.tool), None)
         if disabled is not None:
             from indusagi.runtime.contract import ToolOutcome  # noqa: PLC0415 — loaded with the deck
@@ -376,7 +375,7 @@ class _Call:
 
         schema = card.parameters
         if self.plan is None:
-            # Native tools take no further arguments; their schemas omit this to be short.
+            # Native tools accept no extra arguments; their schemas leave this out for brevity.
             schema = {**schema, "additionalProperties": False}
         try:
             arguments = read_arguments(self._words, self.object, schema)
@@ -386,7 +385,7 @@ class _Call:
             message = f"{self._show(card.name)}: {exc}. It takes: {describe_parameters(card.parameters)}"
             raise click.UsageError(message, self._context) from exc
         deck = session.deck()
-        # A person reads the result: it is complete, and `edit` does not require that a file was read before.
+        # The result is for the user, not a model: don't truncate it, and let `edit` change files it hasn't read.
         framework = replace(deck.context.framework, read_state=None)
         typed = replace(deck.context, budget=UNLIMITED, framework=framework, keeps_jobs=False)
         box = ToolDeck(deck.tools(), typed).into_tool_box()
@@ -395,7 +394,7 @@ class _Call:
         return await box.runner.run(call, token, on_progress=_build_progress_printer(self._show(card.name)))
 
     def print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
-        """Print the result, and return the exit code."""
+        """Print the result and return the exit code."""
         from induscode.cli.output import write_json  # noqa: PLC0415 — for a call that ran
         from induscode.commands.arguments import describe_parameters  # noqa: PLC0415 — for a call that ran
         from induscode.commands.outcome import format_block, print_blocks, save_blocks, to_json  # noqa: PLC0415 — for a call that ran
@@ -433,14 +432,14 @@ def _find_denied(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
 
 
 def _build_progress_printer(name: str) -> Callable[[ToolProgress], None]:
-    """Build the sink that prints progress, at most five lines a second."""
+    """Build a callback that prints progress, at most five lines a second."""
     from time import monotonic  # noqa: PLC0415 — for a call that runs
 
-    last = -_PROGRESS_GAP_S
+    last = -_PROGRESS_INTERVAL_S
 
     def print_progress(progress: ToolProgress) -> None:
         nonlocal last
-        if monotonic() - last < _PROGRESS_GAP_S:
+        if monotonic() - last < _PROGRESS_INTERVAL_S:
             return
         last = monotonic()
         total = "" if progress.total is None else f"/{progress.total:g}"

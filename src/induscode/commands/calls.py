@@ -1,4 +1,4 @@
-"""`indus calls`: the calls of all runs, their statistics, and their export."""
+"""`indus calls`: lists, summarizes and exports the recorded calls of all runs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,13 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.2
 _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
-_LARGEST = 2**63 - 1
-"""https://www.sqlite.org/datatype3.html#storage_classes_and_datatypes"""
-_NONE = "No call has been recorded yet."
+_MAX_INT = 2**63 - 1
+"""SQLite's largest integer: https://www.sqlite.org/datatype3.html#storage_classes_and_datatypes"""
 _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
 
 
 @click.command("calls")
-@click.argument("number", type=click.IntRange(1, _LARGEST), required=False)
+@click.argument("number", type=click.IntRange(1, _MAX_INT), required=False)
 @click.option("--follow", "-f", is_flag=True, help="Show calls as they come, until Ctrl+C.")
 @click.option("--slow", is_flag=True, help="The slowest calls first.")
 @click.option("--failed", is_flag=True, help="Only calls that failed.")
@@ -48,7 +47,7 @@ _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
 @click.option("--since", metavar="AGE|TIME", help="Only calls since then: 10min, 2h, 7d, or 2026-11-15T20:08 (UTC).")
 @click.option(
     "--limit",
-    type=click.IntRange(1, _LARGEST),
+    type=click.IntRange(1, _MAX_INT),
     default=50,
     show_default=True,
     metavar="N",
@@ -82,9 +81,9 @@ def command(
     as_json: bool,
     **wanted: Any,
 ) -> int:
-    """List the last calls of tools and uses of resources and prompts, the newest last; with NUMBER all about one.
+    """List the last calls of tools and uses of resources and prompts, newest last; with NUMBER all about one.
 
-    Records hold sizes and digests, and no arguments and no results unless the setting calls.record is payloads.
+    Records hold sizes and digests, but no arguments or results unless the setting calls.record is payloads.
     """
     exclusive = {"--follow": follow, "--slow": slow, "--by": by, "--export": export, "NUMBER": number}
     has_limit = context.get_parameter_source("limit") is click.core.ParameterSource.COMMANDLINE
@@ -108,7 +107,7 @@ def command(
         if as_json:
             write_json({"calls": [], "dropped": 0} if by is None else {"by": by, "groups": [], "dropped": 0})
         elif not export:
-            print_line(_NONE)
+            print_line("No call has been recorded yet.")
         return 0
     with closing(database):
         if number is not None:
@@ -123,7 +122,7 @@ def command(
 
 
 def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: bool) -> None:
-    """Refuse flags that exclude each other; `given` are those that choose what is shown."""
+    """Reject flags that exclude each other. `given` lists the flags that choose a kind of output."""
     for flag in {"--follow", "NUMBER"}.intersection(given) if has_limit else ():
         raise click.UsageError(f"--limit means nothing with {flag}", context)
     params = context.params
@@ -141,11 +140,7 @@ def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: boo
 
 
 def parse_since(context: click.Context, text: str) -> int:
-    """Parse an age (`10min`) or a time (RFC 3339) into milliseconds since 1970.
-
-    Raises:
-        click.UsageError: It is neither.
-    """
+    """Parse an age (`10min`) or a time (RFC 3339) into Unix milliseconds, or raise a usage error."""
     from datetime import UTC, datetime  # noqa: PLC0415 — for this option
 
     from indusagi.core.time import now_ms  # noqa: PLC0415 — for this option
@@ -198,7 +193,7 @@ def _format_cells(call: CallRecord) -> tuple[object, ...]:
 def _list_cluster_calls(
     context: click.Context, brokers: str, key_file: str | None, wanted: CallFilter, limit: int, *, as_json: bool
 ) -> int:
-    """List the last calls of all nodes, the newest last."""
+    """List the last calls of all nodes, newest last."""
     from induscode.calls.record import COLUMNS, CallRecord  # noqa: PLC0415 — for this option
     from induscode.cluster.shared.calls import read_calls  # noqa: PLC0415 — for this option
 
@@ -223,11 +218,7 @@ def _list_cluster_calls(
 
 
 def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
-    """Print calls as they are written, until a signal or until the reader of a pipe has gone.
-
-    Raises:
-        BrokenPipeError: The reader has gone.
-    """
+    """Print calls as they come, until a signal or (with BrokenPipeError) until the pipe's reader is gone."""
     import sys  # noqa: PLC0415 — for this option
     from dataclasses import replace  # noqa: PLC0415 — for this option
 
@@ -256,7 +247,7 @@ def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
                 else:
                     print_line("  ".join(map(str, _format_cells(call))))
             if sys.stdout is not None:
-                sys.stdout.flush()  # a pipe is buffered
+                sys.stdout.flush()  # pipes are buffered
             if is_reader_gone():
                 raise BrokenPipeError
             await anyio.sleep(_POLL_S)
@@ -317,10 +308,10 @@ def export_calls(calls: Iterable[CallRecord], kind: str) -> None:
 
     from induscode.calls.record import COLUMNS  # noqa: PLC0415 — for this option
 
-    writer = csv.writer(sys.stdout, lineterminator="\n")  # RFC 4180, with the line ending of this system
+    writer = csv.writer(sys.stdout, lineterminator="\n")  # RFC 4180, but with native line endings
     writer.writerow(("id", "at", *COLUMNS))
     for call in calls:
-        # A spreadsheet would compute a cell that begins like a formula; clients name themselves.
+        # Spreadsheets evaluate cells that look like formulas, and clients choose their own names.
         writer.writerow(
             f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t"} else value
             for value in call.to_json().values()

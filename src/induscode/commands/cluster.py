@@ -1,4 +1,4 @@
-"""`indus cluster`: prepares the brokers of a cluster, shows its nodes and placements, and drains a node."""
+"""`indus cluster`: sets up a cluster's brokers, shows its nodes and placements, and drains nodes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from induscode.cluster.opening import Prepared
     from induscode.cluster.report import BrokerReport
 
+_ROLES = {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}
 _HERE = "induscode.commands.cluster"
 _STATE = "induscode.commands.cluster_state"
 _FAILED = 1
-_MOST_MB = (2**63 - 1) >> 20
+_MAX_MB = (2**63 - 1) >> 20
 """Brokers count bytes in 64 bits."""
-_DRAINED_S = 60.0
-_LOOK_S = 0.25
+_DRAIN_LIMIT_S = 60.0
+_POLL_INTERVAL_S = 0.25
 
 
 @click.command(
@@ -91,7 +92,7 @@ async def _observe(broker: Broker) -> AsyncGenerator[Membership]:
 @click.option(
     "--ledger-limit",
     "ledger_mb",
-    type=click.IntRange(1, _MOST_MB),
+    type=click.IntRange(1, _MAX_MB),
     metavar="MB",
     help="The most that the ledgers of all nodes take; by default three quarters of the account's storage limit.",
 )
@@ -108,11 +109,11 @@ def init(
     key_file: str | None,
     as_json: bool,
 ) -> int:
-    """Prepare the brokers of a cluster, once, and make its key. What exists stays; the ledgers may get more room.
+    """Prepare the brokers of a cluster, once, and create its key. Keeps existing state, but may enlarge the ledgers.
 
-    The key seals what the nodes send each other and what rests at the brokers: copy its file to every node. The brokers
-    need JetStream. They write to the disk every two minutes by default, and a power failure may lose what was written
-    since: set `sync_interval: always` in their configuration.
+    The key seals messages between nodes and data stored at the brokers: copy its file to every node. The brokers need
+    JetStream. By default they sync to disk every two minutes, so a power failure may lose the writes since: set
+    `sync_interval: always` in their configuration.
     """
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
     from induscode.cluster.opening import prepare_cluster  # noqa: PLC0415 — not for the help
@@ -127,7 +128,7 @@ def init(
         try:
             prepared = await prepare_cluster(broker, replicas=int(replicas), lease_s=lease_s, ledger_bytes=ledger_bytes)
         except ClusterFault as fault:
-            if is_new and fault.state == "ready":  # refused: nothing is sealed with this key
+            if is_new and fault.state == "ready":  # rejected, so nothing is sealed with this key yet
                 await to_thread.run_sync(os.unlink, path)
             raise
         if as_json:
@@ -143,7 +144,7 @@ def init(
 
 
 def _print_prepared(prepared: Prepared, *, lease_s: float, replicas: int, ledger_bytes: int | None) -> None:
-    """Print what was made and changed, and what stays in spite of the flags of this run."""
+    """Print what we created and changed, and which flags had no effect on existing state."""
     copies = format_count(prepared.replicas, "broker")
     if prepared.made:
         print_line(f"made {', '.join(prepared.made)}, each on {copies}")
@@ -163,7 +164,7 @@ def _print_prepared(prepared: Prepared, *, lease_s: float, replicas: int, ledger
 
 
 async def _find_key(broker: Broker, path: str) -> tuple[ClusterKey, bool]:
-    """Read the key, or make one for a cluster that has none; tell whether it is new."""
+    """Read the key, or create one for a new cluster; also return whether it's new."""
     from induscode.cluster.broker import check_key  # noqa: PLC0415 — not for the help
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
     from induscode.cluster.key import create_key, read_key  # noqa: PLC0415 — not for the help
@@ -187,14 +188,6 @@ async def _find_key(broker: Broker, path: str) -> tuple[ClusterKey, bool]:
         return await to_thread.run_sync(create_key, path), True
     except OSError as exc:
         raise ClusterFault("ready", f"the key cannot be written: {exc}") from exc
-
-
-def _describe(node: NodeInfo) -> str:
-    if node.draining:
-        return "draining"
-    return {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}[
-        node.role
-    ]
 
 
 @click.command("status")
@@ -243,11 +236,11 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
     if not nodes and not report.silent and not report.waiting and report.is_usable:
         print_line("no node is there: start one with indus serve --http --cluster URL")
     if nodes:
-        columns = ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS")
-        rows_shown = [
-            (node.node, f"{node.owned}/{node.capacity}", node.unpublished, _describe(node), node.url) for node in nodes
-        ]
-        print_table(columns, rows_shown)
+        cells: list[tuple[object, ...]] = []
+        for node in nodes:
+            state = "draining" if node.draining else _ROLES[node.role]
+            cells.append((node.node, f"{node.owned}/{node.capacity}", node.unpublished, state, node.url))
+        print_table(("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS"), cells)
 
 
 @click.command("placements")
@@ -274,12 +267,11 @@ def placements(context: click.Context, *, brokers: str | None, key_file: str | N
         elif not rows:
             print_line("no server runs")
         else:
-            states = {True: "", False: "its node is gone"}
             shown = [
                 (
                     f"{row['server']} (replica {row['replica']})" if row["server"] in several else row["server"],
                     *(row[key] for key in ("node", "epoch", "key")),
-                    states[bool(row["live"])],
+                    "" if row["live"] else "its node is gone",
                 )
                 for row in rows
             ]
@@ -296,9 +288,9 @@ def placements(context: click.Context, *, brokers: str | None, key_file: str | N
 @as_json
 @click.pass_context
 def drain(context: click.Context, *, node: str, brokers: str | None, key_file: str | None, as_json: bool) -> int:
-    """Move the servers of NODE to other nodes, each when its calls have ended, and place none there any more.
+    """Move the servers of NODE to other nodes, each once its calls have ended, and place no more there.
 
-    It serves clients until it is stopped, and may run servers when it is started again. Exit code 1 if there is no such
+    It keeps serving clients until you stop it, and may run servers after a restart. Exit code 1 if there is no such
     node, or a server stays.
     """
 
@@ -335,10 +327,10 @@ def drain(context: click.Context, *, node: str, brokers: str | None, key_file: s
 
 
 async def _wait_drained(membership: Membership, instance: str) -> int:
-    """Wait until a node reports that it owns nothing; return how much it owns."""
+    """Wait until a node reports no servers, up to a minute; return how many it still owns."""
     info: NodeInfo | None = None
-    for _ in range(int(_DRAINED_S / _LOOK_S)):
-        await asyncio.sleep(_LOOK_S)
+    for _ in range(int(_DRAIN_LIMIT_S / _POLL_INTERVAL_S)):
+        await asyncio.sleep(_POLL_INTERVAL_S)
         info = next((one for one in membership.list_nodes() if one.instance == instance), None)
         if info is None or (info.draining and not info.owned):
             return 0

@@ -1,4 +1,4 @@
-"""`indus cluster verify`, `config` and `rotate-key`: what the nodes share, and the key that seals it."""
+"""`indus cluster verify`, `config`, `rotate-key` and `offer-key`: the nodes' shared state and the keys that seal it."""
 
 from __future__ import annotations
 
@@ -52,11 +52,15 @@ def verify(context: click.Context, *, brokers: str | None, key_file: str | None,
 
 
 def verify_ledgers(context: click.Context, brokers: str | None, key_file: str | None, *, as_json: bool) -> int:
-    """Verify the ledgers of all nodes, print what was found, and return the exit code."""
+    """Verify the ledgers of all nodes, print the report, and return the exit code."""
     from induscode.cluster.shared.verify import verify_cluster  # noqa: PLC0415 — not for the help
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — not for the help
+    from induscode.deck.mcp.store.database import store_path  # noqa: PLC0415 — not for the help
 
-    has_ledger = _has_ledger()
+    try:
+        has_ledger = os.path.exists(store_path())
+    except OSError:
+        has_ledger = False
 
     async def work(broker: Broker) -> int:
         store = await open_store() if has_ledger else None
@@ -72,16 +76,6 @@ def verify_ledgers(context: click.Context, brokers: str | None, key_file: str | 
         return _FAILED if report.problems else 0
 
     return run_with_broker(read_keyed_settings(context, brokers, key_file), work)
-
-
-def _has_ledger() -> bool:
-    """Return whether this machine has a ledger to compare."""
-    from induscode.deck.mcp.store.database import store_path  # noqa: PLC0415 — not for the help
-
-    try:
-        return os.path.exists(store_path())
-    except OSError:
-        return False
 
 
 def _print_report(report: ClusterReport) -> None:
@@ -102,7 +96,7 @@ def _print_report(report: ClusterReport) -> None:
         print_line("everything is as it was published")
 
 
-# -- servers and rules of all nodes -------------------------------------------------------------
+# -- config -----------------------------------------------------------------------------------
 
 
 @click.command(
@@ -122,7 +116,7 @@ def config() -> None:
 def _change(
     context: click.Context, brokers: str | None, key_file: str | None, work: Callable[[SharedTable], Awaitable[int]]
 ) -> int:
-    """Open the shared table, and do something with it."""
+    """Run `work` with the shared table."""
     from induscode.cluster.shared.table import open_table  # noqa: PLC0415 — not for the help
 
     async def run(broker: Broker) -> int:
@@ -162,7 +156,7 @@ def show(context: click.Context, *, brokers: str | None, key_file: str | None, a
 
 
 def _describe(row: JsonValue) -> str:
-    """Describe a server without the values of its variables."""
+    """Return a server's URL or command line, without its variables."""
     fields = row if is_json_object(row) else {}
     arguments = fields.get("args")
     words = [fields.get("command"), *(arguments if isinstance(arguments, list) else ())]
@@ -179,10 +173,10 @@ def _describe(row: JsonValue) -> str:
 def push(
     context: click.Context, *, file: str, yes: bool, digests: tuple[str, ...], brokers: str | None, key_file: str | None
 ) -> int:
-    """Put the servers of FILE ({"mcpServers": {…}}) into the cluster: every node that serves clients has them at once.
+    """Put the servers of FILE ({"mcpServers": {…}}) into the cluster: every node that serves clients gets them at once.
 
-    This is consent for all nodes, so each server is shown first. Values of variables are sealed with the key of the
-    cluster; ${NAME} gets its value at the node that runs the server. Exit code 1 if you decline.
+    This is consent for all nodes, so it shows each server first. The key of the cluster seals values of variables;
+    ${NAME} gets its value at the node that runs the server. Exit code 1 if you decline.
     """
     rows, consent = _read_rows(context, file)
     question = f"Start {', '.join(rows)} on the nodes of the cluster from now on?"
@@ -200,7 +194,7 @@ def push(
 
 
 def _read_rows(context: click.Context, file: str) -> tuple[Mapping[str, JsonObject], Consent]:
-    """Read and check the servers of a file, and build the question about them."""
+    """Read and check the servers of a file, and build the consent question."""
     from indusagi.core.config_file import read_config_file  # noqa: PLC0415 — not for the help
     from induscode.servers.config import UnusableFileError, read_named_rows  # noqa: PLC0415 — not for the help
     from induscode.servers.config.trust import describe_row  # noqa: PLC0415 — not for the help
@@ -221,7 +215,7 @@ def _read_rows(context: click.Context, file: str) -> tuple[Mapping[str, JsonObje
     lines = [line for name, one in questions.items() for line in (f"server {name}", *(f"  {it}" for it in one.details))]
     facts: JsonObject = {name: one.digest for name, one in questions.items()}
     consent = build_consent(f"servers of {os.path.realpath(file)} on every node of the cluster", facts, lines)
-    # Exactly what is shown, whatever the file has by now.
+    # Push exactly what we show, even if the file changes in between.
     return {row.id: row.written for row in rows}, consent
 
 
@@ -257,7 +251,7 @@ def rules(
 ) -> int:
     """Put the rules of FILE ({"deny": […], "ask": […]}) into the cluster: calls at every node have to pass them.
 
-    They only take away: a file with `allow` is refused, and so is a call that a rule asks about: no person is there.
+    They can only restrict: a file with `allow` is rejected, and so is a call that needs approval: no user is there.
     """
     if (file is None) is not is_removed:
         raise click.UsageError("name a FILE, or use --remove", context)
@@ -290,6 +284,9 @@ def _read_rules(context: click.Context, file: str) -> JsonValue:
     return found.document
 
 
+# -- keys -------------------------------------------------------------------------------------
+
+
 @click.command("rotate-key")
 @broker_option
 @key_option
@@ -298,9 +295,9 @@ def _read_rules(context: click.Context, file: str) -> JsonValue:
 def rotate(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Replace the key of the cluster, after it has leaked or from time to time. All nodes have to be stopped.
 
-    Shared servers, rules and approved definitions are sealed again. Ledgers and call records stay as they are: the new
-    key file opens them up to their present end. Machines with the old file are refused until they have the new one.
-    An attempt that was interrupted is finished by the next one.
+    Reseals shared servers, rules and approved definitions. Ledgers and call records stay as they are: the new key file
+    opens them up to their current end. Machines with the old file are locked out until they get the new one. If a
+    rotation is interrupted, the next one finishes it.
     """
     from induscode.cluster.shared.rotation import rotate_key  # noqa: PLC0415 — not for the help
     from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
@@ -343,8 +340,8 @@ def offer_key(
 ) -> int:
     """Issue a key to NODE, a machine that only offers its servers (indus serve --offer-only).
 
-    Its holder can offer servers under this name, and can neither read nor forge what other nodes send. A second key for
-    the same node revokes the first.
+    Its holder can offer servers under this name, but can neither read nor forge messages of other nodes. A second key
+    for the same node revokes the first.
     """
     from induscode.cluster.contract import find_node_name  # noqa: PLC0415 — not for the help
     from induscode.cluster.key import write_new_key  # noqa: PLC0415 — not for the help

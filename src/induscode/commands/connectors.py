@@ -1,7 +1,6 @@
-"""`indus connectors`: services described by OpenAPI documents, as actions of `saas-action`.
+"""`indus connectors`: turns OpenAPI documents into actions of `saas-action`.
 
-Exit codes: 0 done, 1 a connector has a problem or an approval was declined, 2 words that make no sense, 3 a document
-that cannot be read or used.
+Exit codes: 0 success, 1 a connector has a problem or the user declined, 2 usage error, 3 unusable document.
 """
 
 from __future__ import annotations
@@ -44,10 +43,10 @@ if TYPE_CHECKING:
     from induscode.servers.sign_in.prompts import SignInWay
 
 _HERE = "induscode.commands.connectors"
-_THIS_MACHINE = frozenset({"127.0.0.1", "::1", "localhost"})
+_LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _PROBLEM = 1
 _FAULT = 3
-_SHOWN_NOTES = 5
+_MAX_NOTES = 5
 
 
 @click.command(
@@ -68,7 +67,7 @@ def command() -> None:
 
 
 def complete_connector(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a connector."""
+    """Complete a connector's name."""
     from click.shell_completion import CompletionItem  # noqa: PLC0415 — for a completion only
 
     rows, _ = ConnectorStore().read()
@@ -116,9 +115,9 @@ def list_rows(*, as_json: bool, **_: object) -> int:
 @click.option("--client-id", metavar="ID", default="", help="The client that you have registered at the service.")
 @click.option("--client-secret", metavar="VARIABLE", default="", help="The environment variable with its secret.")
 @click.option("--client-auth", type=click.Choice(SECRET_METHODS), help="How the secret is sent to the issuer.")
-@click.option("--grant", type=click.Choice(CONNECTOR_GRANTS), help="Who signs in: a person, or the client itself.")
+@click.option("--grant", type=click.Choice(CONNECTOR_GRANTS), help="Who signs in: a user, or the client itself.")
 @click.option(
-    "--scopes", metavar="SCOPES", default="", help="Scopes of the first sign-in: those of reading operations."
+    "--scopes", metavar="SCOPES", default="", help="Scopes of the first sign-in; by default those for reading."
 )
 @as_json
 @click.pass_context
@@ -139,20 +138,18 @@ def add(
 ) -> int:
     """Add the connector NAME from SPEC: the file or URL of an OpenAPI document, 3.0 or 3.1, in JSON or YAML.
 
-    The document is approved as it is now: a later change disables the connector until it is approved. With --auth oauth
-    its addresses of the sign-in are approved too: `indus connectors login NAME` signs in there.
+    This approves the current document: a later change disables the connector until you approve it. With --auth oauth,
+    it also approves the document's sign-in addresses, which `indus connectors login NAME` uses.
     """
     invocation = read_invocation(context)
     store = ConnectorStore()
     try:
         check_name(name)
-        oauth = _OAuthOptions(client_id, client_secret, client_auth, grant, scopes)
-        reference = oauth.parse_auth(auth)
+        reference = _parse_auth(auth, client_id, client_secret, client_auth, grant, scopes)
     except ConnectorFault as exc:
         raise click.UsageError(str(exc), context) from exc
     if name in _read_rows(store):
-        message = f"There is a connector {name!r} already: indus connectors remove {name}"
-        raise click.UsageError(message, context)
+        raise click.UsageError(f"There is a connector {name!r} already: indus connectors remove {name}", context)
 
     async def work(web: WebSettings, _: CancelToken) -> int:
         from anyio import to_thread  # noqa: PLC0415 — for a command that runs
@@ -170,18 +167,49 @@ def add(
     return _run(context, work)
 
 
+def _parse_auth(
+    auth: str | None,
+    client_id: str,
+    variable: str,
+    method: SecretMethod | None,
+    grant: ConnectorGrant | None,
+    scopes: str,
+) -> ConnectorAuth | None:
+    """Parse `--auth` and the options of its OAuth form.
+
+    Raises:
+        ConnectorFault: The options contradict each other.
+    """
+    kind, _, scheme = (auth or "").partition(":")
+    if kind != "oauth":
+        if client_id or variable or method or grant or scopes:
+            raise ConnectorFault("--client-id and the options beside it belong to --auth oauth")
+        return None if auth is None else parse_auth(auth)
+    if variable:
+        check_variable(variable, "--client-secret")
+    if (variable or method) and not (client_id and variable):
+        raise ConnectorFault("a client with a secret needs --client-id ID and --client-secret VARIABLE")
+    return OAuthReference(
+        scheme=scheme,
+        grant=grant or "authorization_code",
+        client_id=client_id,
+        secret_variable=variable,
+        auth_method=method,
+        scopes=parse_scopes(scopes),
+    )
+
+
 def _report_added(reading: SourceReading, problem: str | None, *, as_json: bool) -> None:
     row = reading.row
-    for note in reading.notes[:_SHOWN_NOTES]:
+    for note in reading.notes[:_MAX_NOTES]:
         print_status(str(note))
-    if len(reading.notes) > _SHOWN_NOTES:
-        print_status(f"{len(reading.notes) - _SHOWN_NOTES} more operations are left out")
+    if len(reading.notes) > _MAX_NOTES:
+        print_status(f"{len(reading.notes) - _MAX_NOTES} more operations are left out")
     warnings = _list_warnings(row, problem)
     for warning in warnings:
         print_status(warning)
     if as_json:
-        left_out: list[JsonValue] = [str(note) for note in reading.notes]
-        write_json({**_to_json(row), "leftOut": left_out, "warnings": [*warnings]})
+        write_json({**_to_json(row), "leftOut": [str(note) for note in reading.notes], "warnings": [*warnings]})
         return
     count = format_count(len(reading.operations), "operation")
     print_line(f"{row.name}: {count} at {row.base_url}, {_format_auth(row)}")
@@ -216,7 +244,7 @@ def remove(context: click.Context, name: str, *, as_json: bool, **_: object) -> 
 @as_json
 @click.pass_context
 def doctor(context: click.Context, name: str | None, *, as_json: bool, **_: object) -> int:
-    """Examine connectors: document, base URL, variables and sign-in. No request is sent to a service.
+    """Examine connectors: document, base URL, variables and sign-in. Sends no request to a service.
 
     Exit code 1 if one of them has a problem.
     """
@@ -280,7 +308,7 @@ async def _examine(store: ConnectorStore, row: ConnectorRow, web: WebSettings) -
 def approve(
     context: click.Context, name: str, *, yes: bool, digests: tuple[str, ...], as_json: bool, **_: object
 ) -> int:
-    """Approve the document of a connector as it is now, after showing what has changed."""
+    """Show how the document of a connector has changed, and approve it as it is now."""
     store = ConnectorStore()
     row = _get_row(context, store, name)
 
@@ -330,7 +358,7 @@ def approve(
 def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None, **_: object) -> int:
     """Sign in to the service of the connector NAME, in a browser on this machine unless --device or --paste is given.
 
-    The sign-in is stored and refreshed by itself; see it with `indus connectors list`.
+    indus stores the sign-in and refreshes it automatically; see it with `indus connectors list`.
     """
     store = ConnectorStore()
     row = _get_row(context, store, name)
@@ -367,7 +395,7 @@ async def _sign_out(store: ConnectorStore, row: ConnectorRow, web: WebSettings, 
 
 
 async def _read_sign_in(store: ConnectorStore, row: ConnectorRow) -> JsonObject | None:
-    """Read what is stored about the sign-in of a connector; None: it has none."""
+    """Read the stored sign-in of a connector, or return `None` without one."""
     if row.oauth is None:
         return None
     from induscode.connectors.sign_in import ConnectorSignIn  # noqa: PLC0415 — for a connector that signs in
@@ -376,47 +404,11 @@ async def _read_sign_in(store: ConnectorStore, row: ConnectorRow) -> JsonObject 
     return None if facts is None else facts.to_json()
 
 
-class _OAuthOptions:
-    """The options of `add` for a sign-in."""
-
-    def __init__(
-        self, client_id: str, variable: str, method: SecretMethod | None, grant: ConnectorGrant | None, scopes: str
-    ) -> None:
-        self._client_id, self._variable, self._scopes = client_id, variable, scopes
-        self._method: SecretMethod | None = method
-        self._grant: ConnectorGrant | None = grant
-
-    def parse_auth(self, auth: str | None) -> ConnectorAuth | None:
-        """Parse how a connector authenticates.
-
-        Raises:
-            ConnectorFault: The options contradict each other.
-        """
-        kind, _, scheme = (auth or "").partition(":")
-        if kind != "oauth":
-            if self._client_id or self._variable or self._method or self._grant or self._scopes:
-                raise ConnectorFault("--client-id and the options beside it belong to --auth oauth")
-            return None if auth is None else parse_auth(auth)
-        if self._variable:
-            check_variable(self._variable, "--client-secret")
-        if (self._variable or self._method) and not (self._client_id and self._variable):
-            message = "a client with a secret needs --client-id ID and --client-secret VARIABLE"
-            raise ConnectorFault(message)
-        return OAuthReference(
-            scheme=scheme,
-            grant=self._grant or "authorization_code",
-            client_id=self._client_id,
-            secret_variable=self._variable,
-            auth_method=self._method,
-            scopes=parse_scopes(self._scopes),
-        )
-
-
-# -- what the commands share ------------------------------------------------------------------
+# -- helpers ----------------------------------------------------------------------------------
 
 
 def _run(context: click.Context, work: Callable[[WebSettings, CancelToken], Awaitable[int]]) -> int:
-    """Run a command in an event loop; a fault of a connector gives exit code 3, one of a sign-in 1."""
+    """Run a command in an event loop. Connector faults exit with 3, sign-in faults with 1."""
     from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a command that runs
     from induscode.boot.live_connectors import web_settings  # noqa: PLC0415 — for requests to a service
 
@@ -476,6 +468,6 @@ def _list_warnings(row: ConnectorRow, problem: str | None) -> Sequence[str]:
     warnings = [] if problem is None else [problem]
     if row.auth is not None:
         warnings += [f"the variable {name} is not set here" for name in row.auth.find_missing(os.environ)]
-        if row.base_url.startswith("http://") and urlsplit(row.base_url).hostname not in _THIS_MACHINE:
+        if row.base_url.startswith("http://") and urlsplit(row.base_url).hostname not in _LOOPBACK_HOSTS:
             warnings.append(f"{row.base_url} is not encrypted: the credentials can be read on the way")
     return warnings

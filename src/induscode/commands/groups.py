@@ -1,4 +1,4 @@
-"""Command groups with commands loaded on use, and shell completion of the names of servers and tools.
+"""Lazily loaded command groups, shell completion of server and tool names, and sign-in options.
 
 See https://click.palletsprojects.com/en/stable/complex/#lazily-loading-subcommands and
 https://click.palletsprojects.com/en/stable/shell-completion/.
@@ -29,7 +29,7 @@ HELP = ("-h", "--help")
 
 
 class LazyCommand(NamedTuple):
-    """The module of a command, and its line in the help."""
+    """A command's line in the help, and where to import it from."""
 
     about: str
     module: str
@@ -37,7 +37,7 @@ class LazyCommand(NamedTuple):
 
 
 class CommandGroup(click.Group):
-    """A group whose commands are loaded by name; without a name the default command runs."""
+    """Loads commands by name, and runs the default command without one."""
 
     def __init__(self, *args: Any, commands: Mapping[str, LazyCommand], default: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,7 +45,7 @@ class CommandGroup(click.Group):
         self.default = default
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the words; an option in the first place belongs to the default command."""
+        """Parse the arguments. A leading option belongs to the default command."""
         # Completion (`resilient_parsing`) lists the commands instead of running the default.
         is_named = bool(args) and (not args[0].startswith("-") or args[0] in HELP)
         if not is_named and not ctx.resilient_parsing:
@@ -53,11 +53,11 @@ class CommandGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """List the commands in the order of the table."""
+        """List the commands in table order."""
         return list(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
-        """Load a command of the table; `resolve_command` refuses other names before."""
+        """Import a command from the table; `resolve_command` has already rejected other names."""
         from importlib import import_module  # noqa: PLC0415 — only for a command that runs
 
         row = self.table[cmd_name]
@@ -71,10 +71,10 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command of a name.
+        """Find a command by name.
 
         Raises:
-            click.UsageError: There is none, or it does not take a flag that was given.
+            click.UsageError: It doesn't exist, or doesn't take one of the flags.
         """
         if args and args[0] not in self.table:
             raise build_unknown_name(f"There is no command {args[0]!r}", args[0], tuple(self.table), ctx)
@@ -87,7 +87,7 @@ class CommandGroup(click.Group):
 
 
 def complete_server(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a configured server; no server is started."""
+    """Complete the name of a configured server, without starting any."""
     from induscode.boot.plans import load_plan  # noqa: PLC0415 — for a completion only
     from induscode.servers.listing import find_switched_off  # noqa: PLC0415 — for a completion only
 
@@ -101,21 +101,13 @@ def complete_server(context: click.Context, _parameter: click.Parameter, incompl
 
 
 def complete_tool(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a native tool or of a known tool of a server; no server is started."""
-    from induscode.boot.catalog import ToolListing, list_tools  # noqa: PLC0415 — imports the deck
-    from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — for a completion only
+    """Complete the name of a native tool or a known server tool, without starting servers."""
+    from induscode.boot.catalog import list_tools  # noqa: PLC0415 — imports the deck
+    from induscode.cli.signals import run_for_result  # noqa: PLC0415 — for a completion only
 
     def list_names(invocation: Invocation) -> Iterable[tuple[str, str]]:
-        listings: list[ToolListing] = []
-
-        async def list_all(_: CancelToken) -> int:
-            listings.append(await list_tools(invocation, check=False))
-            return 0
-
-        run_until_signal(list_all)
-        for listing in listings:
-            for tool in listing.tools:
-                yield tool.name, tool.descriptor.description.partition("\n")[0]
+        for tool in run_for_result(lambda _: list_tools(invocation, check=False)).tools:
+            yield tool.name, tool.descriptor.description.partition("\n")[0]
 
     return _build_items(context, list_names, incomplete)
 
@@ -129,8 +121,8 @@ def _build_items(
 
     try:
         names = dict(list_names(read_invocation(context)))
-    except (click.ClickException, CoreError, OSError):
-        return []  # a shell cannot show an error in the middle of a line
+    except (click.ClickException, click.exceptions.Exit, CoreError, OSError):
+        return []  # a shell can't show an error in the middle of a line
     return [CompletionItem(name, help=about) for name, about in names.items() if name.startswith(incomplete)]
 
 
@@ -141,7 +133,7 @@ Command = TypeVar("Command", bound="Callable[..., object]")
 
 
 def sign_in_options(command: Command) -> Command:
-    """Add the options of a sign-in: `way` and `port`."""
+    """Add the sign-in options, `way` and `port`."""
     port = click.option(
         "--port", type=click.IntRange(1, 65_535), metavar="N", help="The port of the redirect on this machine."
     )
@@ -153,7 +145,7 @@ def sign_in_options(command: Command) -> Command:
 
 
 def open_prompt(way: SignInWay, cancel: CancelToken) -> PersonPrompt:
-    """Open the prompt to the person at the terminal, or at standard input."""
+    """Prompt the user on the terminal, or else on standard input."""
     from induscode.conversations.line_dialog import find_line_dialog  # noqa: PLC0415 — for a sign-in
     from induscode.servers.sign_in.prompts import PersonPrompt, StandardInputDialog  # noqa: PLC0415 — for a sign-in
 
@@ -161,7 +153,7 @@ def open_prompt(way: SignInWay, cancel: CancelToken) -> PersonPrompt:
 
 
 def print_signed_in(name: str, facts: SignInFacts | None, store: CredentialStore) -> None:
-    """Print who has signed in and where that is stored."""
+    """Print the signed-in account and where we store its tokens."""
     from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a sign-in
 
     who = f" as {facts.account}" if facts is not None and facts.account else ""
@@ -172,7 +164,7 @@ def print_signed_in(name: str, facts: SignInFacts | None, store: CredentialStore
 
 
 def print_signed_out(name: str, confirmed: bool | None) -> None:
-    """Print that a sign-in has ended; `confirmed` is None if there was none."""
+    """Print the result of a sign-out; `confirmed` is `None` if there was no sign-in."""
     if confirmed is None:
         print_line(f"There is no sign-in to {name!r}")
         return

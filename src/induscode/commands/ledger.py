@@ -1,4 +1,4 @@
-"""`indus ledger`: the events of the ledger, and the deck that a model saw."""
+"""`indus ledger`: shows the ledger's events, and the deck as a model saw it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _HERE = "induscode.commands.ledger"
 _DAMAGED = 1
-_SHOWN_KEY = 15
+_KEY_LENGTH = 15
 
 run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or the first letters of its name).")
 
@@ -55,7 +55,7 @@ def _run_with_store(work: Callable[[ThreadedStore], Awaitable[int]]) -> int:
 
 
 async def _find_run(store: ThreadedStore, name: str) -> RunFacts:
-    """Find a run by its name, or by first letters that no other run has.
+    """Find a run by its name or a unique prefix of it.
 
     Raises:
         click.UsageError: No run matches, or several do.
@@ -66,9 +66,20 @@ async def _find_run(store: ThreadedStore, name: str) -> RunFacts:
     if len(exact or matches) == 1:
         return (exact or matches)[0]
     if matches:
-        message = f"{len(matches)} runs begin with {name!r}: give more of the name"
-        raise click.UsageError(message, click.get_current_context(silent=True))
-    raise build_unknown_name(f"There is no run {name!r}: 'indus ledger' lists them", name, ())
+        raise click.UsageError(f"{len(matches)} runs begin with {name!r}: give more of the name")
+    raise click.UsageError(f"There is no run {name!r}: 'indus ledger' lists them")
+
+
+async def _find_runs(store: ThreadedStore, name: str | None) -> Sequence[RunFacts]:
+    """Return the run of `--run`, or all runs without it."""
+    return await store.runs() if name is None else [await _find_run(store, name)]
+
+
+async def _read_documents(store: ThreadedStore, rows: Sequence[Row]) -> dict[str, str]:
+    """Read the documents that these rows refer to."""
+    from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — imports hashing
+
+    return dict(await store.documents({one for row in rows for one in document_addresses(row.op, row.facts)}))
 
 
 # -- timeline and show ------------------------------------------------------------------------
@@ -112,14 +123,13 @@ def timeline(*, run: str | None, server: str | None, limit: int, as_json: bool) 
 
 
 async def _read_latest(store: ThreadedStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
-    runs = [await _find_run(store, run)] if run is not None else await store.runs()
     events: list[Row] = []
-    for facts in reversed(runs):
+    for facts in reversed(await _find_runs(store, run)):
         rows = await store.rows(facts.run)
         events[:0] = [row for row in rows if server is None or row.facts.get("server") == server]
         if len(events) >= limit:
             break
-    # Rows of concurrent runs are interleaved.
+    # Concurrent runs interleave their rows.
     return sorted(events, key=lambda row: row.position)[-limit:]
 
 
@@ -140,7 +150,7 @@ def _format_subject(row: Row) -> str:
     if row.op == "turn":
         return f"turn {facts.get('turn')}"
     if row.op == "retire":
-        return str(facts.get("key", ""))[:_SHOWN_KEY]
+        return str(facts.get("key", ""))[:_KEY_LENGTH]
     if row.op == "search":
         queries = facts.get("queries")
         return "; ".join(map(str, queries)) if isinstance(queries, list) else ""
@@ -167,7 +177,7 @@ def _format_detail(row: Row) -> str:
         granted = " ".join(map(str, scopes)) if isinstance(scopes, list) else ""
         return f"{facts.get('client', '')}: {granted}"
     if row.op in {"enroll", "pin"}:
-        return str(facts.get("key", facts.get("pin", "")))[:_SHOWN_KEY]
+        return str(facts.get("key", facts.get("pin", "")))[:_KEY_LENGTH]
     return f"{facts.get('subject', '')} {facts.get('detail', '')}".strip().partition("\n")[0]
 
 
@@ -178,8 +188,6 @@ def show(key: str, *, as_json: bool) -> int:
     """Show the events of KEY: the key of an enrolment, a tool, or the number of a row."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — imports hashing
-
         rows = [row for run in await store.runs() for row in await store.rows(run.run)]
         matches: list[Row] = []
         for row in rows:
@@ -191,8 +199,7 @@ def show(key: str, *, as_json: bool) -> int:
         if not matches:
             names = {str(row.facts.get("name", "")) for row in rows} - {""}
             raise build_unknown_name(f"The ledger has nothing about {key!r}", key, sorted(names))
-        wanted = {one for row in matches for one in document_addresses(row.op, row.facts)}
-        documents = dict(await store.documents(wanted))
+        documents = await _read_documents(store, matches)
         if as_json:
             write_json({"rows": [_build_json(row) for row in matches], "documents": documents})
             return 0
@@ -207,7 +214,7 @@ def show(key: str, *, as_json: bool) -> int:
     return _run_with_store(work)
 
 
-# -- the deck as it was -----------------------------------------------------------------------
+# -- at and turn ------------------------------------------------------------------------------
 
 
 @click.command("at")
@@ -226,7 +233,7 @@ def at(time: str, *, run: str | None, as_json: bool) -> int:
         moment = iso_utc(round(wanted.timestamp() * 1000))
     except (ValueError, OverflowError) as exc:
         message = f"{time!r} is not a time: write 2026-11-15T20:08 or 2026-11-15T21:08+01:00"
-        raise click.UsageError(message, click.get_current_context(silent=True)) from exc
+        raise click.UsageError(message) from exc
 
     async def work(store: ThreadedStore) -> int:
         from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — imports the ledger
@@ -236,13 +243,11 @@ def at(time: str, *, run: str | None, as_json: bool) -> int:
         else:
             earlier = [facts for facts in await store.runs() if facts.began <= moment]
             if not earlier:
-                message = f"No run had begun by {moment}: 'indus ledger' lists what there is"
-                raise click.UsageError(message, click.get_current_context(silent=True))
+                raise click.UsageError(f"No run had begun by {moment}: 'indus ledger' lists what there is")
             one = earlier[-1]
         record = await deck_at(store, one.run, at=moment)
         if record is None:
-            message = f"The run {one.run} had not begun by {moment}"
-            raise click.UsageError(message, click.get_current_context(silent=True))
+            raise click.UsageError(f"The run {one.run} had not begun by {moment}")
         return _print_deck(record, as_json=as_json)
 
     return _run_with_store(work)
@@ -258,14 +263,13 @@ def turn(number: int, *, run: str | None, as_json: bool) -> int:
     async def work(store: ThreadedStore) -> int:
         from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — imports the ledger
 
-        runs = [await _find_run(store, run)] if run is not None else await store.runs()
+        runs = await _find_runs(store, run)
         for one in reversed(runs):
             record = await deck_at(store, one.run, turn=number)
             if record is not None:
                 return _print_deck(record, as_json=as_json)
         where = f"The run {runs[0].run}" if run is not None else "The ledger"
-        message = f"{where} has no turn {number}: 'indus ledger' lists what there is"
-        raise click.UsageError(message, click.get_current_context(silent=True))
+        raise click.UsageError(f"{where} has no turn {number}: 'indus ledger' lists what there is")
 
     return _run_with_store(work)
 
@@ -309,7 +313,7 @@ def verify(*, as_json: bool) -> int:
     """Check that every row of the ledger is as it was written. Exit code 1 if not."""
 
     async def work(store: ThreadedStore) -> int:
-        # A ledger that was damaged when it was opened has been set aside, as a note says.
+        # Opening a damaged ledger sets it aside and leaves a note.
         damage = [str(note) for note in (*store.notes, *await store.verify())]
         rows = sum(run.rows for run in await store.runs())
         if as_json:
@@ -330,12 +334,8 @@ def export(*, run: str | None, as_json: bool) -> int:
     """Write everything as JSON, one row per line and then the documents; one value with --json."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — imports hashing
-
-        runs = [await _find_run(store, run)] if run is not None else await store.runs()
-        rows = [row for one in runs for row in await store.rows(one.run)]
-        wanted = {one for row in rows for one in document_addresses(row.op, row.facts)}
-        documents = dict(await store.documents(wanted))
+        rows = [row for one in await _find_runs(store, run) for row in await store.rows(one.run)]
+        documents = await _read_documents(store, rows)
         if as_json:
             write_json({"rows": [_build_json(row) for row in rows], "documents": documents})
             return 0

@@ -1,7 +1,7 @@
-"""Printing and saving of a tool's outcome by `indus call`.
+"""Prints and saves the outcome of `indus call`.
 
-Texts and embedded text resources are printed. Images, audio and other data are summarised in one line, and written to
-files when a directory is given.
+Prints text and embedded text resources. Summarizes images, audio and other data in one line, and saves them to files
+with `--save`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolContentBlock, ToolOutcome
 
-_LONGEST_LINE = 500
-_MOST_NAMES = 10_000
-"""Names that are tried for a saved file."""
-# Media types that the table of Python 3.11 lacks, or has only where the system adds to it.
+_MAX_LINE = 500
+_MAX_FILES = 10_000
+# Media types missing from Python 3.11's table, or only there on some systems.
 _SUFFIXES = {
     "application/yaml": ".yaml",
     "application/x-yaml": ".yaml",
@@ -44,12 +43,10 @@ _SUFFIXES = {
 
 def to_json(outcome: ToolOutcome) -> JsonObject:
     """Convert an outcome to one JSON value."""
-    content: list[JsonValue] = []
-    for block in outcome.content:
-        if block.kind == "text":
-            content.append({**(block.extra or {}), "type": "text", "text": block.text})
-        else:
-            content.append(block.value)
+    content: list[JsonValue] = [
+        {**(block.extra or {}), "type": "text", "text": block.text} if block.kind == "text" else block.value
+        for block in outcome.content
+    ]
     return {
         "isError": outcome.is_error,
         "content": content,
@@ -59,12 +56,11 @@ def to_json(outcome: ToolOutcome) -> JsonObject:
 
 
 def print_blocks(blocks: Sequence[ToolContentBlock], *, raw: bool) -> None:
-    """Print blocks: texts unchanged if `raw`, else safe for a terminal; data in one line each.
+    """Print blocks: text unchanged if `raw`, else made safe for a terminal; data in one line each.
 
-    Unchanged texts, also those of resources, have nothing before and after them but the end of a line between two.
+    With `raw`, nothing surrounds the texts (including text resources), except a newline between two if needed.
     """
-    is_open = False
-    """Whether the last text ended without the end of its line."""
+    is_open = False  # whether the last text lacks a final newline
     for block in blocks:
         text = block.text if block.kind == "text" else _get_resource(block.value).get("text")
         if is_open:
@@ -77,12 +73,12 @@ def print_blocks(blocks: Sequence[ToolContentBlock], *, raw: bool) -> None:
 
 
 def format_block(block: ToolContentBlock) -> str:
-    """Return the text of a block, or one line about its data."""
+    """Return a block's text, or a one-line summary of its data."""
     return block.text if block.kind == "text" else summarize_block(block.value)
 
 
 def summarize_block(value: JsonValue) -> str:
-    """Summarise a block that is not text in one line."""
+    """Summarize a non-text block in one line."""
     kind = value.get("type") if is_json_object(value) else None
     if not isinstance(kind, str):
         return compact_json(value)
@@ -94,16 +90,16 @@ def summarize_block(value: JsonValue) -> str:
     text = facts.get("text")
     if isinstance(text, str):
         parts.append(f"{len(text):,} characters")
-    return cut_text(f"[{', '.join(parts)}]", _LONGEST_LINE)
+    return cut_text(f"[{', '.join(parts)}]", _MAX_LINE)
 
 
 def save_blocks(blocks: Sequence[ToolContentBlock], directory: str, tool: str) -> list[str]:
     """Write the data of every image, audio and resource block to a new file in a directory.
 
-    A file name is made of the tool's name and a number, without any text of the server. No file is replaced.
+    File names consist of the tool's name and a number, nothing from the server. We never overwrite a file.
 
     Raises:
-        OSError: The directory cannot be created, or a file cannot be written.
+        OSError: We can't create the directory or write a file.
     """
     os.makedirs(directory, exist_ok=True)
     paths: list[str] = []
@@ -115,7 +111,7 @@ def save_blocks(blocks: Sequence[ToolContentBlock], directory: str, tool: str) -
         if content is None:
             continue
         mime = facts.get("mimeType")
-        # RFC 9110 §8.3.1: parameters follow a semicolon, and the case does not matter.
+        # RFC 9110 §8.3.1: parameters follow a semicolon, and case doesn't matter.
         kind = mime.partition(";")[0].strip().lower() if isinstance(mime, str) else ""
         unknown = ".txt" if isinstance(facts.get("text"), str) else ".bin"
         suffix = _SUFFIXES.get(kind) or mimetypes.guess_extension(kind) or unknown
@@ -124,7 +120,7 @@ def save_blocks(blocks: Sequence[ToolContentBlock], directory: str, tool: str) -
 
 
 def _get_resource(value: JsonValue) -> JsonObject:
-    """Return the resource of an embedded block, else the block itself."""
+    """Return the resource embedded in a block, or else the block itself."""
     if not is_json_object(value):
         return {}
     inner = value.get("resource")
@@ -148,7 +144,7 @@ def _decode(facts: JsonObject) -> bytes | None:
 
 
 def _write_new(directory: str, name: str, suffix: str, content: bytes) -> str:
-    for number in range(1, _MOST_NAMES):
+    for number in range(1, _MAX_FILES):
         path = os.path.join(directory, f"{name}-{number}{suffix}")
         try:
             with open(path, "xb") as file:

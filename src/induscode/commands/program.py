@@ -1,4 +1,4 @@
-"""The root command of `indus`: its options from the flag table, its commands loaded on use."""
+"""The root command of `indus`: options from the flag table, commands loaded on use."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
     if COMPLETE_VARIABLE in os.environ:
         return complete(_indus)
     try:
-        # Not by click's `main`, which turns a broken pipe into exit code 1 (https://click.palletsprojects.com/en/stable/exceptions/).
+        # Don't use click's `main`: it turns a broken pipe into exit code 1 (https://click.palletsprojects.com/en/stable/exceptions/).
         with _indus.make_context("indus", list(arguments), obj=print_status) as context:
             code = _indus.invoke(context)
             return code if isinstance(code, int) else 0
@@ -72,11 +72,8 @@ def root_command() -> click.Group:
     return _indus
 
 
-# -- the command itself -----------------------------------------------------------------------
-
-
 class _Indus(click.Group):
-    """A group that loads a command when it is used, and lists options by group."""
+    """Loads commands on use, and lists options by group."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -130,39 +127,30 @@ def _indus(context: click.Context, **_: object) -> int:
         return 0
     invocation = read_invocation(context)
     if invocation.prompt is not None:
-        return _answer_prompt(invocation)
+        return _run_agent(invocation)
     if "--output-format" in list_given_flags(context):
         raise click.UsageError(f"--output-format needs a prompt ({_PROMPT})", context)
     if not is_interactive():
         raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command", context)
     if os.environ.get("TERM") in {"dumb", ""}:
         raise click.UsageError(f"A terminal of type 'dumb' cannot show a session: give a prompt ({_PROMPT})", context)
-    return _run_session(invocation)
+    return _run_agent(invocation)
 
 
-def _run_session(invocation: Invocation) -> int:
-    """Run the interactive session; the garbage collector is off during imports, as for a prompt."""
-    require_agent()
-    gc.disable()
-    try:
-        from induscode.frontends.terminal.app import run_interactive  # noqa: PLC0415 — imports prompt_toolkit
+def _run_agent(invocation: Invocation) -> int:
+    """Answer one prompt, or run the interactive session without one.
 
-        return run_interactive(invocation)
-    finally:
-        gc.freeze()
-        gc.enable()
-
-
-def _answer_prompt(invocation: Invocation) -> int:
-    """Answer one prompt, with the garbage collector off during imports.
-
-    The collector takes a fifth of the time of the imports and finds nothing; the session turns it on once they are
-    done. At the end all objects are frozen (https://docs.python.org/3/library/gc.html#gc.freeze), so that the
-    interpreter does not search them once more before it exits.
+    The garbage collector takes a fifth of the import time and finds nothing, so it's off until the session turns it on
+    after its imports. At the end we freeze all objects (https://docs.python.org/3/library/gc.html#gc.freeze), so that
+    the interpreter doesn't traverse them once more at exit.
     """
     require_agent()
     gc.disable()
     try:
+        if invocation.prompt is None:
+            from induscode.frontends.terminal.app import run_interactive  # noqa: PLC0415 — imports prompt_toolkit
+
+            return run_interactive(invocation)
         from induscode.conversations.run import run_headless  # noqa: PLC0415 — imports the model loop
 
         return run_headless(invocation)
@@ -171,10 +159,7 @@ def _answer_prompt(invocation: Invocation) -> int:
         gc.enable()
 
 
-# -- completion -------------------------------------------------------------------------------
-#
-# See https://click.palletsprojects.com/en/stable/shell-completion/.
-
+# -- completion (https://click.palletsprojects.com/en/stable/shell-completion/) ---------------
 
 _NAME = "indus"
 _SHELLS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
@@ -193,15 +178,15 @@ fish:  indus completion fish | source     in ~/.config/fish/config.fish
 def command(context: click.Context, shell: str) -> int:
     """Print the completion script of a shell."""
     completer = _SHELLS[shell](context.find_root().command, {}, _NAME, COMPLETE_VARIABLE)
-    # Not by click's `source`, which starts a bash to read its version.
+    # Don't use click's `source`: it starts a bash to read its version.
     print_line(completer.source_template % completer.source_vars())
     return 0
 
 
 def complete(root: click.Command) -> int:
-    """Answer a request of the completion script: print how the line may go on."""
+    """Answer the completion script: print possible completions of the line."""
     instruction = os.environ.get(COMPLETE_VARIABLE, "")
     try:
         return shell_complete(root, {}, _NAME, COMPLETE_VARIABLE, instruction)
-    except click.UsageError:  # the line is invalid already
+    except click.UsageError:  # the line is already invalid
         return 0

@@ -1,6 +1,6 @@
-"""`indus prompts`: lists the prompts of servers, and gets their messages.
+"""`indus prompts`: lists server prompts and gets their messages.
 
-Lists are read from the ledger. A server that the ledger does not know is started once.
+Lists come from the ledger. Servers that the ledger doesn't know are started once.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import click
 
 from induscode.cli.output import as_json
 from induscode.commands.groups import CommandGroup, LazyCommand, complete_server
-from induscode.commands.resources import no_check
+from induscode.commands.resources import no_check, output_option
 from induscode.launch.options import flags
 
 _HERE = "induscode.commands.prompts"
@@ -44,13 +44,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
 @click.command("get")
 @click.argument("prompt", metavar="/SERVER:PROMPT")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option(
-    "--output",
-    type=click.Choice(("text", "json", "raw")),
-    default="text",
-    show_default=True,
-    help="Text safe for a terminal, JSON with everything, or the texts unchanged.",
-)
+@output_option
 @click.pass_context
 def get(context: click.Context, prompt: str, arguments: tuple[str, ...], *, output: str, **_: object) -> int:
     """Get the messages of a prompt: the same as `indus call /SERVER:PROMPT KEY=VALUE`."""

@@ -1,6 +1,6 @@
-"""`indus resources`: lists and reads the resources of servers.
+"""`indus resources`: lists and reads server resources.
 
-Lists are read from the ledger. A server that the ledger does not know is started once.
+Lists come from the ledger. Servers that the ledger doesn't know are started once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,13 @@ from induscode.launch.options import flags
 _HERE = "induscode.commands.resources"
 
 no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
+output_option = click.option(
+    "--output",
+    type=click.Choice(("text", "json", "raw")),
+    default="text",
+    show_default=True,
+    help="Text safe for a terminal, JSON with everything, or the texts unchanged.",
+)
 
 
 @click.command(
@@ -44,13 +51,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
 @flags("--mcp", "--cwd")
 @click.command("read")
 @click.argument("resource", metavar="@SERVER:URI")
-@click.option(
-    "--output",
-    type=click.Choice(("text", "json", "raw")),
-    default="text",
-    show_default=True,
-    help="Text safe for a terminal, JSON with everything, or the texts unchanged.",
-)
+@output_option
 @click.option("--save", metavar="DIR", help="Write images and other data to new files in DIR.")
 @click.pass_context
 def read(context: click.Context, resource: str, *, output: str, save: str | None, **_: object) -> int:

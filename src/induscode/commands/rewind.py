@@ -1,4 +1,4 @@
-"""`indus rewind`: returns the files of a project, a conversation, or both, to the state before a prompt."""
+"""`indus rewind`: restores files, a conversation, or both to the state before a prompt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _USAGE = 2
 _LEFT = 1
-"""Exit code if a file stayed as it is, or the answer was no."""
+"""Exit code if a file stays as it is, or the user says no."""
 _DONE = {"write": "restored", "delete": "removed"}
 
 
@@ -53,8 +53,8 @@ def command(
 ) -> int:
     """Return to the state before a prompt. Without --to: list the points.
 
-    Files that write, edit and commands have changed are restored, after what they are now was recorded: a rewind is
-    a point of the list too, and going back to it undoes it.
+    Restores files changed by write, edit and commands, after recording their current state: a rewind becomes a point
+    in the list too, and going back to it undoes it.
     """
     from induscode.conversations.transcript import ConversationError  # noqa: PLC0415 — for a command that runs
 
@@ -79,14 +79,14 @@ def command(
 
 
 class RewindSession:
-    """A stored conversation that is open for a rewind."""
+    """A stored conversation, opened for a rewind."""
 
     def __init__(self, cwd: str, conversation: str | None, stack: ExitStack) -> None:
         """Open the conversation and its checkpoints; `stack` closes them.
 
         Raises:
-            ConversationError: It is absent, or open in another process.
-            OSError: It cannot be read.
+            ConversationError: It doesn't exist, or another process has it open.
+            OSError: It can't be read.
         """
         from indusagi.capabilities.local import make_local_context  # noqa: PLC0415 — for a command that runs
         from induscode.conversations.rewind import find_workspace, list_rewind_points  # noqa: PLC0415 — see above
@@ -105,14 +105,17 @@ class RewindSession:
     def run(
         self, point: RewindPoint, scope: RewindScope, insist: Sequence[str], *, dry_run: bool, yes: bool, json: bool
     ) -> int:
-        """Show what a rewind would do, ask, and do it. The question is asked outside of the event loop."""
+        """Preview the rewind, ask (outside the event loop), and do it."""
+        from induscode.conversations.rewind import preview_rewind, rewind  # noqa: PLC0415 — for a command that runs
 
         async def show_preview(_: CancelToken) -> int:
-            self.show_preview(await self.preview(point, scope), scope, insist, json=json and not can_rewind)
+            preview = await preview_rewind(point, scope, self._transcript, self._checkpoints, self._fs)
+            self.show_preview(preview, scope, insist, json=json and not can_rewind)
             return 0
 
-        async def rewind(_: CancelToken) -> int:
-            return self.show_result(await self.rewind(point, scope, insist), json=json)
+        async def rewind_to_point(_: CancelToken) -> int:
+            result = await rewind(point, scope, self._transcript, self._checkpoints, self._fs, insist=insist)
+            return self.show_result(result, json=json)
 
         can_rewind = not dry_run and (yes or can_ask_user())
         if not (yes and can_rewind):
@@ -124,21 +127,7 @@ class RewindSession:
                 return _USAGE
             if not confirm(f"Rewind to {point.number}?"):
                 return _LEFT
-        return run_until_signal(rewind)
-
-    async def preview(self, point: RewindPoint, scope: RewindScope) -> RewindPreview:
-        """List what a rewind would do."""
-        from induscode.conversations.rewind import preview_rewind  # noqa: PLC0415 — for a command that runs
-
-        return await preview_rewind(point, scope, self._transcript, self._checkpoints, self._fs)
-
-    async def rewind(self, point: RewindPoint, scope: RewindScope, insist: Sequence[str]) -> RewindResult:
-        """Return to a point."""
-        from induscode.conversations.rewind import rewind  # noqa: PLC0415 — for a command that runs
-
-        return await rewind(point, scope, self._transcript, self._checkpoints, self._fs, insist=insist)
-
-    # -- output ---------------------------------------------------------------------------------
+        return run_until_signal(rewind_to_point)
 
     def show_points(self, *, json: bool) -> int:
         """Print the points."""
@@ -180,7 +169,7 @@ class RewindSession:
             return
         print_line(f"Back to the state before: {preview.point.title}")
         for step in preview.steps:
-            # Escaped, so that a name with a newline cannot forge a line.
+            # Escaped, so that a name with a newline can't forge a line.
             path, word = escape_unprintable(self._shorten(step.path)), _DONE[step.action]
             if step.conflict and step.path not in insist:
                 word = f"stays: another program has changed it since (--insist {path} restores it)"
@@ -193,7 +182,7 @@ class RewindSession:
             print_line(f"  note: {escape_unprintable(note)}")
 
     def show_result(self, result: RewindResult, *, json: bool) -> int:
-        """Print what a rewind has done, and return the exit code."""
+        """Print the result and return the exit code."""
         done, left = ((), ()) if result.files is None else (result.files.done, result.files.left)
         if json:
             rows: list[JsonObject] = [{"path": self._shorten(path), "reason": reason} for path, reason in left]

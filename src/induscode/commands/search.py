@@ -1,4 +1,4 @@
-"""`indus search`: fetch the sentence encoder that lets `indus tools search` search by meaning."""
+"""`indus search`: fetches the sentence encoder that lets `indus tools search` search by meaning."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import click
 
 from indusagi.core.text import format_count
 from induscode.cli.output import as_json, can_ask_user, confirm, write_json
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import CommandGroup, LazyCommand
 
 if TYPE_CHECKING:
-    from indusagi.core.cancel import CancelToken
     from induscode.search.weights import ModelFile
 
 _DECLINED = 1
@@ -82,13 +81,7 @@ def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
         def report(number: int, size: int) -> None:
             print_status(f"part {number} of {len(model.parts)}, {size / 1e6:,.0f} of {model.size / 1e6:,.0f} MB")
 
-        async def work(_: CancelToken) -> int:
-            await fetch_weights(model, report)
-            return 0
-
-        code = run_until_signal(work)
-        if code:
-            return code
+        run_for_result(lambda _: fetch_weights(model, report))
     return _print_status(as_json=as_json)
 
 

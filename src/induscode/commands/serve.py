@@ -1,12 +1,12 @@
-"""`indus serve`: the deck and all configured servers, as one MCP server.
+"""`indus serve`: serves the deck and all configured servers as one MCP server.
 
-Standard output carries the protocol alone; status lines go to standard error.
+Standard output carries only the protocol; status lines go to standard error.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -41,6 +41,14 @@ from induscode.launch.settings import SERVE_VIEWS
 from induscode.search.options import SearchMode, read_search_options
 from induscode.servers.clients import CLIENT_NAMES
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _limit(*names: str, of: str, default: int) -> Callable[[Any], Any]:
+    about = f"With --http: the most {of}; {default:,} by default."
+    return click.option(*names, type=click.IntRange(1, MOST), metavar="N", help=about)
+
 
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
 @flags("--model", "--base-url", "--code")
@@ -71,35 +79,14 @@ from induscode.servers.clients import CLIENT_NAMES
     metavar="ORIGIN",
     help="With --http: an Origin header of web pages that is accepted (repeatable).",
 )
-@click.option(
-    "--max-sessions",
-    "--sessions",
-    "sessions",
-    type=click.IntRange(1, MOST),
-    metavar="N",
-    help=f"With --http: the most sessions at once; {SESSIONS} by default.",
-)
-@click.option(
-    "--max-connections",
-    "connections",
-    type=click.IntRange(1, MOST),
-    metavar="N",
-    help=f"With --http: the most connections at once; {CONNECTIONS:,} by default.",
-)
-@click.option(
-    "--max-requests",
-    "requests",
-    type=click.IntRange(1, MOST),
-    metavar="N",
-    help=f"With --http: the most requests at once; {REQUESTS:,} by default.",
-)
-@click.option(
+@_limit("--max-sessions", "--sessions", "sessions", of="sessions at once", default=SESSIONS)
+@_limit("--max-connections", "connections", of="connections at once", default=CONNECTIONS)
+@_limit("--max-requests", "requests", of="requests at once", default=REQUESTS)
+@_limit(
     "--max-requests-per-token",
     "requests_per_token",
-    type=click.IntRange(1, MOST),
-    metavar="N",
-    help="With --http: the most requests at once of one session, or of one token without "
-    f"sessions; {REQUESTS_PER_TOKEN:,} by default.",
+    of="requests at once of one session, or of one token without sessions",
+    default=REQUESTS_PER_TOKEN,
 )
 @click.option(
     "--profile",
@@ -200,10 +187,10 @@ def command(
     dry_run: bool,
     **_: object,
 ) -> int:
-    """Serve the native tools and those of all configured servers as one MCP server.
+    """Serve the native tools and the tools of all configured servers as one MCP server.
 
-    Trust and pins apply as in every command. Changed configuration files are read again (at once after SIGHUP).
-    SIGTERM and the end of standard input stop it with exit code 0.
+    Trust and pins apply as in every command. Reloads changed configuration files (at once after SIGHUP). SIGTERM and
+    the end of standard input stop it with exit code 0.
     """
     if sse:
         message = "--sse was removed: leave it out, and connect clients by Streamable HTTP (http), at /mcp"

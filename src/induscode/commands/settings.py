@@ -1,4 +1,4 @@
-"""`indus settings`: shows the settings and their origins, finds and checks the files."""
+"""`indus settings`: shows the settings and their origins, and checks the files."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def show(context: click.Context, *, as_json: bool, **_: object) -> int:
 
 
 def _list_files(cwd: str) -> list[JsonObject]:
-    """List the files that indus is configured by: settings are in one folder of the user, servers in another."""
+    """List the files that configure indus; the user's settings and servers live in different folders."""
     from induscode.servers.config.writer import own_config_path  # noqa: PLC0415 — for the list of files
 
     paths = {

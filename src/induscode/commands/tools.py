@@ -1,6 +1,6 @@
 """`indus tools`: lists, shows and searches the tools of the deck, with their cost in tokens.
 
-Tools of servers are read from the ledger. A server that the ledger does not know is started once.
+Server tools come from the ledger. Servers that the ledger doesn't know are started once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import click
 from indusagi.core.text import cut_text, format_count
 from induscode.cli.console import stdout_console
 from induscode.cli.output import as_json, build_unknown_name, print_notes, print_table, write_json
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status, print_text
 from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool
 from induscode.launch.options import flags, name_profile, read_invocation
@@ -21,14 +21,13 @@ from induscode.launch.options import flags, name_profile, read_invocation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.boot.catalog import ListedTool, ToolListing
-    from induscode.search.items import SearchItem, SearchKind
+    from induscode.search.items import SearchKind
 
 _NOTHING_FOUND = 1
-_LONGEST_ABOUT = 160
-_LONGEST_SIGNATURE = 400
+_MAX_ABOUT = 160
+_MAX_SIGNATURE = 400
 _KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource")
 _HERE = "induscode.commands.tools"
 
@@ -53,16 +52,7 @@ def _list_tools(context: click.Context, *, no_check: bool, name: str | None = No
     from induscode.boot.catalog import list_tools  # noqa: PLC0415 — imports the deck
 
     invocation = read_invocation(context)
-    listings: list[ToolListing] = []
-
-    async def list_all(_: CancelToken) -> int:
-        listings.append(await list_tools(invocation, check=not no_check, name=name))
-        return 0
-
-    code = run_until_signal(list_all)
-    if not listings:
-        raise click.exceptions.Exit(code)
-    return listings[0]
+    return run_for_result(lambda _: list_tools(invocation, check=not no_check, name=name))
 
 
 @_deck
@@ -99,21 +89,20 @@ def _print_tools(tools: Sequence[ListedTool]) -> None:
     if stdout_console() is None:
         print_table(heads, rows)
         return
-    about = [_describe(tool) for tool in tools]
-    described = [(*row, text) for row, text in zip(rows, about, strict=True)]
+    described = [(*row, _describe(tool)) for row, tool in zip(rows, tools, strict=True)]
     print_table((*heads, "DESCRIPTION"), described)
 
 
 def _describe(tool: ListedTool) -> str:
-    """Return the first sentence of a description, or why models do not get the tool."""
+    """Return the first sentence of the description, or why models don't get the tool."""
     if tool.missing is not None:
         return f"(not shown to models: {tool.missing})"
     line = " ".join(tool.descriptor.description.split())
-    return line.partition(". ")[0][:_LONGEST_ABOUT]
+    return line.partition(". ")[0][:_MAX_ABOUT]
 
 
 def _build_costs(listing: ToolListing) -> list[JsonObject]:
-    """Build a row for the native tools and for every server, with or without tools."""
+    """Build a row for the native tools and one for every server, even without tools."""
     states = {"native": "built in", **listing.states}
     costs: dict[str, JsonObject] = {
         source: {"name": source, "state": state, "tools": 0, "tokens": 0} for source, state in states.items()
@@ -184,14 +173,6 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
     return 0
 
 
-def _explain_unlisted(kinds: Sequence[SearchKind]) -> str:
-    """Say by which commands prompts and resources become known."""
-    from induscode.servers.remedies import format_command  # noqa: PLC0415 — for a search without a hit
-
-    commands = " and ".join(format_command(f"{kind}s") for kind in dict.fromkeys(kinds))
-    return f"prompts and resources are found after they were listed once: {commands}"
-
-
 @_deck
 @click.command("search")
 @click.argument("words", nargs=-1, required=True)
@@ -214,8 +195,8 @@ def search(
 ) -> int:
     """Find tools, prompts and resources by WORDS: what they do, or their name.
 
-    The best come first. Known servers aren't started, others have three seconds to come up. Prompts and resources are
-    found once they were listed. The exit code is 1 if nothing is found.
+    Best matches come first. Known servers aren't started; others get three seconds to come up. Prompts and resources
+    are found only after you've listed them once. The exit code is 1 if nothing is found.
     """
     from induscode.boot.catalog import list_search_items  # noqa: PLC0415 — imports the deck
     from induscode.search.background import open_index  # noqa: PLC0415 — for searches alone
@@ -225,16 +206,9 @@ def search(
     if not query.strip():
         raise click.UsageError("WORDS has no word: say what the tool does, or its name", context)
     invocation = read_invocation(context)
-    listings: list[tuple[ToolListing, Sequence[SearchItem]]] = []
-
-    async def list_all(_: CancelToken) -> int:
-        listings.append(await list_search_items(invocation, kinds or _KINDS, check=not no_check, server=server))
-        return 0
-
-    code = run_until_signal(list_all)
-    if not listings:
-        return code
-    listing, items = listings[0]
+    listing, items = run_for_result(
+        lambda _: list_search_items(invocation, kinds or _KINDS, check=not no_check, server=server)
+    )
     if server is not None and server not in listing.states:
         raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states], context)
     index, notes = open_index(
@@ -265,13 +239,16 @@ def search(
         )
     elif answer.hits:
         for hit in answer.hits:
-            print_text(format_signature(hit.item, _LONGEST_SIGNATURE))
+            print_text(format_signature(hit.item, _MAX_SIGNATURE))
         if answer.left_out:
             verb = "matches" if answer.left_out == 1 else "match"
-            every = len(answer.hits) + answer.left_out
-            print_status(f"{answer.left_out:,} more {verb} less well: --limit {every} shows all")
+            total = len(answer.hits) + answer.left_out
+            print_status(f"{answer.left_out:,} more {verb} less well: --limit {total} shows all")
     else:
-        print_status(f"nothing found among {answer.searched:,}: {cut_text(query, _LONGEST_ABOUT)}")
+        print_status(f"nothing found among {answer.searched:,}: {cut_text(query, _MAX_ABOUT)}")
         if not answer.searched and kinds and "tool" not in kinds:
-            print_status(_explain_unlisted(kinds))
+            from induscode.servers.remedies import format_command  # noqa: PLC0415 — for a search without a hit
+
+            commands = " and ".join(format_command(f"{kind}s") for kind in dict.fromkeys(kinds))
+            print_status(f"prompts and resources are found after they were listed once: {commands}")
     return 0 if answer.hits else _NOTHING_FOUND

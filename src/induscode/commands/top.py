@@ -1,4 +1,4 @@
-"""`indus top`: the calls of all runs as they happen: rates, durations, failures and tokens of each server."""
+"""`indus top`: shows live call rates, durations, failures and tokens per server, for all runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 def command(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
     """Show the calls of every run of this user as they happen, until Ctrl-C.
 
-    The figures are those of the page (indus ui) and of indus calls: all come from the records of calls.
+    The figures match the page (indus ui) and indus calls: all come from the call records.
     """
     if as_json:
         write_json(_build_json(_read(minutes)))
@@ -64,7 +64,7 @@ def command(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
 
 
 def _read(minutes: int) -> CallSeries | None:
-    """Read the calls of the last minutes; None if none was ever recorded. It blocks."""
+    """Read the calls of the last `minutes`, or return `None` if there's no database yet. Blocks."""
     from indusagi.core.time import now_ms  # noqa: PLC0415 — not for the help
     from induscode.calls.database import open_calls  # noqa: PLC0415 — imports SQLite
     from induscode.calls.statistics import read_series  # noqa: PLC0415 — imports SQLite
@@ -77,7 +77,7 @@ def _read(minutes: int) -> CallSeries | None:
 
 
 def _format(series: CallSeries | None, minutes: int) -> tuple[Sequence[Sequence[object]], str]:
-    """Format the rows of the servers, and the line about all of them."""
+    """Format a row per server and the summary line."""
     if series is None or not any(series.calls):
         return [], f"No call in the last {minutes} min."
     seconds = minutes * 60
@@ -94,7 +94,7 @@ def _format(series: CallSeries | None, minutes: int) -> tuple[Sequence[Sequence[
 
 
 def draw_bars(values: Sequence[int]) -> str:
-    """Draw values as bars of one character each; a blank for an interval without calls."""
+    """Draw values as a sparkline, with blanks for intervals without calls."""
     top = max(values, default=0)
     if not top:
         return ""

@@ -1,16 +1,11 @@
-"""`indus ui`: the page of a gateway on this machine, opened in a browser."""
+"""`indus ui`: serves the gateway's page on this machine and opens it in a browser."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING, cast
 
 import click
 
 from induscode.gateway.options import CONNECTIONS, NAME, REQUESTS, REQUESTS_PER_TOKEN, SESSIONS, ServeOptions
 from induscode.launch.options import ProfileChoice, flags, read_invocation
-
-if TYPE_CHECKING:
-    from induscode.gateway.options import PageMode
 
 
 @flags("--mcp", "--no-mcp", "--tools", "--no-tools", "--no-addons", "--allow", "--cwd")
@@ -28,8 +23,7 @@ def command(context: click.Context, *, port: int, no_browser: bool, read_only: b
     The page is served on 127.0.0.1 and opens with the address that is printed. MCP clients can use the same address
     with the path /mcp, as with indus serve --http.
     """
-    # Late: few look at the page.
-    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings  # noqa: PLC0415 — as above
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings  # noqa: PLC0415 — imports the bridge
     from induscode.gateway.run import run_serve  # noqa: PLC0415 — imports the bridge
 
     settings = HttpSettings(
@@ -40,13 +34,12 @@ def command(context: click.Context, *, port: int, no_browser: bool, read_only: b
         requests=REQUESTS,
         requests_each=REQUESTS_PER_TOKEN,
     )
-    mode = "read-only" if read_only else "full"
     options = ServeOptions(
         name=NAME,
         profile=profile,
         settings=settings,
         transparent=None,
-        page=cast("PageMode", mode),
+        page="read-only" if read_only else "full",
         opens_browser=not no_browser,
         is_ui=True,
     )

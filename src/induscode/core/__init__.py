@@ -1,1 +1,1 @@
-"""What every part of the product agrees on before a run begins."""
+"""Types that all parts of the product share."""

@@ -1,4 +1,4 @@
-"""What a run boots from: the invocation, as the boot path takes it."""
+"""Re-exports the invocation types that a run boots from."""
 
 from induscode.launch.invocation import Approval as Approval
 from induscode.launch.invocation import Invocation as Invocation

@@ -1,7 +1,7 @@
-"""Consent: exactly what a user was shown, and the digest that binds a yes to it.
+"""Consent: the facts shown to the user, and the digest that binds a yes to exactly those.
 
-Every question of indus (start this server, load this addon, approve this definition …) shows the lines and warnings
-of a `Consent`. Every yes carries its digest, and `check_digest` refuses a yes to anything else.
+Every question (start this server, load this addon, approve this definition …) shows the lines and warnings of a
+`Consent`. Every yes carries its digest, and `check_digest` rejects a yes to anything else.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 ConsentState: TypeAlias = Literal["trusted", "unknown", "changed"]
-"""The user agreed to it as it is, never agreed to it, or agreed to it as it was before."""
+"""The user agreed to it as it is, never agreed, or agreed to an earlier version."""
 
 
 class ConsentChangedError(CoreError):
-    """A yes to something that has changed since the user looked."""
+    """The subject changed since the user looked at it."""
 
 
 @record
 class Consent:
-    """What a user is asked to agree to."""
+    """A question of consent: the subject, its facts, and their digest."""
 
     subject: str
-    """What it's about: `server 'git' of /home/me/project/.mcp.json`."""
+    """For example `server 'git' of /home/me/project/.mcp.json`."""
     digest: str
     """SHA-256 over the subject and every fact that consent covers."""
     lines: tuple[str, ...]
-    """Every fact in full, one per line; characters without a glyph are escaped."""
+    """Every fact in full, one per line, with invisible characters escaped."""
     warnings: tuple[str, ...] = ()
 
     @property
@@ -50,25 +50,22 @@ class Consent:
         return (*self.lines, *(f"WARNING: {warning}" for warning in self.warnings))
 
     def check_digest(self, digest: str) -> None:
-        """Check that a yes was given to this.
-
-        Args:
-            digest: The digest the yes carries, in full.
+        """Check the (full) digest that a yes carries.
 
         Raises:
-            ConsentChangedError: The yes was given to something else.
+            ConsentChangedError: The user said yes to something else.
         """
         if digest != self.digest:
             raise ConsentChangedError(f"{self.subject}: it has changed since you looked; look at it again")
 
 
 def build_consent(subject: str, facts: JsonValue, lines: Iterable[str], warnings: Iterable[str] = ()) -> Consent:
-    """Build the question about a subject. The digest covers the subject and all of `facts`."""
+    """Build a consent question. The digest covers the subject and all of `facts`."""
     shown = tuple(map(escape_unseen, lines)), tuple(map(escape_unseen, warnings))
     return Consent(escape_unseen(subject), digest_facts([subject, facts]), *shown)
 
 
 def digest_facts(facts: JsonValue, salt: str = "") -> str:
-    """Digest facts. Whatever is stored has a salt, so that nobody can guess a short secret from its digest."""
+    """Hash facts. Use a salt for stored digests, so that a short secret can't be guessed from them."""
     text = salt + compact_json(facts, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()

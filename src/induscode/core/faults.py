@@ -1,4 +1,4 @@
-"""Faults that every room may raise. `induscode.deck.contract` exports them under their specified place."""
+"""Faults that any package may raise; `induscode.deck.contract` is their public location."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class UnknownCapability(DeckFault):
 
 
 class BuildFailed(DeckFault):
-    """A card could not be built."""
+    """Building a card failed."""
 
     def __init__(self, identity: str, message: str) -> None:
         super().__init__(f"capability {identity!r} could not be built: {message}")

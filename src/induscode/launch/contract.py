@@ -1,4 +1,4 @@
-"""Public names of the command line: the flag table and the invocation."""
+"""Public types of the command line: the flag table and the invocation."""
 
 from induscode.launch.flags import FlagGroup as FlagGroup
 from induscode.launch.flags import FlagKind as FlagKind

@@ -1,4 +1,4 @@
-"""Optional parts of the distribution: whether the extra `agent` is installed, and how it is."""
+"""Optional parts of the distribution: checks for the extra `agent`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _AGENT_PACKAGES = ("pydantic_ai", "anthropic", "prompt_toolkit")
 
 
 class MissingExtraError(CoreError):
-    """A command needs packages of an extra that is not installed."""
+    """A command needs an extra that isn't installed."""
 
 
 def find_missing_agent() -> str | None:
-    """Say what is missing of the extra `agent`, and how to install it; None if it is complete. Nothing is imported."""
+    """Return what the extra `agent` lacks and how to install it, or `None` if it's complete. Imports nothing."""
     missing = [name for name in _AGENT_PACKAGES if find_spec(name) is None]
     if not missing:
         return None
@@ -27,11 +27,6 @@ def find_missing_agent() -> str | None:
 
 
 def require_agent() -> None:
-    """Check that the extra `agent` is installed, before a session starts.
-
-    Raises:
-        MissingExtraError: It is not.
-    """
-    message = find_missing_agent()
-    if message is not None:
+    """Raise `MissingExtraError` unless the extra `agent` is installed."""
+    if message := find_missing_agent():
         raise MissingExtraError(message)

@@ -1,4 +1,4 @@
-"""The flags of `indus`: one table, from which the parser, the help and the completion are built."""
+"""The flag table of `indus`, source of the parser, the help and the completion."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from indusagi.core.records import record
 
 
 class FlagKind(StrEnum):
-    """The values a flag takes."""
+    """How many values a flag takes."""
 
     SWITCH = "switch"
-    """None: on or off."""
+    """On or off, without a value."""
     VALUE = "value"
     """One value."""
     MANY = "many"
-    """One value; the flag may be repeated."""
+    """One value; repeatable."""
     LIST = "list"
-    """Values separated by commas; the flag may be repeated."""
+    """Comma-separated values; repeatable."""
 
 
 class FlagGroup(StrEnum):
-    """The section of the help that lists a flag."""
+    """A section of the help."""
 
     SESSION = "Session"
     MODEL = "Model"
@@ -45,7 +45,7 @@ class FlagSpec:
     choices: tuple[str, ...] = field(default=(), kw_only=True)
     default: str | None = field(default=None, kw_only=True)
     excludes: tuple[str, ...] = field(default=(), kw_only=True)
-    """Flags without an effect beside this one."""
+    """Flags that have no effect together with this one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", FlagKind(self.kind))
@@ -53,7 +53,7 @@ class FlagSpec:
 
     @property
     def key(self) -> str:
-        """The name of its field in `Invocation`."""
+        """The parameter name: `--no-mcp` becomes `no_mcp`."""
         return self.name.lstrip("-").replace("-", "_")
 
 
@@ -171,5 +171,5 @@ def flag_specs() -> tuple[FlagSpec, ...]:
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:
-    """Split the values of a LIST flag at commas; empty parts are left out."""
+    """Split the values of a LIST flag at commas, dropping empty parts."""
     return tuple(part.strip() for value in values for part in value.split(",") if part.strip())

@@ -1,4 +1,4 @@
-"""Check of the installation: are the installed files those of this distribution?"""
+"""Checks that the installed files belong to this distribution."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from indusagi.core.faults import Note
 
 _OTHERS = ("indusagi", "induscode")
 _PACKAGES = ("indusagi/", "induscode/")
-_SHOWN = 3
+_MAX_NAMES = 3
 
 
 def check_installation() -> Sequence[Note]:
-    """Compare installed files with the distribution's RECORD, and look for distributions with the same packages.
+    """Compare installed files with the distribution's RECORD, and look for conflicting distributions.
 
-    The distributions `indusagi` and `induscode` of PyPI install packages and commands of the same names. The check
-    reads every file, unlike the one at each start; `indus mcp doctor` runs it.
+    `indusagi` and `induscode` on PyPI install packages and commands of the same names. Unlike the check at startup,
+    this one (for `indus mcp doctor`) reads every file.
     RECORD: https://packaging.python.org/en/latest/specifications/recording-installed-packages/
     """
     remedy = f"pip uninstall {' '.join(_OTHERS)} {DISTRIBUTION}, then install {DISTRIBUTION} again"
@@ -33,16 +33,16 @@ def check_installation() -> Sequence[Note]:
     own = _find_distribution(DISTRIBUTION)
     changed = () if own is None else _list_changed_files(own)
     if changed:
-        names = ", ".join(changed[:_SHOWN]) + (" …" if len(changed) > _SHOWN else "")
+        names = ", ".join(changed[:_MAX_NAMES]) + (" …" if len(changed) > _MAX_NAMES else "")
         message = f"{len(changed)} of its files are not as they were installed: {names}"
         notes.append(Note(f"distribution {DISTRIBUTION}", message, remedy))
     return notes
 
 
 def _list_changed_files(own: metadata.Distribution) -> Sequence[str]:
-    """List the files of our packages that are missing or differ; none for a clone, whose RECORD has no such files.
+    """List our missing and modified files. A clone has none, since its RECORD doesn't list our packages.
 
-    `Distribution.files` leaves missing files out from Python 3.12 on, so RECORD is read here.
+    We read RECORD ourselves because `Distribution.files` omits missing files since Python 3.12.
     """
     changed: list[str] = []
     for name, digest, _size in csv.reader((own.read_text("RECORD") or "").splitlines()):

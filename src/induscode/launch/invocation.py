@@ -1,4 +1,4 @@
-"""The invocation: flags and settings of one run, as one value."""
+"""The invocation: the flags and settings of a run in one value."""
 
 from __future__ import annotations
 
@@ -26,44 +26,44 @@ class Invocation:
     continue_last: bool = False
     resume: str | None = None
     fork: bool = False
-    """Whether the conversation is copied first."""
+    """Continue in a copy of the conversation."""
     model: str | None = None
     base_url: str | None = None
     context_window: int | None = None
-    """In tokens; None: as its server reports."""
+    """In tokens; by default as the model's server reports."""
     max_requests: int = 50
     tools: tuple[str, ...] | None = None
-    """None: all of them."""
+    """`None` means all native tools."""
     no_tools: bool = False
     mcp: tuple[str, ...] | None = None
-    """None: the servers configured for the working directory."""
+    """`None` means the servers configured for the working directory."""
     no_mcp: bool = False
     no_config: bool = False
-    """Whether only `given_servers` are used, and no configuration file."""
+    """Use only `given_servers`, no configuration files."""
     given_servers: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
-    """Servers that the editor of an ACP session or a program hands in, by name, as rows of a configuration file."""
+    """Servers passed in by an ACP editor or a program, by name, as configuration rows."""
     given_by: str = "the editor"
-    """Who hands them in, for messages."""
+    """Who passed them in, for messages."""
     cluster_config: str = ""
-    """A file with the servers of the cluster, for a node; servers of other files come before those of a name."""
+    """On a cluster node, the file with the cluster's servers; other files win on name conflicts."""
     no_addons: bool = False
     allow: tuple[str, ...] = ()
     approval: Approval = "ask"
     sandbox: SandboxMode = "auto"
     settings: Settings = field(default_factory=Settings)
-    """The settings of the user and the project, with the flags that override them."""
+    """The user's and project's settings, overridden by flags."""
 
 
 def build_invocation(
     values: Mapping[str, object], cwd: str, settings: Settings | None = None, given: Collection[str] | None = None
 ) -> Invocation:
-    """Build the invocation from the values of the flags.
+    """Build the invocation from the flags' values.
 
-    `given` holds the keys of the flags on the command line; without it, these are the flags that differ from their
-    default. Other values come from the settings.
+    `given` holds the keys of the flags on the command line, by default those that differ from their default. Other
+    values come from the settings.
 
     Raises:
-        ValueError: A number is invalid, or two flags contradict each other.
+        ValueError: A number is invalid, or flags contradict each other.
     """
     read = {spec.key: values.get(spec.key) for spec in flag_specs()}
     for spec in flag_specs():
@@ -74,7 +74,7 @@ def build_invocation(
                 raise ValueError(f"{spec.name} names nothing")
     if given is None:
         given = {spec.key for spec in flag_specs() if read[spec.key] not in (None, False, (), spec.default)}
-    # Two flags are refused if one of them would be ignored.
+    # Reject two flags if we'd ignore one of them.
     names = {spec.name for spec in flag_specs() if spec.key in given}
     excluded = [(other, spec.name) for spec in flag_specs() for other in spec.excludes if {other, spec.name} <= names]
     if excluded:
@@ -106,7 +106,7 @@ def build_invocation(
 
 
 def _merge(read: dict[str, object], given: Collection[str], settings: Settings) -> Settings:
-    """Take values from the settings where no flag is given, and put given flags into the settings."""
+    """Fill in values from the settings where there's no flag, and let flags override the settings."""
     keys = {spec.name: spec.key for spec in flag_specs()}
     for setting in SETTINGS.values():
         key = keys.get(setting.flag or "")

@@ -1,4 +1,4 @@
-"""The flag table as click options, the way back to an invocation, and the choice of a profile."""
+"""Turns the flag table into click options and their values into an `Invocation`; also the `--profile` choice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ else:
 
 
 def _check_directory(_ctx: click.Context, _option: click.Parameter, path: str | None) -> str:
-    """Accept a directory that can be listed and entered, and return its real path."""
+    """Return the real path of a directory that we can list and enter."""
     directory = "." if path is None else path
     try:
         os.listdir(directory)
@@ -51,7 +51,7 @@ def build_option(spec: FlagSpec) -> click.Option:
 
 
 class GroupedOption(click.Option):
-    """An option with its section of the help."""
+    """An option that knows its section of the help."""
 
     def __init__(self, *args: Any, group: FlagGroup, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,7 +59,7 @@ class GroupedOption(click.Option):
 
 
 def flags(*names: str) -> Callable[[click.Command], click.Command]:
-    """Give a command flags of the table; they may also stand before its name."""
+    """Add flags from the table to a command. They also work before its name."""
 
     def add(command: click.Command) -> click.Command:
         command.params.extend(build_option(spec) for spec in flag_specs() if spec.name in names)
@@ -69,7 +69,7 @@ def flags(*names: str) -> Callable[[click.Command], click.Command]:
 
 
 def list_given_flags(context: click.Context) -> tuple[str, ...]:
-    """List the flags on the command line of one level, in the order of the table."""
+    """List the flags given at this level of the command line, in table order."""
     return tuple(
         spec.name
         for spec in flag_specs()
@@ -78,12 +78,9 @@ def list_given_flags(context: click.Context) -> tuple[str, ...]:
 
 
 def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
-    """Refuse a flag before the name of a command that does not take it.
+    """Raise a usage error if the command doesn't take a flag given before its name.
 
-    A group is not checked: its commands are, when one of them is found.
-
-    Raises:
-        click.UsageError: There is such a flag; the message names the first one.
+    Groups pass: we check their commands, once one is resolved.
     """
     if isinstance(command, click.Group) or context.resilient_parsing:
         return
@@ -91,23 +88,22 @@ def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
     keys = {spec.name: spec.key for spec in flag_specs()}
     for name in list_given_flags(context.find_root()):
         if keys[name] not in taken:
-            path = f"{context.command_path} {command.name}"
-            raise click.UsageError(f"'{path}' does not take {name}", context)
+            raise click.UsageError(f"'{context.command_path} {command.name}' does not take {name}", context)
 
 
 def read_invocation(context: click.Context, cwd: str | None = None) -> Invocation:
-    """Build the invocation from the flags before and after the name of a command.
+    """Build the invocation from the flags before and after the command's name.
 
-    `cwd` replaces the working directory of the flags; the settings are those of its project.
+    `cwd` overrides the working directory from the flags, and with it the project whose settings apply.
 
     Raises:
-        click.UsageError: Two flags contradict each other, a number is invalid, or the user's settings cannot be used.
+        click.UsageError: Flags contradict each other, a number is invalid, or the user's settings are unusable.
     """
     values, given = _collect_values(context)
     cwd = cwd or str(values["cwd"])
     try:
         settings = load_settings(cwd, os.environ)
-        # Each note once in a run, by the function in the root context's `obj`.
+        # Report each note once per run, with the function in the root context's `obj`.
         root = context.find_root()
         reported = cast("set[str]", root.meta.setdefault("induscode.settings.notes", set()))
         report = cast("Callable[[str], None] | None", root.obj)
@@ -121,12 +117,12 @@ def read_invocation(context: click.Context, cwd: str | None = None) -> Invocatio
 
 
 def read_cwd(context: click.Context) -> str:
-    """Return the working directory, for a command that needs nothing else of an invocation."""
+    """Return the working directory, for commands that need nothing else from the invocation."""
     return str(_collect_values(context)[0]["cwd"])
 
 
 def list_server_words(context: click.Context) -> list[str]:
-    """List the words of the command line that say whose servers are meant: `--mcp` and `--cwd` with their values."""
+    """List the arguments that select the servers: `--mcp` and `--cwd` with their values."""
     values, given = _collect_values(context)
     files = cast("tuple[str, ...]", values["mcp"]) if "mcp" in given else ()
     words = [word for file in files for word in ("--mcp", file)]
@@ -134,9 +130,8 @@ def list_server_words(context: click.Context) -> list[str]:
 
 
 def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]]:
-    """Collect the values of all levels, and the keys of the values on the command line."""
-    root = context.find_root()
-    values: dict[str, object] = dict(root.params)
+    """Collect the values of all levels, and the keys of those given on the command line."""
+    values: dict[str, object] = dict(context.find_root().params)
     given: set[str] = set()
     level: click.Context | None = context
     while level is not None:
@@ -152,23 +147,23 @@ def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]
 # -- profiles ---------------------------------------------------------------------------------
 
 PROFILES = {"read-only": "authoring", "coding": "survey", "all": "all", "none": None}
-"""The profiles by their names on the command line, with the value of the deck's `Profile`; None: no native tools.
+"""Profile names on the command line, and the deck's `Profile` values; `None` means no native tools.
 
 The API keeps the names AUTHORING, which only reads, and SURVEY, which may write."""
 _OLD_NAMES = {"authoring": "read-only", "survey": "coding"}
 
 
 class ProfileChoice(_TextChoice):
-    """The choice of a profile; the names of the API are accepted too."""
+    """A profile name; also accepts the API's names."""
 
     def __init__(self) -> None:
         super().__init__(tuple(PROFILES))
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name of a profile."""
+        """Map an API name to its command-line name, and validate."""
         return super().convert(_OLD_NAMES.get(value, value), param, ctx)
 
 
 def name_profile(values: Collection[str]) -> str:
-    """Return the smallest profile with a card of these profile values; "" for the tools of servers, which have none."""
+    """Return the smallest profile that includes a card, or "" for server tools, which have no profiles."""
     return next((name for name, value in PROFILES.items() if value in values), "")

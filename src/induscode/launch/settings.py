@@ -1,11 +1,11 @@
-"""The settings of a user and a project: one typed table, two files, and the origin of each value.
+"""User and project settings: one typed table, two files, and the origin of each value.
 
-A setting is one constant in this module and one row of `SETTINGS`. The user's file is
-`$XDG_CONFIG_HOME/indus/settings.json` (https://specifications.freedesktop.org/basedir-spec/latest/); keys are joined by
-dots, or nested as objects. The project's file, `.indusvx/settings.json`, comes with code that may be untrusted: it can
-only make a value stricter, where the setting defines how. A flag overrides both.
+To add a setting, define a constant and list it in `SETTINGS`. The user's file is
+`$XDG_CONFIG_HOME/indus/settings.json` (https://specifications.freedesktop.org/basedir-spec/latest/). Keys are dotted or
+nested. The project's file, `.indusvx/settings.json`, comes with code that may be untrusted, so it can only make a value
+stricter, and only if the setting defines `tighten`. Flags override both files.
 
-An invalid value is an error in the user's file and a note in the project's. An unknown key is a note.
+An invalid value is an error in the user's file and a note in the project's. An unknown key is always a note.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, cast
 
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
@@ -34,22 +34,44 @@ class SettingError(ValueError):
 
 @record(kw_only=True)
 class Setting(Generic[T]):
-    """One setting: its values, its default, and what may change it."""
+    """One setting: how to parse it, its default, and who may change it."""
 
     key: str
     describe: str
     default: T
     read: Callable[[JsonValue], T]
-    """Parses the value of a file; the message of its ValueError says what the setting takes."""
+    """Parses a value from a file; raises ValueError with a message like "takes a list of ports"."""
     schema: JsonObject
-    """The JSON schema of the value in a file."""
+    """JSON schema of the value in a file."""
     tighten: Callable[[T, T], T] | None = None
-    """Combines the values of the user and of a project; None: a project cannot set it."""
+    """Merges the user's and the project's value; without it, a project can't set this."""
     flag: str | None = None
-    """The flag that sets it for one run."""
+    """The flag that overrides it for one run."""
 
 
-# -- values in a file -------------------------------------------------------------------------
+class _Values(TypedDict, Generic[T]):
+    """The parser and the JSON schema of a kind of value."""
+
+    read: Callable[[JsonValue], T]
+    schema: JsonObject
+
+
+def _choice(*names: str) -> _Values[str]:
+    def read(value: JsonValue) -> str:
+        if isinstance(value, str) and value in names:
+            return value
+        raise ValueError(f"takes one of {', '.join(names)}")
+
+    return {"read": read, "schema": {"enum": [*names]}}
+
+
+def _integer(low: int, high: int) -> _Values[int]:
+    def read(value: JsonValue) -> int:
+        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+            return value
+        raise ValueError(f"takes a whole number from {low:,} to {high:,}")
+
+    return {"read": read, "schema": {"type": "integer", "minimum": low, "maximum": high}}
 
 
 def _parse_text(value: JsonValue) -> str:
@@ -58,47 +80,25 @@ def _parse_text(value: JsonValue) -> str:
     raise ValueError("takes a text")
 
 
-def _build_choice_parser(*names: str) -> Callable[[JsonValue], str]:
-    def read(value: JsonValue) -> str:
-        if isinstance(value, str) and value in names:
-            return value
-        raise ValueError(f"takes one of {', '.join(names)}")
-
-    return read
-
-
-def _build_number_parser(low: int, high: int) -> Callable[[JsonValue], int]:
-    def read(value: JsonValue) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-            return value
-        raise ValueError(f"takes a whole number from {low:,} to {high:,}")
-
-    return read
-
-
 def _parse_ports(value: JsonValue) -> tuple[int, ...]:
-    read = _build_number_parser(1, 65_535)
     if isinstance(value, list):
-        return tuple(read(port) for port in value)
+        return tuple(map(_PORT["read"], value))
     raise ValueError("takes a list of ports")
 
 
 def parse_hosts(value: JsonValue) -> tuple[str, ...]:
-    """Parse one `HOST` or `HOST:PORT`, or a list of them.
-
-    Raises:
-        ValueError: One of them is neither.
-    """
+    """Parse one `HOST` or `HOST:PORT`, or a list of them; raise ValueError on anything else."""
     from indusagi.capabilities.ports import FetchError  # noqa: PLC0415 — for a file with hosts
     from indusagi.capabilities.web.url import parse_host_and_port  # noqa: PLC0415 — for a file with hosts
     from induscode.launch.views import InvalidPartError  # noqa: PLC0415 — for a file with hosts
 
-    for host in value if isinstance(value, list) else (value,):
+    hosts = tuple(value) if isinstance(value, list) else (value,)
+    for host in hosts:
         try:
             parse_host_and_port(host if isinstance(host, str) else "")
         except FetchError:
             raise InvalidPartError(f"takes a list of HOST or HOST:PORT, and {compact_json(host)} is neither") from None
-    return cast("tuple[str, ...]", tuple(value if isinstance(value, list) else (value,)))
+    return cast("tuple[str, ...]", hosts)
 
 
 def _parse_web_address(value: JsonValue) -> str:
@@ -119,121 +119,10 @@ def _parse_switch(value: JsonValue) -> bool:
     raise ValueError("takes true or false")
 
 
-def _tighten_sandbox(user: str, project: str) -> str:
-    return "required" if project == "required" else user
-
-
-# -- the table --------------------------------------------------------------------------------
-
-_HOSTS: JsonObject = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-
-
-def _build_integer_schema(low: int, high: int) -> JsonObject:
-    return {"type": "integer", "minimum": low, "maximum": high}
-
-
-WEB_ALLOW_PRIVATE: Setting[tuple[str, ...]] = Setting(
-    key="web.allow_private",
-    describe="Hosts that webfetch may reach although their address is private.",
-    default=(),
-    read=parse_hosts,
-    schema=_HOSTS,
-    flag="--web-allow",
-)
-WEB_PORTS: Setting[tuple[int, ...]] = Setting(
-    key="web.ports",
-    describe="The ports that webfetch may connect to.",
-    default=(80, 443, 8080, 8443),
-    read=_parse_ports,
-    schema={"type": "array", "items": _build_integer_schema(1, 65_535)},
-    tighten=lambda user, project: tuple(port for port in user if port in project),
-)
-WEB_MAX_BYTES: Setting[int] = Setting(
-    key="web.max_bytes",
-    describe="The most bytes read of one response.",
-    default=5 * 1024 * 1024,
-    read=_build_number_parser(1024, 64 * 1024 * 1024),
-    schema=_build_integer_schema(1024, 64 * 1024 * 1024),
-    tighten=min,
-)
-WEB_TIMEOUT_S: Setting[int] = Setting(
-    key="web.timeout_s",
-    describe="Seconds for one fetch with all its redirects.",
-    default=30,
-    read=_build_number_parser(1, 600),
-    schema=_build_integer_schema(1, 600),
-    tighten=min,
-)
-SEARCH_SEARXNG_URL: Setting[str | None] = Setting(
-    key="search.searxng_url",
-    describe="The SearXNG instance that websearch uses; it must offer the JSON format.",
-    default=None,
-    read=_parse_web_address,
-    schema={"type": "string", "pattern": "^https?://"},
-)
-SANDBOX: Setting[str] = Setting(
-    key="sandbox",
-    describe="Whether commands run in a sandbox.",
-    default="auto",
-    read=_build_choice_parser(*SANDBOXES),
-    schema={"enum": [*SANDBOXES]},
-    tighten=_tighten_sandbox,
-    flag="--sandbox",
-)
-MODEL_NAME: Setting[str | None] = Setting(
-    key="model.name",
-    describe="The model: anthropic:NAME, openai:NAME, or NAME at model.base_url.",
-    default=None,
-    read=_parse_text,
-    schema={"type": "string", "minLength": 1},
-    flag="--model",
-)
-MODEL_BASE_URL: Setting[str | None] = Setting(
-    key="model.base_url",
-    describe="The address of a server with the OpenAI API.",
-    default=None,
-    read=_parse_web_address,
-    schema={"type": "string", "pattern": "^https?://"},
-    flag="--base-url",
-)
-MODEL_MAX_REQUESTS: Setting[int] = Setting(
-    key="model.max_requests",
-    describe="The most requests to the model in one run.",
-    default=50,
-    read=_build_number_parser(1, 100_000),
-    schema=_build_integer_schema(1, 100_000),
-    tighten=min,
-    flag="--max-requests",
-)
-ADDONS_REQUIRED: Setting[tuple[str, ...]] = Setting(
-    key="addons.required",
-    describe="Addons that must be loaded and work: without them every call is refused.",
-    default=(),
-    read=_parse_names,
-    schema={"type": "array", "items": {"type": "string", "minLength": 1}},
-    tighten=lambda user, project: tuple(dict.fromkeys((*user, *project))),
-)
-CALLS_RECORD: Setting[str] = Setting(
-    key="calls.record",
-    describe="What is recorded of each call: nothing (off), its facts (on), or its texts too (payloads).",
-    default="on",
-    read=_build_choice_parser("off", "on", "payloads"),
-    schema={"enum": ["off", "on", "payloads"]},
-)
-CALLS_KEEP_DAYS: Setting[int] = Setting(
-    key="calls.keep_days",
-    describe="How many days the records of calls are kept.",
-    default=30,
-    read=_build_number_parser(1, 3_650),
-    schema=_build_integer_schema(1, 3_650),
-)
-CALLS_PAYLOAD_HOURS: Setting[int] = Setting(
-    key="calls.payload_hours",
-    describe="How many hours the texts of calls are kept, where calls.record is payloads.",
-    default=24,
-    read=_build_number_parser(1, 720),
-    schema=_build_integer_schema(1, 720),
-)
+def _parse_patterns(value: JsonValue) -> Mapping[str, str]:
+    if is_json_object(value) and all(isinstance(pattern, str) and pattern for pattern in value.values()):
+        return cast("Mapping[str, str]", value)
+    raise ValueError("takes an object of patterns by the names of servers")
 
 
 def _parse_views(value: JsonValue) -> Mapping[str, View]:
@@ -242,6 +131,104 @@ def _parse_views(value: JsonValue) -> Mapping[str, View]:
     return parse_views(value)
 
 
+_PORT = _integer(1, 65_535)
+_TEXT: _Values[str | None] = {"read": _parse_text, "schema": {"type": "string", "minLength": 1}}
+_NAMES: _Values[tuple[str, ...]] = {
+    "read": _parse_names,
+    "schema": {"type": "array", "items": {"type": "string", "minLength": 1}},
+}
+_WEB_ADDRESS: _Values[Any] = {"read": _parse_web_address, "schema": {"type": "string", "pattern": "^https?://"}}
+
+# -- the settings -----------------------------------------------------------------------------
+
+WEB_ALLOW_PRIVATE: Setting[tuple[str, ...]] = Setting(
+    key="web.allow_private",
+    describe="Hosts that webfetch may reach although their address is private.",
+    default=(),
+    read=parse_hosts,
+    schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    flag="--web-allow",
+)
+WEB_PORTS: Setting[tuple[int, ...]] = Setting(
+    key="web.ports",
+    describe="The ports that webfetch may connect to.",
+    default=(80, 443, 8080, 8443),
+    read=_parse_ports,
+    schema={"type": "array", "items": _PORT["schema"]},
+    tighten=lambda user, project: tuple(port for port in user if port in project),
+)
+WEB_MAX_BYTES: Setting[int] = Setting(
+    key="web.max_bytes",
+    describe="The most bytes read of one response.",
+    default=5 * 1024 * 1024,
+    **_integer(1024, 64 * 1024 * 1024),
+    tighten=min,
+)
+WEB_TIMEOUT_S: Setting[int] = Setting(
+    key="web.timeout_s",
+    describe="Seconds for one fetch with all its redirects.",
+    default=30,
+    **_integer(1, 600),
+    tighten=min,
+)
+SEARCH_SEARXNG_URL: Setting[str | None] = Setting(
+    key="search.searxng_url",
+    describe="The SearXNG instance that websearch uses; it must offer the JSON format.",
+    default=None,
+    **_WEB_ADDRESS,
+)
+SANDBOX: Setting[str] = Setting(
+    key="sandbox",
+    describe="Whether commands run in a sandbox.",
+    default="auto",
+    **_choice(*SANDBOXES),
+    tighten=lambda user, project: "required" if project == "required" else user,
+    flag="--sandbox",
+)
+MODEL_NAME: Setting[str | None] = Setting(
+    key="model.name",
+    describe="The model: anthropic:NAME, openai:NAME, or NAME at model.base_url.",
+    default=None,
+    **_TEXT,
+    flag="--model",
+)
+MODEL_BASE_URL: Setting[str | None] = Setting(
+    key="model.base_url",
+    describe="The address of a server with the OpenAI API.",
+    default=None,
+    **_WEB_ADDRESS,
+    flag="--base-url",
+)
+MODEL_MAX_REQUESTS: Setting[int] = Setting(
+    key="model.max_requests",
+    describe="The most requests to the model in one run.",
+    default=50,
+    **_integer(1, 100_000),
+    tighten=min,
+    flag="--max-requests",
+)
+ADDONS_REQUIRED: Setting[tuple[str, ...]] = Setting(
+    key="addons.required",
+    describe="Addons that must be loaded and work: without them every call is refused.",
+    default=(),
+    **_NAMES,
+    tighten=lambda user, project: tuple(dict.fromkeys((*user, *project))),
+)
+CALLS_RECORD: Setting[str] = Setting(
+    key="calls.record",
+    describe="What is recorded of each call: nothing (off), its facts (on), or its texts too (payloads).",
+    default="on",
+    **_choice("off", "on", "payloads"),
+)
+CALLS_KEEP_DAYS: Setting[int] = Setting(
+    key="calls.keep_days", describe="How many days the records of calls are kept.", default=30, **_integer(1, 3_650)
+)
+CALLS_PAYLOAD_HOURS: Setting[int] = Setting(
+    key="calls.payload_hours",
+    describe="How many hours the texts of calls are kept, where calls.record is payloads.",
+    default=24,
+    **_integer(1, 720),
+)
 SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
     key="serve.views",
     describe="Views of indus serve by name: which tools a client sees, under which names.",
@@ -249,14 +236,6 @@ SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
     read=_parse_views,
     schema={"type": "object"},
 )
-
-
-def _parse_patterns(value: JsonValue) -> Mapping[str, str]:
-    if is_json_object(value) and all(isinstance(pattern, str) and pattern for pattern in value.values()):
-        return cast("Mapping[str, str]", value)
-    raise ValueError("takes an object of patterns by the names of servers")
-
-
 CLUSTER_AFFINITY: Setting[Mapping[str, str]] = Setting(
     key="cluster.affinity",
     describe="Where servers of a cluster run if there is room: a pattern of node names for each.",
@@ -268,70 +247,57 @@ CLUSTER_IDLE: Setting[int] = Setting(
     key="cluster.idle_stop",
     describe="Seconds without a call after which a node of a cluster stops a server until its next call; 0: never.",
     default=0,
-    read=_build_number_parser(0, 7 * 24 * 3600),
-    schema=_build_integer_schema(0, 7 * 24 * 3600),
+    **_integer(0, 7 * 24 * 3600),
     flag="--idle-stop",
 )
 CLUSTER_BROKERS: Setting[tuple[str, ...]] = Setting(
-    key="cluster.brokers",
-    describe="The NATS brokers that indus cluster asks.",
-    default=(),
-    read=_parse_names,
-    schema={"type": "array", "items": {"type": "string", "minLength": 1}},
-    flag="--cluster",
+    key="cluster.brokers", describe="The NATS brokers that indus cluster asks.", default=(), **_NAMES, flag="--cluster"
 )
 CLUSTER_KEY_FILE: Setting[str | None] = Setting(
     key="cluster.key_file",
     describe="The file with the key of the cluster; cluster.key in the state directory by default.",
     default=None,
-    read=_parse_text,
-    schema={"type": "string", "minLength": 1},
+    **_TEXT,
     flag="--cluster-key",
 )
 CLUSTER_CREDENTIALS: Setting[str | None] = Setting(
     key="cluster.credentials_file",
     describe="The file with USER:PASSWORD, a token or NATS credentials for the brokers.",
     default=None,
-    read=_parse_text,
-    schema={"type": "string", "minLength": 1},
+    **_TEXT,
     flag="--broker-credentials",
 )
 TOOL_SEARCH_MODE: Setting[str] = Setting(
     key="tool_search.mode",
     describe="Whether models and clients search tools instead of getting all of them: above the limits below (auto).",
     default="auto",
-    read=_build_choice_parser("auto", "on", "off"),
-    schema={"enum": ["auto", "on", "off"]},
+    **_choice("auto", "on", "off"),
     flag="--search",
 )
 TOOL_SEARCH_SHARE: Setting[int] = Setting(
     key="tool_search.share",
     describe="Percent of the context window that definitions of tools may take before tools are searched.",
     default=10,
-    read=_build_number_parser(1, 100),
-    schema=_build_integer_schema(1, 100),
+    **_integer(1, 100),
 )
 TOOL_SEARCH_COUNT: Setting[int] = Setting(
     key="tool_search.count",
     describe="How many tools are listed before tools are searched.",
     default=128,
-    read=_build_number_parser(0, 100_000),
-    schema=_build_integer_schema(0, 100_000),
+    **_integer(0, 100_000),
 )
 TOOL_SEARCH_ALWAYS_LIST: Setting[tuple[str, ...]] = Setting(
     key="tool_search.always_list",
     describe="Tools that stay listed where tools are searched: names, in which * stands for any text.",
     default=(),
-    read=_parse_names,
-    schema={"type": "array", "items": {"type": "string", "minLength": 1}},
+    **_NAMES,
     flag="--always-list",
 )
 REGISTRY_URL: Setting[str] = Setting(
     key="registry.url",
     describe="The MCP registry, or a mirror of it, that indus mcp search and install ask.",
     default="https://registry.modelcontextprotocol.io",
-    read=_parse_web_address,
-    schema={"type": "string", "pattern": "^https?://"},
+    **_WEB_ADDRESS,
 )
 CODE_ENABLED: Setting[bool] = Setting(
     key="code.enabled",
@@ -342,27 +308,20 @@ CODE_ENABLED: Setting[bool] = Setting(
     flag="--code",
 )
 CODE_CALLS: Setting[int] = Setting(
-    key="code.max_calls",
-    describe="The most calls of one script.",
-    default=200,
-    read=_build_number_parser(1, 10_000),
-    schema=_build_integer_schema(1, 10_000),
-    tighten=min,
+    key="code.max_calls", describe="The most calls of one script.", default=200, **_integer(1, 10_000), tighten=min
 )
 CODE_TIMEOUT_S: Setting[int] = Setting(
     key="code.timeout_s",
     describe="Seconds for one script with all its calls.",
     default=600,
-    read=_build_number_parser(1, 86_400),
-    schema=_build_integer_schema(1, 86_400),
+    **_integer(1, 86_400),
     tighten=min,
 )
 CODE_MEMORY_MB: Setting[int] = Setting(
     key="code.memory_mb",
     describe="Memory of the interpreter of one script, in megabytes.",
     default=128,
-    read=_build_number_parser(16, 4_096),
-    schema=_build_integer_schema(16, 4_096),
+    **_integer(16, 4_096),
     tighten=min,
 )
 SETTINGS: Mapping[str, Setting[Any]] = {
@@ -405,12 +364,11 @@ SETTINGS: Mapping[str, Setting[Any]] = {
 
 
 def build_settings_schema() -> JsonObject:
-    """Build the JSON schema of a settings file, for editors."""
-    properties: JsonObject = {
-        key: {**setting.schema, "description": setting.describe} for key, setting in SETTINGS.items()
-    }
+    """Build the JSON schema of a settings file, for editors. It accepts dotted and nested keys."""
+    properties: JsonObject = {}
     groups: dict[str, JsonObject] = {}
-    for key, schema in properties.items():
+    for key, setting in SETTINGS.items():
+        properties[key] = schema = {**setting.schema, "description": setting.describe}
         group, dot, name = key.partition(".")
         if dot:
             groups.setdefault(group, {})[name] = schema
@@ -432,7 +390,7 @@ def build_settings_schema() -> JsonObject:
 
 @record
 class SettingValue:
-    """The value of a setting, and where it was set."""
+    """A value, and the file or flag that set it."""
 
     value: object
     origin: str
@@ -440,7 +398,7 @@ class SettingValue:
 
 @record
 class Settings:
-    """The settings of a run; absent ones have their default."""
+    """The settings of a run. Settings missing from `given` have their default."""
 
     given: Mapping[str, SettingValue] = field(default_factory=dict[str, SettingValue])
     notes: Sequence[Note] = field(default=(), compare=False)
@@ -451,12 +409,12 @@ class Settings:
         return setting.default if value is None else cast("T", value.value)
 
     def origin(self, setting: Setting[Any]) -> str:
-        """Return where the value was set."""
+        """Return which file or flag set the value, or `default`."""
         value = self.given.get(setting.key)
         return "default" if value is None else value.origin
 
     def with_flag(self, setting: Setting[T], value: T) -> Settings:
-        """Return the settings with a value from the setting's flag."""
+        """Return a copy in which the setting's flag overrides it."""
         given = {**self.given, setting.key: SettingValue(value, f"flag {setting.flag}")}
         return Settings(given, self.notes)
 
@@ -474,10 +432,10 @@ def project_settings_path(cwd: str) -> str:
 
 
 def load_settings(cwd: str, environ: Mapping[str, str]) -> Settings:
-    """Read both files.
+    """Read the user's file and the project's.
 
     Raises:
-        SettingError: The user's file cannot be read, or has a value that its setting does not take.
+        SettingError: The user's file is unreadable or has an invalid value.
     """
     user, project = user_settings_path(environ), project_settings_path(cwd)
     notes: list[Note] = []
@@ -502,7 +460,7 @@ def load_settings(cwd: str, environ: Mapping[str, str]) -> Settings:
 
 
 def _read_file(path: str, notes: list[Note]) -> tuple[Mapping[str, object], Sequence[str]]:
-    """Read a file: its values, and its errors."""
+    """Read a file and return its valid values and its errors."""
     if not os.path.lexists(path):
         return {}, ()
     content = read_config_file(path)
@@ -533,7 +491,7 @@ def _read_file(path: str, notes: list[Note]) -> tuple[Mapping[str, object], Sequ
 
 
 def _flatten(document: JsonObject) -> JsonObject:
-    """Join the keys of nested objects by dots; `$schema` is for editors."""
+    """Turn nested objects into dotted keys, without the editors' `$schema`."""
     groups = {key.partition(".")[0] for key in SETTINGS if "." in key}
     flat: JsonObject = {}
     for key, value in document.items():

@@ -1,8 +1,8 @@
-"""Views of a gateway: what a client sees, under which names and descriptions (the setting `serve.views`).
+"""Views of a gateway (`serve.views`): filter and rename the items a client sees.
 
-A view selects tools, prompts and resources in one way: by server, and by the names or URIs that clients use. It only
-takes away and renames: what a client may use is still decided by consent, pins and rules. The view of a token or of a
-principal is a limit. The view of a client's name is a convenience, since a client names itself.
+A view selects tools, prompts and resources by server, and by the names or URIs that clients use. It can only hide and
+rename: consent, pins and rules still decide whether a client may use an item. A view bound to a token or principal is a
+limit. A view bound to a client's name is only a convenience, since clients choose their names.
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from indusagi.core.records import record
 from indusagi.core.text import matches_parts
 
 Schemas: TypeAlias = Literal["raw", "model"]
-"""The definitions of servers' tools in `tools/list`: the server's own, or the model view."""
+"""Definitions of server tools in `tools/list`: as the server defines them, or the model view."""
 NATIVE = "native"
-"""The name under which a view lists the tools that belong to no server."""
+"""How a view names the "server" of native tools."""
 
 
 class InvalidPartError(ValueError):
-    """A part of a setting's value is invalid; the message names the part, so that the whole value need not be shown."""
+    """Part of a setting's value is invalid. The message names the part, so callers needn't print the whole value."""
 
 
 @record(kw_only=True)
 class View:
-    """One view: whose it is, and what it shows. Names may have `*` for any text."""
+    """Who a view applies to, and which items it shows. In names, `*` matches any text."""
 
     name: str
     clients: tuple[str, ...] = ()
-    """The names that clients give themselves."""
+    """Client names, as clients report them."""
     principals: tuple[str, ...] = ()
     token_env: str = ""
-    """The variable with a token of its own for `indus serve --http`."""
+    """The environment variable with the view's token for `indus serve --http`."""
     servers: tuple[str, ...] = ("*",)
-    """Servers of which something is shown; `native` for tools without a server."""
+    """Servers to show items from; `native` for native tools."""
     tools: tuple[str, ...] | None = None
-    """Tools that are shown, by the names that clients call."""
+    """Tools to show, by the names that clients call."""
     prompts: tuple[str, ...] | None = None
-    """Prompts that are shown, by the names that clients use."""
+    """Prompts to show, by the names that clients use."""
     resources: tuple[str, ...] | None = None
-    """Resources, templates and skills that are shown, by the URIs that clients use."""
+    """Resources, templates and skills to show, by the URIs that clients use."""
     read_only: bool = False
-    """Whether only tools are shown that change nothing; of a server's tool its own annotation says so."""
+    """Show only read-only tools; for server tools, this relies on the server's annotation."""
     rename: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
     describe: Mapping[str, str] = field(default_factory=dict[str, str], compare=False)
     schemas: Schemas | None = None
 
     def shows(self, name: str, server: str, *, kind: str = "tool", reads_only: bool = True) -> bool:
-        """Tell whether an item is shown. A view that names no tools, prompts or resources shows all of its servers."""
+        """Return whether to show an item. A view that lists no items at all shows everything from its servers."""
         named = {"tool": self.tools, "prompt": self.prompts}.get(kind, self.resources)
         if named is None:
             named = ("*",) if self.tools is self.prompts is self.resources is None else ()
         return matches(server or NATIVE, self.servers) and matches(name, named) and (reads_only or not self.read_only)
 
     def to_json(self) -> JsonObject:
-        """Convert to what a settings file says: the fields that are not those of a view that shows everything."""
+        """Convert to the form in a settings file, omitting defaults."""
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "name"}
         plain = View(name=self.name)
         return {
@@ -67,25 +67,25 @@ class View:
         }
 
     def choose_name(self, name: str, taken: Collection[str]) -> str:
-        """Choose the name under which an item is shown: the new one, unless another item has it."""
+        """Return the item's new name, or its old one if another item already uses the new name."""
         wanted = self.rename.get(name, name)
         return name if wanted in taken else wanted
 
     def list_originals(self, name: str) -> Collection[str]:
-        """List what an item may be called that the view would show under a name."""
+        """List the original names of items that the view might show under this name."""
         return [original for original, wanted in self.rename.items() if wanted == name] + [name]
 
 
 def matches(name: str, patterns: Collection[str]) -> bool:
-    """Tell whether a name matches one of several patterns, in which `*` stands for any text."""
-    # No other character is special: `?` and `[` are part of URIs.
+    """Return whether a name matches one of the patterns, in which `*` stands for any text."""
+    # Only `*` is special: `?` and `[` occur in URIs.
     return any(matches_parts(name, pattern.split("*")) for pattern in patterns)
 
 
 def find_view(views: Mapping[str, View], *, token: str = "", principal: str = "", client: str = "") -> View | None:
-    """Find the view of a client: that of its token, then of its principal, then of its name.
+    """Find a client's view: by token, then principal, then client name.
 
-    `token` is the name of the view whose token it has presented.
+    `token` is the name of the view whose token the client presented.
     """
     if token in views:
         return views[token]
@@ -96,11 +96,7 @@ def find_view(views: Mapping[str, View], *, token: str = "", principal: str = ""
 
 
 def parse_views(value: JsonValue) -> dict[str, View]:
-    """Parse the views of a settings file.
-
-    Raises:
-        ValueError: A view is invalid; the message says what it takes.
-    """
+    """Parse `serve.views`; raise ValueError, with a message about valid values, if a view is invalid."""
     if not is_json_object(value):
         raise ValueError("takes an object of views by name")
     return {name: _parse_view(name, one) for name, one in value.items()}
@@ -151,4 +147,4 @@ _FIELDS: Mapping[str, tuple[str, Callable[[JsonValue], bool]]] = {
     "describe": ("an object of texts", _is_map),
     "schemas": ("raw or model", lambda value: value in ("raw", "model")),
 }
-"""What each field takes, in words and as a check."""
+"""The valid values of each field, in words and as a check."""

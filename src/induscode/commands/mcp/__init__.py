@@ -1,4 +1,4 @@
-"""`indus mcp`: the commands about MCP servers, each loaded when it is used."""
+"""`indus mcp`: manages MCP servers. Each command loads on use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`indus mcp add`, `add-json`, `remove`, `enable` and `disable`: changes of a server in one of our own files."""
+"""`indus mcp add`, `add-json`, `remove`, `enable` and `disable`: change servers in our own files."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 _RELATIVE = re.compile(r"\.{1,2}(?=[/:]|$)")
 _REFERENCE = re.compile(r"\$\{[^}]+\}")
-_LARGEST_INPUT = 1024 * 1024
+_MAX_INPUT_CHARS = 1024 * 1024
 
 
 class _AddCommand(click.Command):
-    """Adds a hint about `--` to the error of an unknown option."""
+    """Adds a hint about `--` to unknown-option errors."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
@@ -85,8 +85,8 @@ def add(
 ) -> int:
     """Add the server NAME: a URL, or the COMMAND that starts it.
 
-    ${VARIABLE} in a value is taken from the environment when the server is started. Adding a server to the project is
-    consent to it. It is started once, as a check.
+    ${VARIABLE} in a value is read from the environment when the server starts. Adding a server to the project is
+    consent to it. Starts it once, as a check.
     """
     from induscode.launch.flags import split_list  # noqa: PLC0415 — loaded with the options
 
@@ -117,7 +117,7 @@ def add(
 
 
 def resolve_paths(words: Sequence[str], cwd: str) -> tuple[str, ...]:
-    """Make relative paths in a command line absolute: a client may start it in any directory. Each change is printed.
+    """Make relative paths in a command line absolute, since a client may start it anywhere, and print each change.
 
     Paths are `.`, `./x`, `../x`, and existing files with a folder or an extension (`src/server.py`), also after
     `--option=` and before `:` (a volume).
@@ -150,7 +150,7 @@ def add_json(
     """Add the server NAME as a JSON object describes it; - reads it from standard input."""
     text = document
     if document == "-":
-        text = "" if sys.stdin is None else sys.stdin.read(_LARGEST_INPUT)
+        text = "" if sys.stdin is None else sys.stdin.read(_MAX_INPUT_CHARS)
     try:
         fields: JsonValue = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -164,10 +164,10 @@ def add_json(
 def add_server(
     context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
 ) -> int:
-    """Add a server to one of our files, and start it once as a check; return the exit code.
+    """Add a server to one of our files, start it once as a check, and return the exit code.
 
     Raises:
-        click.UsageError: The row is invalid, or the file has a server of this name.
+        click.UsageError: The row is invalid, or the file already has a server of this name.
     """
     from indusagi.interop.protocol_bridge.contract import StdioServerConfig  # noqa: PLC0415 — loaded with the rows
     from induscode.servers.config import discover_mcp_config  # noqa: PLC0415 — after a change
@@ -206,7 +206,7 @@ def add_server(
 
 
 def _check_server(invocation: Invocation, name: str) -> int:
-    """Start a server once, and offer the sign-in that it wants; 0 also if it fails, since it was added."""
+    """Start a server once and offer a sign-in if it needs one. Returns 0 even on failure: the server was added."""
     from indusagi.interop.protocol_bridge.contract import needs_sign_in  # noqa: PLC0415 — imports the bridge
     from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
@@ -223,7 +223,7 @@ def _check_server(invocation: Invocation, name: str) -> int:
 
 
 def give_consent(row: ServerRow) -> None:
-    """Store the consent of the user who typed a server into a command."""
+    """Record consent: the user typed this server into a command."""
     from induscode.servers.config.trust import TrustStore, describe_row  # noqa: PLC0415 — for servers of a project
 
     TrustStore().approve(row, describe_row(row).digest)
@@ -239,7 +239,7 @@ def give_consent(row: ServerRow) -> None:
 @scope_option
 @click.pass_context
 def remove(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
-    """Remove the server NAME from our file, with the consent to it. One that's added under its name later is new."""
+    """Remove the server NAME from our file, and your consent to it. A later server of that name starts fresh."""
     from induscode.servers.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
 
     path, whose = find_own_file(read_invocation(context).cwd, name, scope)
@@ -252,7 +252,7 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
 
 
 def _forget_row(path: str, name: str) -> int:
-    """Record that a row is gone, so that another server under its name isn't compared with it."""
+    """Record that a row is gone, so that we don't compare a new server of the same name with it."""
     from induscode.boot.plans import opened_store  # noqa: PLC0415 — opens the ledger
     from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — opens the ledger
     from induscode.deck.mcp.store.journal import Journal  # noqa: PLC0415 — opens the ledger

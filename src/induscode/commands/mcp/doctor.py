@@ -1,11 +1,11 @@
-"""`indus mcp doctor` and `logs`: examines servers, and shows what went wrong with one."""
+"""`indus mcp doctor` and `logs`: diagnose servers and show their past faults."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -13,7 +13,7 @@ import click
 from indusagi.core.text import clean_text, format_count
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
 from induscode.boot.plans import load_plan, opened_store
-from induscode.boot.runners import show_slow_start
+from induscode.boot.runners import START_ONCE, attach_servers, show_slow_start
 from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
@@ -40,14 +40,14 @@ if TYPE_CHECKING:
     from induscode.servers.plan import ServerPlan
 
 _UNWELL = 1
-_SHOWN_STDERR = 10
-_LOGGED = frozenset({"connect", "ready", "fault", "drift", "approve"})
-"""The events of a server that `logs` shows."""
+_MAX_STDERR_LINES = 10
+_LOGGED_EVENTS = frozenset({"connect", "ready", "fault", "drift", "approve"})
+"""The ledger events that `logs` shows."""
 
 
 @dataclass(slots=True)
 class _Findings:
-    """The examination of one server."""
+    """The diagnosis of one server."""
 
     name: str
     transport: str
@@ -63,13 +63,13 @@ class _Findings:
     stderr: Sequence[str] = ()
     fault: str | None = None
     remedy: str | None = None
-    notes: Sequence[str] = field(default=())
+    notes: Sequence[str] = ()
     disabled: Sequence[DisabledTool] = ()
     package: str | None = None
-    """For a server of a registry: its package, and what is verified about it."""
+    """For a registry server: its package and whether we verified it."""
     references: JsonObject = field(default_factory=dict[str, "JsonValue"])
     warnings: Sequence[str] = ()
-    """For a server without consent: warnings about references that look like secrets."""
+    """For a server without consent: references that look like secrets."""
 
     def as_json(self) -> JsonObject:
         return {
@@ -103,8 +103,8 @@ class _Findings:
 def doctor(context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, **_: object) -> int:
     """Examine the server NAME, or all servers, and say what to do. Exit code 1 if there is a problem.
 
-    Each trusted server is started once, on its own; the ledger stays the same. Also listed: jobs that a crashed run of
-    indus left running.
+    Starts each trusted server once, by itself, and leaves the ledger alone. Also lists jobs that a crashed run of indus
+    left running.
     """
     from indusagi.capabilities.receipts import end_leftover, find_leftover_jobs  # noqa: PLC0415 — for `doctor`
     from induscode.launch.installation import check_installation  # noqa: PLC0415 — for `doctor`
@@ -121,7 +121,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
         from induscode.deck.mcp.known import find_started_before  # noqa: PLC0415 — brings the bridge
         from induscode.deck.mcp.store.pins import read_pins  # noqa: PLC0415 — brings the ledger
 
-        # A server that never came up before has the longer limit of a first start.
+        # A server that has never come up gets the longer first-start timeout.
         history = StartHistory()
         async with opened_store() as store:
             pins = await read_pins(store, plan.configs.values(), places)
@@ -209,7 +209,7 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
         listed = [*await endpoint.list_tools()]
         findings.tools = len(listed)
         for kind in CONTENT_KINDS:
-            with suppress(ProtocolFault):  # a note of the status says so
+            with suppress(ProtocolFault):  # the status has a note about it
                 listed += await endpoint.list_items(kind)
         _add_disabled_tools(findings, listed, pins)
         findings.notes = [note.message for note in endpoint.status().notes]
@@ -217,7 +217,7 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
         connected = findings.handshake == "done"
         findings.handshake = "done" if connected else "needs sign-in" if needs_sign_in(fault) else "failed"
         findings.fault = str(fault).removeprefix(f"server {findings.name!r}: ")
-        findings.stderr = fault.detail.stderr[-_SHOWN_STDERR:]
+        findings.stderr = fault.detail.stderr[-_MAX_STDERR_LINES:]
         advice = advise(findings.name, config, fault, os.environ, connected=connected)
         findings.remedy, findings.notes = advice.remedy, advice.notes
     finally:
@@ -225,7 +225,7 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
 
 
 def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins) -> None:
-    """Find the tools that are disabled because their definitions differ from the approved ones."""
+    """Record the tools that are disabled because their definitions changed since approval."""
     from indusagi.core.json import NotJson  # noqa: PLC0415 — loaded with the bridge
     from induscode.deck.mcp.drift import DisabledTool, command_line  # noqa: PLC0415 — as above
 
@@ -234,7 +234,7 @@ def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins:
         try:
             drift = pins.check(remote.ref, remote.raw)
         except NotJson:
-            continue  # without a digest; a note of the listing says so
+            continue  # it has no digest, as a note of the listing says
         if drift is not None and drift.disables:
             name, cause = remote.descriptor.name, "added" if drift.is_added else "changed"
             disabled.append(DisabledTool(remote.ref, name, drift.grade, drift.fields, cause=cause))
@@ -243,9 +243,6 @@ def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins:
         diff = command_line("indus", "mcp", "diff", findings.name)
         approve = command_line("indus", "mcp", "approve", findings.name)
         findings.remedy = f"look at what has changed: {diff}; approve it: {approve}"
-
-
-# -- the report -------------------------------------------------------------------------------
 
 
 def _print_report(
@@ -299,9 +296,9 @@ def _print_report(
 )
 @click.pass_context
 def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
-    """Show what went wrong with the server NAME, and what it wrote to standard error before.
+    """Show the faults of the server NAME, with its last lines on standard error.
 
-    The ledger keeps this, without any known secret.
+    They come from the ledger, which redacts known secrets.
     """
 
     async def work(_: CancelToken) -> int:
@@ -333,39 +330,36 @@ def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: o
 
 
 async def _read_entries(store: ThreadedStore, name: str, limit: int) -> Sequence[Row]:
-    """Read the last events of a server, in their order."""
+    """Read the last `limit` events of a server, oldest first."""
     events: list[Row] = []
     for run in reversed(await store.runs()):
         rows = [row for row in await store.rows(run.run) if row.facts.get("server") == name]
-        events[:0] = [row for row in rows if row.op in _LOGGED]
+        events[:0] = [row for row in rows if row.op in _LOGGED_EVENTS]
         if len(events) >= limit:
             break
     return events[-limit:]
 
 
-# -- check ------------------------------------------------------------------------------------
+# -- the check after `add` --------------------------------------------------------------------
 
 
 def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
-    """Start a server once, and print whether it is up; a server that wants a sign-in is left to the caller.
+    """Start a server once and print whether it's up. Offering a sign-in, if it needs one, is up to the caller.
 
     Returns:
-        Its state; None: it cannot be started, or a signal came.
+        Its status, or `None` if it can't start or a signal interrupted us.
     """
     plan = load_plan(invocation).narrow([name])
     found: list[EndpointStatus] = []
 
     async def start(_: CancelToken) -> int:
-        from dataclasses import replace  # noqa: PLC0415 — for a check
         from time import monotonic  # noqa: PLC0415 — for a check
 
-        from indusagi.interop.protocol_bridge.contract import needs_sign_in  # noqa: PLC0415 — imports the bridge
-        from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
         from induscode.deck.mcp.content import CONTENT_KINDS  # noqa: PLC0415 — imports the bridge
 
         async with opened_store() as store:
             began = monotonic()
-            # Everything it has is enrolled now, so that the first session knows it.
+            # Enroll everything now, so that the first session already knows it.
             mcp = await attach_servers(plan, store, replace(START_ONCE, kinds=CONTENT_KINDS))
             try:
                 await mcp.wait_listed(name)
@@ -383,7 +377,7 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
             print_status(f"{status.fault}. The server stays added: {format_server_command('doctor', name)}")
         return 0
 
-    if name not in plan.configs:  # one of its variables has no value, as a note says
+    if name not in plan.configs:  # one of its variables is unset, as a note says
         print_notes(plan.notes)
         return None
     run_until_signal(start)

@@ -1,7 +1,7 @@
-"""`indus mcp import`: copies servers from the configuration of other programs into our own file.
+"""`indus mcp import`: copies servers from other programs' configuration into our own file.
 
-The user's files are copied as they are. A server of a project's file is shown completely and copied only after a yes. A
-server that our format cannot express is left out with a note.
+Servers from the user's files are copied as they are. Those from a project's file are shown in full and need a yes.
+Servers that our format can't express leave a note.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ _BRACES = re.compile(r"\{(env|file):([^}]*)\}")
 
 
 class UntranslatableError(ValueError):
-    """Our format cannot express a value."""
+    """Our format can't express a value."""
 
 
 @record
 class ForeignServer:
-    """A server of another program."""
+    """A server from another program's configuration."""
 
     row: ServerRow
     """The row in our format."""
@@ -65,22 +65,21 @@ class ForeignServer:
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The server's name."""
         return self.row.id
 
 
 def read_foreign(
     path: str, scope: Scope, cwd: str, program: str | None = None
 ) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
-    """Read the servers of a file for `cwd`, with a note for each that is left out."""
+    """Read the servers of a file that apply to `cwd`, with a note for each one skipped."""
     content = read_config_file(path)
     if content.trouble is not None:
         return (), (Note(f"file {path}", f"skipped: {content.trouble}", "correct it"),)
     document = content.document
     dialect: Dialect | None = None
     if is_json_object(document):
-        known = program is not None
-        dialect = find_dialect(program, document) if known else detect_dialect(path, document)
+        dialect = detect_dialect(path, document) if program is None else find_dialect(program, document)
     if dialect is None or not is_json_object(document):
         return (), (Note(f"file {path}", "skipped: it names no servers"),)
     origin = Origin(os.path.abspath(path), scope, dialect.name)
@@ -106,7 +105,7 @@ def read_foreign(
 
 
 def _is_for(draft: RawRow, cwd: str) -> bool:
-    """Return whether a server is for a directory; Claude Code keeps them by the root of the repository."""
+    """Return whether a server applies to a directory. Claude Code stores servers by repository root."""
     if draft.project is None:
         return True
     wanted, folder = os.path.realpath(draft.project), os.path.realpath(cwd)
@@ -139,7 +138,7 @@ def _translate_server(name: str, fields: JsonValue, origin: Origin, dialect: Dia
 
 
 def _translate_variables(value: JsonValue, rule: str, folder: str) -> JsonValue:
-    """Translate the variables of a text from the syntax `rule` into ours; other values stay the same."""
+    """Translate the variables in a string from the syntax `rule` into ours."""
     if not isinstance(value, str):
         return value
     if rule in {"braces", "none"} and "${" in value:
@@ -174,7 +173,7 @@ def _translate_editor_variable(kind: str, name: str | None, folder: str) -> str:
 def discover_foreign(
     programs: Iterable[str], cwd: str, environ: Mapping[str, str]
 ) -> tuple[Sequence[ForeignServer], Sequence[Note]]:
-    """Read the servers of programs from each of their existing files."""
+    """Read the servers of these programs from all their existing files."""
     servers: list[ForeignServer] = []
     notes: list[Note] = []
     for program in programs:
@@ -191,15 +190,15 @@ def discover_foreign(
 
 @dataclass(slots=True)
 class _Candidate:
-    """A server that can be copied."""
+    """A server we might copy."""
 
     server: ForeignServer
     conflict: str
-    """Why it is not copied; empty if it is."""
+    """Why we won't copy it, or empty."""
 
     @property
     def secrets(self) -> int:
-        """The number of secrets in its file."""
+        """The number of literal secrets in its variables and headers."""
         known = Redaction([self.server.row.config])
         named = (self.server.fields.get(key) for key in ("env", "environment", "headers"))
         values = [value for part in named if isinstance(part, dict) for value in part.values()]
@@ -278,7 +277,7 @@ def command(
 
 
 def _compare_servers(servers: Iterable[ForeignServer], ours: Mapping[str, JsonObject]) -> list[_Candidate]:
-    """Find the new servers; of two different ones with the same name the first counts."""
+    """Check servers against ours and each other. The first one of a name wins."""
     taken: dict[str, JsonObject] = {
         name: {key: value for key, value in row.items() if key != "name"} for name, row in ours.items()
     }
@@ -299,7 +298,7 @@ def _compare_servers(servers: Iterable[ForeignServer], ours: Mapping[str, JsonOb
 
 
 def _ask_copy(server: ForeignServer, *, yes: bool) -> bool:
-    """Ask about a server of the project."""
+    """Ask before copying a project's server."""
     if server.origin.scope != "project" or yes:
         return True
     if not can_ask_user():
@@ -312,7 +311,7 @@ def _ask_copy(server: ForeignServer, *, yes: bool) -> bool:
 def _copy_servers(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:
     rows = {server.name: parse_server_row(server.name, server.fields, path, whose) for server in servers}
     with edit_own_config(path, private=whose == "user") as config:
-        # Another process may have added one of the same name meanwhile.
+        # Another process may have just added a server of the same name.
         new = [server for server in servers if server.name not in config.rows()]
         for server in new:
             config.put(server.name, server.fields)

@@ -1,4 +1,4 @@
-"""`indus mcp list` and `get`: the configured servers, and their states."""
+"""`indus mcp list` and `get`: show the configured servers and their states."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from induscode.boot.plans import LOOK_LIMIT_S, build_silent_note, load_plan, opened_store
 from induscode.cli.output import GrowingTable, as_json, live_table, print_notes, write_json
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_for_result, run_until_signal
 from induscode.cli.terminal import print_line
 from induscode.commands.groups import complete_server
 from induscode.launch.options import flags, read_invocation
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
-    from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.launch.invocation import Invocation
@@ -39,15 +38,15 @@ if TYPE_CHECKING:
 _KEYS = ("name", "transport", "phase", "tools", "scope", "message")
 _HEADS = tuple(key.upper() for key in _KEYS)
 _WATCH_HEADS = ("NAME", "TRANSPORT", "PHASE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS", "MESSAGE")
-_TOGETHER_S = 0.05
-"""Changes within this time are shown as one."""
+_DEBOUNCE_S = 0.05
+"""`--watch` redraws once for all changes within this time."""
 _PHASES = ("unresolved", "connecting")
-"""The longest states that a row shows."""
+"""The longest phases, for the column width."""
 _NO_SERVERS = "No servers are configured. Add one: indus mcp add NAME -- COMMAND ARGUMENTS"
 _IN_ORDER_S = 1.0
-"""Rows have the order of the files, unless a server holds up the next ones for longer."""
-_NAMED = 3
-"""Disabled tools that one line of the list names."""
+"""How long a slow server may hold up the rows that follow it in the files."""
+_MAX_NAMES = 3
+"""How many disabled tools a row names."""
 
 
 @flags("--mcp", "--cwd")
@@ -59,8 +58,8 @@ _NAMED = 3
 def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool, **_: object) -> int:
     """List the servers and their states.
 
-    Trusted servers are connected to, for ten seconds at most, unless --no-check is given. A row is printed as soon as
-    its server has answered. Exit code 0, also if some of them fail: the list says which, and why.
+    Connects to trusted servers for up to ten seconds, and prints each row as soon as its server answers. The exit code
+    is 0 even if some fail: the list says which, and why.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
@@ -68,7 +67,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
         if as_json or no_check:
             raise click.UsageError("--watch shows a table of connected servers: no --json, no --no-check", context)
         return _watch_servers(plan)
-    # The table says as much as the notes about servers that are not started.
+    # The table already says why a server isn't started.
     print_notes(note for note in plan.notes if not note.message.startswith(("not started", "switched off")))
     off = _list_switched_off(invocation)
     if not plan.rows and not off:
@@ -99,7 +98,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
 
 
 class _OrderedRows:
-    """Passes rows on in the order of the configuration; after `end_order`, as they come."""
+    """Passes rows on in configuration order, and after `end_order` as they come."""
 
     def __init__(self, rows: Sequence[ServerRow], show: Callable[[JsonObject], None]) -> None:
         self._waiting = [row.id for row in rows]
@@ -123,14 +122,14 @@ class _OrderedRows:
 
 
 def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None:
-    """Connect to the servers, and show each row as soon as its state is known.
+    """Connect to the servers and show each row as soon as we know its state.
 
     Raises:
-        click.exceptions.Exit: A signal ended it.
+        click.exceptions.Exit: A signal interrupted us.
     """
     ordered = _OrderedRows(plan.rows, show)
 
-    async def check_all(_: CancelToken) -> int:
+    async def check_all(_: CancelToken) -> None:
         from asyncio import TaskGroup, get_running_loop  # noqa: PLC0415 — for a check
 
         from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
@@ -153,15 +152,12 @@ def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None
             finally:
                 ordering.cancel()
                 await mcp.aclose()
-        return 0
 
-    code = run_until_signal(check_all)
-    if code:
-        raise click.exceptions.Exit(code)
+    run_for_result(check_all)
 
 
 def _watch_servers(plan: ServerPlan) -> int:
-    """Show the table again whenever a server changes."""
+    """Redraw the table whenever a server changes."""
 
     async def watch(_: CancelToken) -> int:
         import anyio  # noqa: PLC0415 — for this option
@@ -170,11 +166,9 @@ def _watch_servers(plan: ServerPlan) -> int:
         from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the bridge
 
         changed = anyio.Event()
-
-        def note_change(_: FleetEvent) -> None:
-            changed.set()
-
-        options = BootOptions(lazy=(), reloadable=True, on_event=note_change, retention=START_ONCE.retention)
+        options = BootOptions(
+            lazy=(), reloadable=True, on_event=lambda _: changed.set(), retention=START_ONCE.retention
+        )
         async with opened_store() as store:
             mcp = await attach_servers(plan, store, options, wait=False)
             try:
@@ -192,7 +186,7 @@ def _watch_servers(plan: ServerPlan) -> int:
                         nothing = "" if cells else f"{_NO_SERVERS}  "
                         show(_WATCH_HEADS if cells else (), cells, f"{nothing}Ctrl-C ends it.")
                         await changed.wait()
-                        await anyio.sleep(_TOGETHER_S)
+                        await anyio.sleep(_DEBOUNCE_S)
             finally:
                 await mcp.aclose()
 
@@ -200,7 +194,7 @@ def _watch_servers(plan: ServerPlan) -> int:
 
 
 def _measure_servers(mcp: BootedBridge) -> dict[str, tuple[object, object, object]]:
-    """Measure the tokens of the definitions, the time of the last answer and the restarts of each server."""
+    """Return the definition tokens, last response time and restart count of each server."""
     from induscode.calls.statistics import format_duration  # noqa: PLC0415 — for --watch
     from induscode.search.options import estimate_definition  # noqa: PLC0415 — for --watch
 
@@ -218,18 +212,18 @@ def _measure_servers(mcp: BootedBridge) -> dict[str, tuple[object, object, objec
 
 
 class _States(NamedTuple):
-    """The states of servers by their ids."""
+    """Server states by server id."""
 
     status: dict[str, EndpointStatus]
-    """Of the connected ones."""
+    """Only for connected servers."""
     tools: dict[str, int]
-    """How many tools each had when it was last seen."""
+    """Tool counts, as last seen."""
     disabled: dict[str, Sequence[DisabledTool]]
-    """The tools of each that were disabled when it was last seen."""
+    """Disabled tools, as last seen."""
 
 
 def _read_present_states(mcp: BootedBridge, servers: Sequence[str]) -> _States:
-    """Read the states of connected servers; what the ledger knows stands in for those that aren't up."""
+    """Read the states of connected servers, with the ledger's tools for servers that aren't up."""
     known = {server: status for server in servers if (status := mcp.status_of(server)) is not None}
     counts: dict[str, int] = {}
     for card in mcp.capabilities:
@@ -241,14 +235,14 @@ def _read_present_states(mcp: BootedBridge, servers: Sequence[str]) -> _States:
 
 
 def _read_states(plan: ServerPlan) -> _States:
-    """Read the states of servers from the ledger.
+    """Read the states from the ledger, without connecting.
 
     Raises:
-        click.exceptions.Exit: A signal ended it.
+        click.exceptions.Exit: A signal interrupted us.
     """
     states = _States({}, {}, {})
 
-    async def read_all(_: CancelToken) -> int:
+    async def read_all(_: CancelToken) -> None:
         from indusagi.interop.protocol_bridge.contract import ITEM_KINDS  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — imports the ledger
@@ -261,11 +255,9 @@ def _read_states(plan: ServerPlan) -> _States:
                 if config is not None and is_of_tools and row.facts.get("identity") == server_identity(config):
                     states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
             states.disabled.update(await read_disabled_tools(store, plan.configs.values(), *ITEM_KINDS))
-        return 0
 
-    code = run_until_signal(read_all) if plan.configs else 0
-    if code:
-        raise click.exceptions.Exit(code)
+    if plan.configs:
+        run_for_result(read_all)
     return states
 
 
@@ -283,7 +275,7 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
         message = next((note.message for note in plan.notes if repr(row.id) in note.owner), message)
     if status is not None and state == "startable":
         phase = str(status.phase)
-        if phase not in {"idle", "connecting"}:  # nothing is listed yet; the ledger knows what it had
+        if phase not in {"idle", "connecting"}:  # not listed yet, so the ledger's count stands
             count = max(0, status.tool_count - sum(one.ref.kind == "tool" for one in disabled))
         if status.fault is not None:
             message = str(status.fault).removeprefix(f"server {row.id!r}: ")
@@ -292,8 +284,8 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
         from indusagi.core.text import format_count  # noqa: PLC0415 — loaded with the ledger
         from induscode.deck.mcp.drift import command_line, describe_causes  # noqa: PLC0415 — loaded with the ledger
 
-        names = ", ".join(tool.ref.name for tool in disabled[:_NAMED])
-        more = f" and {len(disabled) - _NAMED} more" if len(disabled) > _NAMED else ""
+        names = ", ".join(tool.ref.name for tool in disabled[:_MAX_NAMES])
+        more = f" and {len(disabled) - _MAX_NAMES} more" if len(disabled) > _MAX_NAMES else ""
         all_of_them = command_line("indus", "mcp", "approve", disabled[0].ref.server)
         approve = disabled[0].approve_command if len(disabled) == 1 else all_of_them
         noun = "tool" if all(one.ref.kind == "tool" for one in disabled) else "item"
@@ -345,7 +337,7 @@ def _list_switched_off(invocation: Invocation) -> list[JsonObject]:
 def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:
     """Show the server NAME, without starting it.
 
-    References such as ${TOKEN} are shown as written, other values of variables and headers are hidden.
+    Shows references such as ${TOKEN} as written, and hides all other values of variables and headers.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
@@ -377,7 +369,7 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
 
 
 def _format_value(value: JsonValue) -> str:
-    """Format a value in one line; its text cannot forge another line."""
+    """Format a value in one line, so that its text can't forge another line."""
     from indusagi.core.json import compact_json  # noqa: PLC0415 — loaded with the ledger
 
     return value if isinstance(value, str) and value.isprintable() else compact_json(value)

@@ -1,6 +1,6 @@
-"""`indus mcp search` and `indus mcp install`: servers of an MCP registry.
+"""`indus mcp search` and `indus mcp install`: find and add servers from an MCP registry.
 
-Nothing of an entry runs before a person has seen the command, the package, its version and what is verified of it, and
+Nothing from an entry runs until the user has seen the command, the package, its version and our verification of it, and
 has agreed.
 """
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from induscode.cli.output import as_json, ask_consent, digest_option, print_table, write_json
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.mcp.configure import add_server, no_check
 from induscode.launch.options import flags, read_invocation
@@ -20,9 +20,7 @@ from induscode.launch.settings import REGISTRY_URL
 from induscode.servers.listing import scope_option
 
 if TYPE_CHECKING:
-    from indusagi.core.cancel import CancelToken
     from induscode.servers.config.rows import Scope
-    from induscode.servers.registry.package import Installation, RegistryServer
 
 
 @flags("--cwd")
@@ -34,18 +32,12 @@ if TYPE_CHECKING:
 def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_json: bool, **_: object) -> int:
     """Find servers in the registry that have one of WORDS in their names, and all of them in names or descriptions.
 
-    A registry looks for names alone: a word that stands in no name finds nothing by itself.
+    Registries only search names: a word that isn't in any name finds nothing by itself.
     """
     from induscode.servers.registry.package import RegistryClient  # noqa: PLC0415 — imports the HTTP client
 
     url = read_invocation(context).settings.get(REGISTRY_URL)
-    found: list[RegistryServer] = []
-
-    async def ask(_: CancelToken) -> int:
-        found.extend(await RegistryClient(url).search(words, limit))
-        return 0
-
-    code = run_until_signal(ask)
+    found = run_for_result(lambda _: RegistryClient(url).search(words, limit))
     if as_json:
         write_json(
             {
@@ -56,12 +48,12 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
                 ],
             }
         )
-    elif not found and code == 0:
-        print_line(f"No server of {url} matches.")
     elif found:
         rows = [(one.name, one.version, ", ".join(one.kinds), one.description) for one in found]
         print_table(("NAME", "VERSION", "KINDS", "DESCRIPTION"), rows)
-    return code
+    else:
+        print_line(f"No server of {url} matches.")
+    return 0
 
 
 @flags("--cwd")
@@ -94,8 +86,8 @@ def install(
 ) -> int:
     """Add the server NAME of the registry, such as io.github.owner/server, after a question.
 
-    The version is pinned exactly. Values that it needs are taken from variables when it starts. Its tools are pinned
-    when it first lists them, as those of every server.
+    Pins the exact version. The server reads the values it needs from variables when it starts. As with every server,
+    its tools are pinned when it first lists them.
     """
     from induscode.servers.registry.package import RegistryClient, build_installation  # noqa: PLC0415 — loaded on use
 
@@ -106,17 +98,8 @@ def install(
             raise click.UsageError(f"--set {value!r}: write NAME=VALUE", context)
         given[key] = text
     url = read_invocation(context).settings.get(REGISTRY_URL)
-    found: list[tuple[RegistryServer, Installation]] = []
-
-    async def ask(_: CancelToken) -> int:
-        server = await RegistryClient(url).read_server(name, version)
-        found.append((server, build_installation(server, kind, given)))
-        return 0
-
-    code = run_until_signal(ask)
-    if not found:
-        return code
-    server, made = found[0]
+    server = run_for_result(lambda _: RegistryClient(url).read_server(name, version))
+    made = build_installation(server, kind, given)
     own = local or re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-")
     try:
         if not ask_consent(made.describe(server, url, own), f"Add it as {own!r}?", yes=yes, digests=digests):

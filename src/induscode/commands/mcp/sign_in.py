@@ -1,4 +1,4 @@
-"""`indus mcp login`, `logout` and `auth`: signing in to servers, signing out, and what is stored."""
+"""`indus mcp login`, `logout` and `auth`: sign in to servers, sign out, and list sign-ins."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _FAILED = 1
 def login(context: click.Context, name: str, *, way: SignInWay | None, port: int | None, **_: object) -> int:
     """Sign in to the server NAME, in a browser on this machine unless --device or --paste is given.
 
-    The sign-in is stored and refreshed by itself; see it with `indus mcp auth`.
+    indus stores the sign-in and refreshes it automatically; see it with `indus mcp auth`.
     """
     return sign_in_and_check(read_invocation(context), name, way or "browser", port)
 
 
 def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "browser", port: int | None = None) -> int:
-    """Sign in to a server with the person at the terminal, start it once, and return the exit code.
+    """Sign in to a server interactively, start it once, and return the exit code.
 
     Raises:
-        click.UsageError: There is no such server, or it may not be used.
+        click.UsageError: The server doesn't exist, or isn't startable.
     """
     from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
@@ -100,7 +100,7 @@ def logout(context: click.Context, name: str, **_: object) -> int:
 @as_json
 @click.pass_context
 def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
-    """List the sign-ins: who, scopes, expiry, and where each is stored. Nothing is sent, and no token is shown."""
+    """List the sign-ins: account, scopes, expiry and storage. Sends nothing, and never shows a token."""
     plan = load_plan(read_invocation(context))
 
     async def work(_: CancelToken) -> int:
@@ -144,7 +144,7 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
 
 
 def _configure_url(url: str) -> ServerConfig:
-    """Configure a server by its URL alone."""
+    """Build the configuration of a server from just its URL."""
     from indusagi.interop.auth.contract import ServerAuth  # noqa: PLC0415 — for a sign-in without a row
     from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a sign-in without a row
     from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig  # noqa: PLC0415 — as above
@@ -153,15 +153,14 @@ def _configure_url(url: str) -> ServerConfig:
 
 
 def _find_config(invocation: Invocation, name: str) -> ServerConfig:
-    """Return the configuration of a server with the values of its variables.
+    """Return a server's configuration with its variables expanded.
 
     Raises:
-        click.UsageError: There is none, or it may not be used.
+        click.UsageError: The server doesn't exist, or isn't startable.
     """
     plan = load_plan(invocation)
     row = find_row(plan, name)
     state = plan.state_of(row)
     if state != "startable":
-        reason = STATE_REMEDIES[state].format(name)
-        raise click.UsageError(f"Server {name!r}: {reason}", click.get_current_context(silent=True))
+        raise click.UsageError(f"Server {name!r}: {STATE_REMEDIES[state].format(name)}")
     return plan.configs[name]

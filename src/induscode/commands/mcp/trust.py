@@ -1,6 +1,6 @@
-"""`indus mcp trust` and `untrust`, consent to servers; `lock`, `diff` and `approve`, definitions of their tools.
+"""`indus mcp trust` and `untrust` (consent to servers); `lock`, `diff` and `approve` (tool definitions).
 
-Consent covers one server as it is, and is given only by a yes. The last three commands connect to the servers.
+Consent takes an explicit yes and covers one server exactly as it is. The last three commands connect to the servers.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ _APPROVED = "approved as it is now"
 def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, digests: tuple[str, ...], **_: object) -> int:
     """Consent to servers of the project: those named, or all without consent.
 
-    With --mcp FILE: to changed servers of that file, which a running gateway has held back. Exit code 1 if one of them
-    was declined.
+    With --mcp FILE: to changed servers of that file, which a running gateway holds back. Exit code 1 if you decline
+    one.
     """
     invocation = read_invocation(context)
     plan = load_plan(invocation)
@@ -106,7 +106,7 @@ def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
     plan = load_plan(invocation)
     ours = [row for row in plan.rows if row.origin.scope == "project"]
     store = TrustStore()
-    # There may be consent to a server that is in no file any more.
+    # The user may have consented to a server that's no longer in any file.
     files = [own_config_path("project", invocation.cwd), os.path.join(invocation.cwd, ".mcp.json")]
     for name in names or [row.id for row in ours]:
         revoked = [store.revoke(file, name) for file in files]
@@ -119,12 +119,12 @@ def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
     return 0
 
 
-# -- definitions of tools: lock, diff, approve ------------------------------------------------
+# -- lock, diff, approve ----------------------------------------------------------------------
 
 
 @asynccontextmanager
 async def _connected(plan: ServerPlan) -> AsyncGenerator[tuple[BootedBridge, Sequence[BridgeCapability]]]:
-    """Start the servers of a plan once, and read their apps, inside the block."""
+    """Connect to the servers of a plan inside the block, and read their apps."""
     from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
     from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent  # noqa: PLC0415 — imports the bridge
 
@@ -139,7 +139,7 @@ async def _connected(plan: ServerPlan) -> AsyncGenerator[tuple[BootedBridge, Seq
 
 
 def _report_faults(mcp: BootedBridge) -> bool:
-    """Print which servers are missing; return whether there are any."""
+    """Print which servers are missing, and return whether any are."""
     faults = [
         build_fault_note(server, status.fault) for server, status in mcp.status().items() if status.fault is not None
     ]
@@ -156,8 +156,8 @@ def _report_faults(mcp: BootedBridge) -> bool:
 def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> int:
     """Write the definitions of the project's tools to .indusvx/mcp.lock.json, to be committed.
 
-    With --check nothing is written. Exit code 1 if something other than a cosmetic change differs or waits for
-    approval, 3 if a server is missing. Servers of the user's own files are left out.
+    Skips servers from the user's own files. Exit code 1 if there are more than cosmetic differences or something waits
+    for approval, 3 if a server is missing.
     """
     from induscode.deck.mcp.lock import LOCK_NAME  # noqa: PLC0415 — for `lock`
 
@@ -201,7 +201,7 @@ def _check_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability],
     from induscode.deck.mcp.lock import compare_lock, read_lock  # noqa: PLC0415 — for `lock`
 
     present = {item.ref: item.raw for item in items}
-    # A tool with a changed definition: as its server lists it now.
+    # For changed tools, compare the definition the server lists now.
     present |= {drift.ref: drift.after for drift in mcp.enrolment.drifts if drift.after is not None}
     drifts = compare_lock(read_lock(path), present)
     _print_drifts(drifts, as_json=as_json)
@@ -215,7 +215,7 @@ def _check_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability],
 def _print_drifts(
     drifts: Sequence[Drift], *, as_json: bool, approvals: Mapping[str, Consent] = MappingProxyType({})
 ) -> None:
-    """Print changes, and for each server the digest that approves exactly these."""
+    """Print changes, and per server the digest that approves exactly these."""
     if as_json:
         rows: list[JsonObject] = [
             {
@@ -247,10 +247,10 @@ def _print_drifts(
 @as_json
 @click.pass_context
 def diff(context: click.Context, server: str | None, *, as_json: bool, **_: object) -> int:
-    """Show what SERVER, or any server, has changed or added since it was approved.
+    """Show definitions that SERVER, or any server, has changed or added since you approved it.
 
-    Exit code 1 if something is disabled because of that; a cosmetic change disables no tool, and the approved text
-    stays in use. The digest at the end is for `approve --digest`.
+    Exit code 1 if that disables something. A cosmetic change doesn't: the approved text stays in use. Pass the digest
+    at the end to `approve --digest`.
     """
     plan = _load_servers(context, server)
 
@@ -291,10 +291,10 @@ def _load_servers(context: click.Context, server: str | None) -> ServerPlan:
 def approve(
     context: click.Context, server: str, tool: str | None, *, yes: bool, digests: tuple[str, ...], **_: object
 ) -> int:
-    """Show what SERVER has changed or added, and approve it after a yes; or one TOOL of it.
+    """Show the definitions that SERVER has changed or added, or only TOOL, and approve them after a yes.
 
-    The yes counts for exactly what was shown. In a script, `--yes --digest DIGEST` approves what `indus mcp diff` has
-    shown, and `--yes` alone whatever the server says now. Exit code 1 if it was declined, or has changed since.
+    Your yes covers exactly the definitions shown. In a script, `--yes --digest DIGEST` approves those from `indus mcp
+    diff`, and `--yes` alone whatever the server says now. Exit code 1 if you decline, or they have changed since.
     """
     plan = _load_servers(context, server)
 
@@ -318,11 +318,11 @@ def approve(
 async def _approve(
     mcp: BootedBridge, server: str, wanted: Sequence[Drift], *, yes: bool, digests: Sequence[str]
 ) -> int:
-    """Show definitions, and approve exactly these after a yes."""
+    """Show the changes and, after a yes, approve exactly these."""
     from anyio import to_thread  # noqa: PLC0415 — loaded by run_loop
 
     ask = partial(ask_consent, build_approval(server, wanted), "Approve this?", yes=yes, digests=digests)
-    # In a thread: the server goes on while the user reads.
+    # In a thread, so that the servers keep running while the user reads.
     if not await to_thread.run_sync(ask, abandon_on_cancel=True):
         print_line("Nothing was approved.")
         return _DECLINED
