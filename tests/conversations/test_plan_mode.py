@@ -98,7 +98,7 @@ def test_unapproved_plan_is_stored_and_plan_mode_stays_on(
         approval="ask",
         allow=("write",),
     )
-    assert "This run cannot ask a person to approve the plan: plan mode stays on" in presented
+    assert "This run cannot ask the user to approve the plan: plan mode stays on" in presented
     assert "plan mode: only what looks is allowed" in refused
     assert plans() == [PLAN]
     assert not list(tmp_path.rglob("note.txt"))

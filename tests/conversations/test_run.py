@@ -568,7 +568,7 @@ def test_headless_run_executes_only_what_a_rule_allows(ran: Ran) -> None:
     done = ran(*script, approval="ask", allow=("srv__echo",))
     assert [one["name"] for one in done["denied"]] == ["bash"]
     assert not (ran.setup.cwd / "made").exists()
-    assert "This run cannot ask a person" in to_text(ran.server.requests[0])
+    assert "This run cannot ask the user" in to_text(ran.server.requests[0])
     assert "Allowed: srv__echo." in to_text(ran.server.requests[0])
 
 
@@ -589,7 +589,7 @@ class Refusing:
         self.descriptor: ToolDescriptor = describe(inner)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        return ToolResult.error(f"{self.name} was not run: this run cannot ask a person", code="denied")
+        return ToolResult.error(f"{self.name} was not run: this run cannot ask the user", code="denied")
 
 
 def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply) -> int:
@@ -611,7 +611,7 @@ def test_denied_call_is_listed_and_the_run_continues(
     said = capfd.readouterr()
     (denied,) = json.loads(said.out)["denied"]
     assert denied["name"] == "bash"
-    assert "this run cannot ask a person" in denied["reason"]
+    assert "this run cannot ask the user" in denied["reason"]
     assert "No commands are allowed here." in to_text(ran.server.requests[0])
 
 
@@ -622,7 +622,7 @@ def test_sub_session_has_the_permissions_of_its_parent(
     assert guarded(ran, monkeypatch, *script) == 0
     (denied,) = json.loads(capfd.readouterr().out)["denied"]
     assert denied["name"] == "bash"
-    assert "this run cannot ask a person" in to_text(ran.server.requests[2])
+    assert "this run cannot ask the user" in to_text(ran.server.requests[2])
 
 
 # -- ends ------------------------------------------------------------------------------------------
