@@ -240,8 +240,8 @@ def test_full_context_window_is_reported(ran: Ran) -> None:
 @pytest.mark.parametrize(
     ("api", "finish", "said"),
     [
-        ("openai", "length", "limit of words"),
-        ("anthropic", "max_tokens", "limit of words"),
+        ("openai", "length", "token limit"),
+        ("anthropic", "max_tokens", "token limit"),
         ("openai", "content_filter", "filter"),
         ("openai", None, "may be cut off"),
     ],
@@ -280,7 +280,7 @@ def test_without_a_model_one_line_names_three_remedies(
         ({"mcp": ("/no/such/file",)}, "no such file"),
         ({"tools": ("raed",)}, "did you mean 'read'"),
         ({"continue_last": True}, "no conversation"),
-        ({"base_url": "localhost"}, "no address of a server"),
+        ({"base_url": "localhost"}, "is not a server address"),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(ran: Ran, flags: dict[str, Any], said: str) -> None:
@@ -543,7 +543,7 @@ def test_task_with_a_damaged_history_is_reported(ran: Ran) -> None:
     task.close()
     asked = calls("task", objective="go on", resume=identity)
     ran(asked, says("hm"), resume=done["session_id"])
-    assert "what was kept of it cannot be read" in to_text(ran.server.requests[-1])
+    assert "its stored messages cannot be read" in to_text(ran.server.requests[-1])
 
 
 @pytest.mark.anyio

@@ -120,7 +120,7 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
     if base_url is not None:
         served = await _probe_server(base_url)
         if served is None:
-            raise NoModelError(f"{base_url} does not tell which models it has: name one with --model")
+            raise NoModelError(f"{base_url} does not list its models: name one with --model")
         choice = ModelChoice("compatible", served.name, base_url, context_window=served.context_window)
         return _add_key(choice, environ)
     if environ.get("ANTHROPIC_API_KEY"):
@@ -140,7 +140,7 @@ def _check_address(address: str) -> None:
     except ValueError:
         is_valid = False
     if not is_valid or not address.isprintable() or " " in address:
-        raise InvalidAddressError(f"{address!r} is no address of a server: write it as http://127.0.0.1:8080/v1")
+        raise InvalidAddressError(f"{address!r} is not a server address: write it as http://127.0.0.1:8080/v1")
 
 
 def _parse_model(model: str, base_url: str | None, *, from_flag: bool, environ: Mapping[str, str]) -> ModelChoice:
@@ -178,7 +178,7 @@ def _add_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
     variable = f"{prefix}_API_KEY" if is_usual else OWN_KEY
     key = environ.get(variable, "").strip() or None
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise NoModelError(f"{variable} holds characters that no key has: copy it again")
+        raise NoModelError(f"{variable} has characters that no key has: copy it again")
     if key is None and choice.base_url is None:
         raise NoModelError(f"{choice.label} needs a key: set {prefix}_API_KEY")
     return replace(choice, api_key=key)

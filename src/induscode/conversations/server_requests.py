@@ -151,7 +151,7 @@ class ServerRequests:
         url = params.get("url")
         host = _find_host(url) if isinstance(url, str) else None
         if host is None:
-            raise RpcError(INVALID_PARAMS, "the address to open is no http or https address")
+            raise RpcError(INVALID_PARAMS, "the address to open is not an http or https address")
         lines = [*_quote(params.get("message")), f"address: {escape_unprintable(str(url))}", f"domain: {host}"]
         if not str(url).casefold().startswith("https:"):
             lines.append("the connection to it is not encrypted")
@@ -443,7 +443,7 @@ def parse_form(schema: JsonValue) -> list[FormField]:
 def _parse_field(name: str, schema: JsonValue, required: bool) -> FormField:
     kind = schema.get("type") if is_json_object(schema) else None
     if not is_json_object(schema) or kind not in {*_KINDS, "array"}:
-        raise InvalidFormError(f"field {name!r} of the form has a type that a form cannot have: {kind!r}")
+        raise InvalidFormError(f"field {name!r} of the form has a type that forms do not allow: {kind!r}")
     options: tuple[tuple[str, str], ...] = ()
     if kind == "boolean":
         options = (("true", "yes"), ("false", "no"))

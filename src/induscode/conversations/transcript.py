@@ -251,7 +251,7 @@ def open_transcript(
     elif last:
         name = find_last_conversation(cwd, root)
         if name is None:
-            raise ConversationError(f"there is no conversation in {cwd} to go on with")
+            raise ConversationError(f"there is no conversation in {cwd} to continue")
     if name is None:
         make_private_dir(root)
         remove_old_conversations(root)

@@ -200,7 +200,7 @@ class Permissions:
                 result = await self._ask(self._approver, card, facts, ctx)
             if result is not None:
                 return result
-        reason = f"{card.name} was not run: where its paths lead changes all the time"
+        reason = f"{card.name} was not run: its paths keep changing"
         return CheckResult(allowed=False, reason=reason)
 
     async def run(

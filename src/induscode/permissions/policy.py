@@ -104,13 +104,13 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         f"rule {rule.reason}" for rule, match in objections if rule.effect is Effect.DENY and match is PatternMatch.YES
     ]
     denials += [
-        f"{path.resolved} is part of the system itself: no tool is let in there"
+        f"{path.resolved} is part of the system itself, which is off limits to tools"
         for path in facts.paths
         if path.refusal == "special"
     ]
     if facts.script is not None and not facts.script.whole:
         denials += [
-            f"it is too long to be compared with rule {rule.reason}"
+            f"it is too long to check against rule {rule.reason}"
             for rule, _ in objections
             if rule.effect is Effect.DENY
         ]
@@ -120,7 +120,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         facts.kind is CallKind.FILE and all(not path.writing or _is_plan_path(path, context) for path in facts.paths)
     )
     if context.plan and not fits_plan_mode:
-        reason = "plan mode: only what looks is allowed until a plan is approved"
+        reason = "plan mode: only read-only calls are allowed until a plan is approved"
         return Decision(effect=Effect.DENY, reasons=(reason,))
     firm = [
         f"rule {rule.reason}" + ("" if match is PatternMatch.YES else " may be meant")
@@ -266,7 +266,7 @@ def _list_doubts(facts: CallFacts, script: Script, context: PolicyContext) -> li
     """List the reasons why no rule can allow a command."""
     doubts = [*script.flaws]
     if not script.commands:
-        doubts.append("it holds no command that a rule could name")
+        doubts.append("it has no command that a rule could name")
     if not is_sandboxed(facts) and not context.unsandboxed:
         detail = facts.sandbox.detail if facts.sandbox is not None else "the shell does not report one"
         doubts.append(f"there is no sandbox for commands here ({detail})")
@@ -277,7 +277,7 @@ def _list_undecided(script: Script, objections: Sequence[tuple[Rule, PatternMatc
     """List the deny rules that could apply to a command, and the causes of the doubt."""
     causes = [*script.opaque]
     if any(redirect.target.text is None for redirect in script.redirects):
-        causes.append("only the shell knows which file it is connected to")
+        causes.append("only the shell knows which file it redirects to or from")
     suffix = f": {'; '.join(causes)}" if causes else ""
     return [
         f"rule {rule.reason} could apply{suffix}"

@@ -111,7 +111,7 @@ def parse_rule(text: str, effect: Effect, origin: RuleOrigin = RuleOrigin.USER, 
     owner = f"rule {text!r}" + (f" in {file}" if file else "")
     match = _RULE.fullmatch(text.strip()) if len(text) <= _MAX_RULE_CHARS else None
     if match is None:
-        return Note(owner, "is no rule", "write tool or tool(specifier), as in bash(git status *)")
+        return Note(owner, "is not a rule", "write tool or tool(specifier), as in bash(git status *)")
     tool, specifier, principal = match.groups()
     problem = None if specifier is None else _find_mistake(tool, specifier)
     if problem is not None:
@@ -124,17 +124,17 @@ def _find_mistake(tool: str, specifier: str) -> tuple[str, str] | None:
     if not specifier.strip():
         return "has nothing in its brackets", f"write {tool} alone to mean every call"
     if any(not char.isprintable() for char in specifier):
-        return "holds characters that cannot be seen", "type it again"
+        return "has invisible characters", "type it again"
     if specifier.replace("**", "*").count("*") > _MAX_STARS:
         return "has too many stars", f"use {_MAX_STARS} at most"
     if tool in _COMMAND_TOOLS and re.search(r"[;&|<>`$\\]", specifier):
         return "is about one command only", "write a rule for each: bash(git status *)"
     if tool in _COMMAND_TOOLS and "*" in split_command_pattern(specifier)[0][:1]:
-        return "names no command", "begin with its name, or write bash(*)"
+        return "does not name a command", "start with its name, or write bash(*)"
     if tool == "webfetch" and not re.fullmatch(r"domain:[A-Za-z0-9.*-]+", specifier):
         return "is not about a domain", "write webfetch(domain:example.org)"
     if tool == ACTION_TOOL and parse_action_pattern(specifier) is None:
-        return "is about no action", f"write {ACTION_TOOL}(GET domain:example.org) or {ACTION_TOOL}(slug:NAME_*)"
+        return "does not name an action", f"write {ACTION_TOOL}(GET domain:example.org) or {ACTION_TOOL}(slug:NAME_*)"
     if tool == "websearch":
         return "has brackets", "write websearch alone"
     return None
@@ -160,7 +160,7 @@ def parse_rules(
 def parse_settings(settings: JsonValue, file: str, origin: RuleOrigin) -> tuple[list[Rule], list[Note]]:
     """Parse `{"allow": […], "ask": […], "deny": […]}`, ignoring the `allow` rules of a project."""
     if not is_json_object(settings):
-        note = Note(file, "its rules are no object", "write allow, ask and deny in it")
+        note = Note(file, "its rules are not an object", "write allow, ask and deny in it")
         return [ask_about_everything(origin, file)], [note]
     rules: list[Rule] = []
     notes: list[Note] = []
@@ -185,5 +185,5 @@ def parse_settings(settings: JsonValue, file: str, origin: RuleOrigin) -> tuple[
         rules += parsed
         notes += problems
     unknown = sorted(set(settings) - set(Effect))
-    notes += [Note(file, f"{name!r} is not known among its rules") for name in unknown]
+    notes += [Note(file, f"its rules have an unknown key {name!r}") for name in unknown]
     return rules, notes

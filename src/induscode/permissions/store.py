@@ -64,7 +64,7 @@ def load_startup_rules(store: RuleStore, cwd: str) -> tuple[Sequence[Rule], Sequ
     except (FileNotFoundError, NotADirectoryError):
         return rules, notes
     except (OSError, ValueError, RecursionError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "it is no JSON"
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not JSON"
         note = Note(path, f"its rules cannot be read: {reason}", "until it's fixed, every call needs your permission")
         return (*rules, ask_about_everything(RuleOrigin.PROJECT, path)), (*notes, note)
     project_rules, problems = parse_settings(settings, path, RuleOrigin.PROJECT)
@@ -173,7 +173,7 @@ def parse_rule_row(row: JsonObject, path: str) -> Rule | Note:
     """Parse a row of the file `path`, or return a note about its mistake."""
     text, effect = row.get("rule"), row.get("effect")
     if not isinstance(text, str) or effect not in set(Effect):
-        return Note(path, f"a row of it is no rule: {json.dumps(row)[:200]}", "remove the row")
+        return Note(path, f"a row is not a rule: {json.dumps(row)[:200]}", "remove the row")
     rule = parse_rule(text, Effect(str(effect)), RuleOrigin.USER, path)
     if isinstance(rule, Note):
         return rule

@@ -202,7 +202,7 @@ class SubSessions:
         directory = self._name_log(name, _find_principal())
         if request.resume is not None and not (is_ulid(name) and await to_thread.run_sync(os.path.isdir, directory)):
             raise ConversationError(
-                f"There is no task {name!r} to go on with: call task again without resume to start one."
+                f"There is no task {name!r} to resume: call task again without resume to start one."
             )
 
         def open_log() -> tuple[AgentDefinition, Transcript]:

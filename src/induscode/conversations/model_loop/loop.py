@@ -167,7 +167,7 @@ class DeckToolset(ToolBoxToolset):
         if self._text_only:
             return "\n".join((content.text, *map(describe_file, files)))
         # Tool results in the Chat Completions API are text, so files follow in a separate message.
-        return ToolReturn(content.text, content=[f"What {name} gave beside its text:", *files])
+        return ToolReturn(content.text, content=[f"Files returned by {name}:", *files])
 
     async def report_unknown_tool(self, event: FunctionToolResultEvent) -> None:
         """Report a call of an unknown tool, which the library answered itself."""
@@ -259,11 +259,11 @@ class ModelLoop:
         try:
             result = await self._retry_without_images(prompt, state)
         except failures.RunTimedOut:
-            result = RunResult(reason="time", message="the time it was given is over")
+            result = RunResult(reason="time", message="the time limit was reached")
         except failures.RunCancelled:
             result = RunResult(reason="cancelled", message=f"stopped by {plan.cancel.reason}")
         except RepeatedCallError as exc:
-            message = f"{exc} was called again and again with the same outcome"
+            message = f"{exc} was called repeatedly with the same result"
             result = RunResult(reason="repeat", message=message)
         except failures.UserError as exc:
             result = RunResult(reason="error", message=str(exc))
@@ -311,7 +311,7 @@ class ModelLoop:
             # An interrupted run leaves calls without a result; add one to each.
             history = repair_messages(ModelMessagesTypeAdapter.validate_python([*state.plan.history]))
         except ValueError as exc:
-            raise ConversationError(f"what was kept of it cannot be read: {exc}") from exc
+            raise ConversationError(f"its stored messages cannot be read: {exc}") from exc
         if self._text_only:  # the model would reject images of earlier turns again
             history = [replace_images(message) for message in history]
         try:
@@ -402,8 +402,8 @@ def _find_truncation(messages: Sequence[ModelMessage]) -> str:
         return ""
     # The library can't tell a broken stream from a finished one; only the provider's own reason can.
     if last.provider_name is not None and "finish_reason" not in (last.provider_details or {}):
-        return "the answer may be cut off: its end was not told"
+        return "the answer may be cut off: the provider sent no finish reason"
     return {
-        "length": "the answer is cut off: the model has reached its limit of words",
+        "length": "the answer is cut off: the model reached its token limit",
         "content_filter": "the answer is cut off by a filter of the model's provider",
     }.get(last.finish_reason or "", "")

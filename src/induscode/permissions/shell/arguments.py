@@ -202,7 +202,7 @@ class _ArgumentReader:
                 named = frozenset(position - index for position in self.named if position >= index)
                 return _ArgumentReader(shown, module, self.words[index:], named).check()
             if problem is None and index not in self.named:
-                return Problem(f"{shown} may be given text as code", acts=True)
+                return Problem(f"{shown} may run text as code", acts=True)
             return problem
         problem = self._read_words()
         if problem is not None:
@@ -238,7 +238,7 @@ class _ArgumentReader:
                 return Problem(f"only the shell knows what {word.shown} is to {self.name}")
             for text in texts or ():
                 if not re.fullmatch(self.program.operand, text, re.DOTALL):
-                    return Problem(f"{self.name} is given {text}, which may do more than it says")
+                    return Problem(f"{self.name} {text} may do more than it seems to")
         return None
 
     def _read_words(self) -> Problem | None:
@@ -379,7 +379,7 @@ class _ArgumentReader:
             self.scripts.append(word)
         texts = _get_texts(word)
         if word.glob or (texts is None and not word.single):
-            return Problem(f"only the shell knows what it makes of {word.shown} behind {option}")
+            return Problem(f"only the shell knows the value {word.shown} of {option}")
         # A value with an unknown suffix may be `host:archive` or `@file`.
         is_archive = self.program.check == "tar" and option in {"-f", "--file"}
         is_data = self.name == "curl" and option in _CURL_DATA
@@ -394,7 +394,7 @@ class _ArgumentReader:
 
     def _check_value(self, option: str, text: str, *, is_joined: bool = False) -> Problem | None:
         if not is_joined and text.startswith("-") and len(text) > 1 and not text[1:2].isdigit():
-            return Problem(f"{text} behind {self.name} {option} may be an option")
+            return Problem(f"{text} after {self.name} {option} may be an option")
         pattern = self.program.value_patterns.get(option)
         if pattern is not None and not re.fullmatch(pattern, text, re.DOTALL):
             return Problem(f"{self.name} {option} {text} can run or write more", acts=True)
@@ -435,7 +435,7 @@ def _check_script(reader: _ArgumentReader) -> Problem | None:
     name, words = reader.name, reader.words
     if not reader.operands:
         asked = {word.text for word in words[1:]} & {"--version", "-V", "-v", "--test"}
-        return None if asked else Problem(f"{name} runs what it is fed", acts=True)
+        return None if asked else Problem(f"{name} runs its standard input", acts=True)
     script = reader.operands[0]
     for text in _get_texts(script) or [""]:
         debugs = name.startswith("node") and text == "inspect"
@@ -447,20 +447,20 @@ def _check_script(reader: _ArgumentReader) -> Problem | None:
 def _check_sed(reader: _ArgumentReader) -> Problem | None:
     scripts = reader.scripts or reader.operands[:1]
     if not scripts:
-        return Problem("sed is given no program that can be read")
+        return Problem("sed has no readable program")
     for word in scripts:
         text = "" if word.text is None or word.glob else word.text
         index = 0
         while text[index:].strip("; \t\n") and (match := _SED_COMMAND.match(text, index)) is not None:
             index = match.end()
         if index == 0 or text[index:].strip("; \t\n"):
-            return Problem("sed is given a program that may write or run something", acts=True)
+            return Problem("sed has a program that may write or run something", acts=True)
     return None
 
 
 def _check_awk(reader: _ArgumentReader) -> Problem | None:
     if not reader.operands:
-        return Problem(f"{reader.name} is given no program that can be read")
+        return Problem(f"{reader.name} has no readable program")
     program, *others = reader.operands
     unknown = any(word.text is None for word in reader.operands)
     writes = any(_AWK_ACTS.search(word.shown) for word in others)
@@ -468,14 +468,14 @@ def _check_awk(reader: _ArgumentReader) -> Problem | None:
     # https://pubs.opengroup.org/onlinepubs/9799919799/utilities/awk.html.
     pattern, _, statements = program.shown.partition("{")
     if unknown or writes or _AWK_RUNS.search(pattern) or _AWK_ACTS.search(statements):
-        return Problem(f"{reader.name} is given a program that may write or run", acts=True)
+        return Problem(f"{reader.name} has a program that may write or run something", acts=True)
     return None
 
 
 def _check_printf(reader: _ArgumentReader) -> Problem | None:
     for word in reader.operands[:1]:
         if word.text is None or word.glob or _PRINTS_VARIABLE.search(word.text):
-            return Problem("printf is given a format that may set a variable", acts=True)
+            return Problem("printf has a format that may set a variable", acts=True)
     return None
 
 
@@ -532,7 +532,7 @@ _CHECKS: dict[Check, Callable[[_ArgumentReader], Problem | None]] = {
     "printf": _check_printf,
     "script": _check_script,
     "sed": _check_sed,
-    "tar": lambda reader: None if reader.words[1:] else Problem("tar is given nothing to do"),
+    "tar": lambda reader: None if reader.words[1:] else Problem("tar has nothing to do"),
     "test": _check_test,
 }
 

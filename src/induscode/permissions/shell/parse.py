@@ -191,11 +191,11 @@ class _CommandReader:
         strange = {char for char in text if is_strange(char)}
         if strange:
             listed = ", ".join(f"U+{ord(char):04X}" for char in sorted(strange))
-            self._add_opaque_flaw(f"it holds characters that cannot be told apart or seen: {listed}")
+            self._add_opaque_flaw(f"it has invisible or ambiguous characters: {listed}")
         if expand_braces(text) is None:
-            self._add_opaque_flaw("its braces stand for too many words")
+            self._add_opaque_flaw("its braces expand to too many words")
         if re.search(r"[^\s\\]\\\n", text):
-            self.flaws.append("a line goes on in the middle of a word")
+            self.flaws.append("a line break splits a word")
 
     def _add_opaque_flaw(self, flaw: str) -> None:
         """Add a flaw behind which a denied command may hide."""
@@ -211,12 +211,12 @@ class _CommandReader:
         data = text.encode("utf-8", "replace")
         root = parse_tree(data)
         if root.has_error:
-            self._add_opaque_flaw("its syntax is not understood")
+            self._add_opaque_flaw("its syntax can't be parsed")
             self._suspect_words(text)
         nodes = self._replace_brackets(list(iter_nodes(root)))
         self._collect_variables(nodes)
         if not is_covered(root, data):
-            self._add_opaque_flaw("a part of it was passed over")
+            self._add_opaque_flaw("the parser skipped part of it")
         readers: dict[str, Callable[[Node], None]] = {
             "command": self._read_command,
             "file_redirect": self._read_redirect,
@@ -286,18 +286,18 @@ class _CommandReader:
             kind = "here-document" if node.type.startswith("heredoc") else node.type
             self.flaws.append(f"it has parts that only the user can allow ({kind.replace('_', ' ')})")
         if node.type in _ONE_LINE and spans_lines(node):
-            self.flaws.append("a command goes over the end of a line")
+            self.flaws.append("a command continues on the next line")
         if node.type == "word" and _BROKEN_WORD.search(node.text or b""):
-            self.flaws.append("a word goes over the end of a line")
+            self.flaws.append("a word continues on the next line")
             self._suspect_words(get_source(node))
         if node.type == "comment" and data[: node.start_byte].rstrip(b" \t")[-1:] not in {b"", b"\n"}:
-            self.flaws.append("a comment stands behind something")
+            self.flaws.append("a comment follows a command")
         if node.type == "variable_assignment" and (node.parent is None or node.parent.type != "command"):
             self._check_assignment(node, _OWN_VARIABLES)
         if node.type == "for_statement" and not _OWN_VARIABLES.fullmatch(get_source(node.named_children[0])):
             self._check_environment(get_source(node.named_children[0]))
         if node.type == "expansion" and not is_plain_expansion(node):
-            self.flaws.append(f"an expansion that may do more than give a value: {get_source(node)}")
+            self.flaws.append(f"an expansion may do more than return a value: {get_source(node)}")
 
     # -- nodes of the tree ----------------------------------------------------------------------
 
@@ -311,9 +311,9 @@ class _CommandReader:
     def _read_command(self, node: Node) -> None:
         words = self._read_words(node)
         if any(not child.is_named for child in node.children):
-            self.flaws.append("a sign stands alone among the words of a command")
+            self.flaws.append("a command has a stray symbol among its words")
         if any(left.end_byte == right.start_byte for left, right in pairwise(node.children)):
-            self.flaws.append("two words stand without a space between them")
+            self.flaws.append("two words have no space between them")
             self._suspect_words(get_source(node))
         name = node.child_by_field_name("name")
         for child in find_redirects(node):
@@ -322,7 +322,7 @@ class _CommandReader:
         if name is None or not words:
             return
         if not _PLAIN_NAME.fullmatch(name.text or b"") or get_source(name) in _RESERVED:
-            self.flaws.append(f"the name of a command is not plain: {get_source(name)}")
+            self.flaws.append(f"a command's name isn't plain: {get_source(name)}")
             self._suspect_arguments(words[1:])
         for child in node.named_children:
             if child.type == "variable_assignment":
@@ -360,7 +360,7 @@ class _CommandReader:
     def _read_substitution(self, node: Node) -> None:
         text = get_source(node)
         if text.startswith("`") and "\\" in text:
-            self.flaws.append("backticks that hold a backslash")
+            self.flaws.append("backticks contain a backslash")
             self.texts.append(re.sub(r"\\([`\\$])", r"\1", text[1:-1]))
             self.fed = True
 
@@ -371,7 +371,7 @@ class _CommandReader:
             return
         if words[1:]:
             # Words after a redirection belong to the command.
-            self.flaws.append("arguments stand behind a redirection")
+            self.flaws.append("arguments follow a redirection")
             extra = [read_word(word, self.variables) for word in words[1:]]
             body = node.parent.child_by_field_name("body") if node.parent is not None else None
             inside = [child for child in iter_nodes(body) if child.type == "command"] if body else []
@@ -411,7 +411,7 @@ class _CommandReader:
             self._append_command(self.suspects, words)
             inner = unwrap_command(words)
             if inner is None:
-                self.flaws.append(f"what {words[0].shown} starts cannot be told for sure")
+                self.flaws.append(f"it isn't certain which command {words[0].shown} starts")
                 self._append_command(self.commands, words)
                 self._suspect_arguments(words[1:])
                 return
@@ -473,12 +473,12 @@ class _CommandReader:
             if code is None and len(words) > 1 and words[1].text == "--version":
                 return
             if code is None or code.text is None:
-                self.opaque.append(f"{name} runs commands that do not stand here")
+                self.opaque.append(f"{name} runs commands that aren't in the text")
             return
         if name in {".", "source", "run-parts"} or (
             name in {"eval", "trap"} and any(word.text is None for word in words[1:])
         ):
-            self.opaque.append(f"{name} runs commands that do not stand here")
+            self.opaque.append(f"{name} runs commands that aren't in the text")
             return
         program = find_program(name)
         if program is None or problem is None or not problem.acts:
@@ -535,7 +535,7 @@ class _CommandReader:
         """Read a nested text and adopt its possible commands."""
         self.spent[0] += len(text)
         if self.depth >= _MAX_DEPTH or self.spent[0] > _MAX_TOTAL_CHARS:
-            self.flaws.append("there is text within text, too deep or too much to be followed")
+            self.flaws.append("it has nested text that is too deep or too long to follow")
             self.whole = False
             return None
         inner = _CommandReader(variables=self.variables, depth=self.depth + 1, spent=self.spent)
@@ -555,12 +555,12 @@ class _CommandReader:
                 self._consider_text(text)
         moved = any(base_name(command.words[0].shown) in MOVERS for command in self.commands)
         if moved and any(not redirect.target.shown.startswith(("/", "~")) for redirect in self.redirects):
-            self.flaws.append("it writes or reads a file after it has changed the directory")
+            self.flaws.append("it writes or reads a file after changing the directory")
         programs = [command.words[0].shown for command in self.commands]
         if moved and any("/" in program and not program.startswith("/") for program in programs):
-            self.flaws.append("it runs a file by a relative path after it has changed the directory")
+            self.flaws.append("it runs a file by a relative path after changing the directory")
         if any(redirect.target.text is None for redirect in self.redirects):
-            self.flaws.append("only the shell knows which file it is connected to")
+            self.flaws.append("only the shell knows which file it redirects to or from")
         written = {posixpath.normpath(redirect.target.shown) for redirect in self.redirects if redirect.writes}
         if written & set(map(posixpath.normpath, programs)):
-            self.opaque.append("it runs a file that it has written")
+            self.opaque.append("it runs a file that it wrote")
