@@ -69,7 +69,7 @@ def test_a_denied_tool_stays_denied_in_a_session(
         setup = SessionSetup(tmp_path, server)
         assert setup.run_in_process(monkeypatch, settings=CODE, approval="ask") == ExitCode.OK
         answer = server.requests[-1]["messages"][-1]["content"]
-        assert "bash was not run: this run cannot ask a person" in answer
+        assert "bash was not run: this run cannot ask the user" in answer
         assert "[.: empty]" in answer
         assert "run_code" in {tool["function"]["name"] for tool in server.requests[0]["tools"]}
     with model_server(says("Yes.")) as server:

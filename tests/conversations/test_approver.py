@@ -213,11 +213,11 @@ async def test_refused_plan_keeps_plan_mode_on_and_the_model_reads_the_comment(
     comment = reply.partition(" ")[2] if isinstance(reply, str) else ""
     assert (f"The user says: {comment}" in said) == bool(comment)
     assert planning.mode.active
-    assert "plan mode: only what looks is allowed" in await planning.write()
+    assert "plan mode: only read-only calls are allowed" in await planning.write()
 
 
 async def test_system_prompt_says_that_a_person_is_asked(tmp_path: Path) -> None:
-    assert "A person is asked" in Planning(tmp_path, scripted()).setup.posture
-    assert "A person is asked" in Planning(tmp_path, scripted(), "auto-edit").setup.posture
+    assert "The user is asked" in Planning(tmp_path, scripted()).setup.posture
+    assert "The user is asked" in Planning(tmp_path, scripted(), "auto-edit").setup.posture
     unasked = load_permissions(Invocation(cwd=str(tmp_path)))
-    assert "cannot ask a person" in unasked.posture
+    assert "cannot ask the user" in unasked.posture

@@ -59,7 +59,7 @@ def test_yes_runs_the_call_once(server: ModelServer, tmp_path: Path) -> None:
     assert "done" in rest
     assert (setup.cwd / "a.txt").read_text(encoding="utf-8") == "one"
     assert "the user said no: once is enough" in last_answer(server)
-    assert "A person is asked" in to_text(server.requests[0])
+    assert "The user is asked" in to_text(server.requests[0])
     assert not os.path.exists(rules_path())
 
 
@@ -99,7 +99,7 @@ def test_run_with_json_output_never_asks(output_format: str, server: ModelServer
         code, shown = terminal.wait()
     assert code == 0
     assert ASKED not in shown
-    assert "this run cannot ask a person. To allow it, start with --allow 'write(a.txt)'" in last_answer(server)
+    assert "this run cannot ask the user. To allow it, start with --allow 'write(a.txt)'" in last_answer(server)
 
 
 def test_ctrl_c_at_a_question_ends_the_run_with_a_sane_terminal_and_no_process(

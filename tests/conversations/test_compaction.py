@@ -115,7 +115,7 @@ def test_the_summary_replaces_the_older_turns_and_the_last_two_stay(transcript: 
     assert kept == rows[4:]
     assert "in short" in str(summary)
     assert (report.messages, report.tool_results, report.kept) == (4, 1, 4)
-    assert "PERSON: one" in asked[0]
+    assert "USER: one" in asked[0]
     assert "RESULT of read: content" in asked[0]
     assert "keep the names" in asked[0]
     assert "three" not in asked[0]
@@ -190,7 +190,7 @@ def test_a_last_turn_that_is_too_large_is_cut_before_an_answer() -> None:
 def test_long_results_are_cut_before_the_beginning_is_left_out() -> None:
     rows = [prompt("first words"), call("1"), returns("1", text="y" * 50_000)]
     text = format_conversation(rows, 2_000)
-    assert text.startswith("PERSON: first words")
+    assert text.startswith("USER: first words")
     assert "more characters]" in text
     many = [prompt(f"{number} {'z' * 400}") for number in range(100)]
     text = format_conversation(many, 1_000)

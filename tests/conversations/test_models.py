@@ -92,7 +92,7 @@ async def test_error_without_a_model_names_the_remedy(
     ],
 )
 async def test_invalid_address_is_refused_before_any_request(address: str) -> None:
-    with pytest.raises(InvalidAddressError, match="no address of a server"):
+    with pytest.raises(InvalidAddressError, match="is not a server address"):
         await choose_model(asked("x", address), {})
     with pytest.raises(InvalidAddressError):
         await choose_model(asked("anthropic:x"), {A: "a", "ANTHROPIC_BASE_URL": address})

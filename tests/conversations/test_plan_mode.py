@@ -73,8 +73,8 @@ def test_plan_mode_denies_changes_with_approval_all(
     )
     assert "Plan mode is on" in entered
     assert '"applied":true' in entered.replace(" ", "")
-    assert "plan mode: only what looks is allowed" in refused
-    assert "plan mode: only what looks is allowed" in command
+    assert "plan mode: only read-only calls are allowed" in refused
+    assert "plan mode: only read-only calls are allowed" in command
     assert "note.txt" not in listed
     assert "The plan is approved and plan mode is off" in approved
     assert "plan mode" not in written
@@ -98,8 +98,8 @@ def test_unapproved_plan_is_stored_and_plan_mode_stays_on(
         approval="ask",
         allow=("write",),
     )
-    assert "This run cannot ask a person to approve the plan: plan mode stays on" in presented
-    assert "plan mode: only what looks is allowed" in refused
+    assert "This run cannot ask the user to approve the plan: plan mode stays on" in presented
+    assert "plan mode: only read-only calls are allowed" in refused
     assert plans() == [PLAN]
     assert not list(tmp_path.rglob("note.txt"))
 

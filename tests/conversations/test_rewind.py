@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from indusagi.capabilities.local import make_local_context
-from induscode.conversations.rewind import list_rewind_points, preview_rewind, rewind, rewind_conversation, rewind_files
+from induscode.conversations.rewind import list_rewind_points, preview_rewind, rewind, rewind_conversation
 from induscode.conversations.transcript import ConversationReadState, Transcript
 from induscode.deck.stores import FileCheckpoints
 
@@ -135,7 +135,7 @@ async def test_only_the_files_return(talk: Talk) -> None:
     await anyio.to_thread.run_sync(lambda: talk.turn("one", a="1"))
     await anyio.to_thread.run_sync(lambda: talk.turn("two", a="2"))
     point = await anyio.to_thread.run_sync(point_of, talk, 2)
-    result = await rewind_files(point, talk.transcript, talk.checkpoints, talk.fs)
+    result = await rewind(point, "files", talk.transcript, talk.checkpoints, talk.fs)
     assert (talk.work / "a").read_text(encoding="utf-8") == "1"
     assert result.messages == 0
     assert talk.prompts() == ["one", "two"]

@@ -240,8 +240,8 @@ def test_full_context_window_is_reported(ran: Ran) -> None:
 @pytest.mark.parametrize(
     ("api", "finish", "said"),
     [
-        ("openai", "length", "limit of words"),
-        ("anthropic", "max_tokens", "limit of words"),
+        ("openai", "length", "token limit"),
+        ("anthropic", "max_tokens", "token limit"),
         ("openai", "content_filter", "filter"),
         ("openai", None, "may be cut off"),
     ],
@@ -280,7 +280,7 @@ def test_without_a_model_one_line_names_three_remedies(
         ({"mcp": ("/no/such/file",)}, "no such file"),
         ({"tools": ("raed",)}, "did you mean 'read'"),
         ({"continue_last": True}, "no conversation"),
-        ({"base_url": "localhost"}, "no address of a server"),
+        ({"base_url": "localhost"}, "is not a server address"),
     ],
 )
 def test_invalid_input_is_one_line_and_exit_code_2(ran: Ran, flags: dict[str, Any], said: str) -> None:
@@ -543,7 +543,7 @@ def test_task_with_a_damaged_history_is_reported(ran: Ran) -> None:
     task.close()
     asked = calls("task", objective="go on", resume=identity)
     ran(asked, says("hm"), resume=done["session_id"])
-    assert "what was kept of it cannot be read" in to_text(ran.server.requests[-1])
+    assert "its stored messages cannot be read" in to_text(ran.server.requests[-1])
 
 
 @pytest.mark.anyio
@@ -568,7 +568,7 @@ def test_headless_run_executes_only_what_a_rule_allows(ran: Ran) -> None:
     done = ran(*script, approval="ask", allow=("srv__echo",))
     assert [one["name"] for one in done["denied"]] == ["bash"]
     assert not (ran.setup.cwd / "made").exists()
-    assert "This run cannot ask a person" in to_text(ran.server.requests[0])
+    assert "This run cannot ask the user" in to_text(ran.server.requests[0])
     assert "Allowed: srv__echo." in to_text(ran.server.requests[0])
 
 
@@ -589,7 +589,7 @@ class Refusing:
         self.descriptor: ToolDescriptor = describe(inner)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        return ToolResult.error(f"{self.name} was not run: this run cannot ask a person", code="denied")
+        return ToolResult.error(f"{self.name} was not run: this run cannot ask the user", code="denied")
 
 
 def guarded(ran: Ran, monkeypatch: pytest.MonkeyPatch, *script: Reply) -> int:
@@ -611,7 +611,7 @@ def test_denied_call_is_listed_and_the_run_continues(
     said = capfd.readouterr()
     (denied,) = json.loads(said.out)["denied"]
     assert denied["name"] == "bash"
-    assert "this run cannot ask a person" in denied["reason"]
+    assert "this run cannot ask the user" in denied["reason"]
     assert "No commands are allowed here." in to_text(ran.server.requests[0])
 
 
@@ -622,7 +622,7 @@ def test_sub_session_has_the_permissions_of_its_parent(
     assert guarded(ran, monkeypatch, *script) == 0
     (denied,) = json.loads(capfd.readouterr().out)["denied"]
     assert denied["name"] == "bash"
-    assert "this run cannot ask a person" in to_text(ran.server.requests[2])
+    assert "this run cannot ask the user" in to_text(ran.server.requests[2])
 
 
 # -- ends ------------------------------------------------------------------------------------------

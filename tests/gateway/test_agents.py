@@ -64,7 +64,7 @@ def test_agent_of_a_gateway_calls_nothing_that_a_run_without_a_person_refuses(
         assert gateway.text("srv__echo", text="hello") == "hello"  # the client has its own way to ask
         result = call_task(gateway, objective="do it")
     assert result["content"][0]["text"] == "I may not"
-    assert to_text(model.requests[1]).count("this run cannot ask a person. To allow it") == 2
+    assert to_text(model.requests[1]).count("this run cannot ask the user. To allow it") == 2
     assert not (tmp_path / "made.txt").exists()
 
 

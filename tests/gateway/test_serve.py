@@ -197,7 +197,7 @@ def test_what_would_be_asked_about_is_refused_with_the_flag_that_allows_it(tmp_p
         ):
             answer = gateway.call(name, **arguments)
             assert answer["isError"]
-            assert "this run cannot ask a person" in answer["content"][0]["text"]
+            assert "this run cannot ask the user" in answer["content"][0]["text"]
             assert "--allow" in answer["content"][0]["text"]
         assert not (inside / "new.txt").exists()
     rules = ["--allow", f"read({outside})", "--approval", "auto-edit", "--profile", "survey"]
@@ -222,7 +222,7 @@ def test_rules_of_the_user_hold_for_tools_of_servers_too(tmp_path: Path) -> None
         assert "it is denied" in denied["content"][0]["text"]
         asked = gateway.call("honest__pid")
         assert asked["isError"]
-        assert "this run cannot ask a person" in asked["content"][0]["text"]
+        assert "this run cannot ask the user" in asked["content"][0]["text"]
 
 
 def test_rules_of_the_project_hold_for_tools_of_servers_too(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from induscode.deck.cards import saas_card
 from induscode.deck.contract import DeckContext, DeckFramework
 from induscode.permissions.check import Permissions
 from induscode.permissions.confirm import ApprovalScope
+from induscode.permissions.plan_mode import PlanMode
 from induscode.permissions.rules import Effect, parse_rule
 
 if TYPE_CHECKING:
@@ -103,11 +104,10 @@ async def test_finding_actions_needs_no_permission(tmp_path: Path) -> None:
 
 
 async def test_plan_mode_reads_and_does_not_write(tmp_path: Path) -> None:
-    class Plan:
-        active = True
-
+    plan = PlanMode(approves=False)
+    plan.active = True
     card = await _build(tmp_path)
-    permissions = Permissions(rules(allow="saas-action"), plan=Plan())
+    permissions = Permissions(rules(allow="saas-action"), plan=plan)
     assert (await permissions.check(card, _call(GET), context(tmp_path))).allowed
     assert not (await permissions.check(card, _call(DELETE), context(tmp_path))).allowed
 

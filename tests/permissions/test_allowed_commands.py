@@ -407,7 +407,7 @@ async def test_finding_d3_hidden_command_is_asked_about_and_denied_without_a_per
     refused = await check_call(alone, "bash", tmp_path, command=". ./setup.sh")
     assert not refused.allowed
     assert "Write the command plainly" in refused.reason
-    assert "could apply: . runs commands that do not stand here" in refused.reason
+    assert "could apply: . runs commands that aren't in the text" in refused.reason
     assert (await check_call(alone, "bash", tmp_path, command="ls; ./run.sh")).allowed
 
 

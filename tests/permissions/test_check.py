@@ -20,6 +20,7 @@ from induscode.deck.provision import ToolDeck, provision_deck
 from induscode.permissions.call_facts import gather_facts
 from induscode.permissions.check import CheckedCard, Permissions, require_permission
 from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
+from induscode.permissions.plan_mode import PlanMode
 from induscode.permissions.policy import ApprovalMode
 from induscode.permissions.rules import Effect, Rule, RuleOrigin
 from induscode.permissions.store import RuleStore
@@ -93,7 +94,7 @@ async def test_without_an_approver_the_denial_names_the_flags(
 ) -> None:
     result = await check_call(Permissions(), name, work, **arguments)
     assert not result.allowed
-    assert result.reason.startswith(f"{name} was not run: this run cannot ask a person.")
+    assert result.reason.startswith(f"{name} was not run: this run cannot ask the user.")
     unquoted = remedy.replace("'", "")
     assert unquoted in result.reason.replace("'", "")
 
@@ -141,10 +142,10 @@ async def test_invalid_schema_denies_the_call(work: Path) -> None:
 # -- modes ------------------------------------------------------------------------------------
 
 
-class PlanModeOn:
-    """Plan mode that is on."""
-
-    active = True
+def plan_mode_on() -> PlanMode:
+    plan = PlanMode(approves=False)
+    plan.active = True
+    return plan
 
 
 @pytest.mark.parametrize(
@@ -184,7 +185,7 @@ async def test_approval_all_keeps_deny_rules(work: Path) -> None:
 async def test_plan_mode_allows_reading_and_plan_files_only(work: Path) -> None:
     plans = work / "plans"
     everything = rules(allow="*; write(**); bash(*); github__*")
-    permissions = Permissions(everything, plan=PlanModeOn(), plans_dir=str(plans), approval=ApprovalMode.ALL)
+    permissions = Permissions(everything, plan=plan_mode_on(), plans_dir=str(plans), approval=ApprovalMode.ALL)
     assert (await check_call(permissions, "read", work, path="a.txt")).allowed
     assert (await check_call(permissions, "todo_set", work, items=[])).allowed
     assert (await check_call(permissions, "write", work, path="plans/one.md", content="x")).allowed
@@ -201,7 +202,7 @@ async def test_plan_mode_allows_reading_and_plan_files_only(work: Path) -> None:
 
 
 async def test_plan_mode_writes_plan_files_without_a_rule(work: Path) -> None:
-    permissions = Permissions(plan=PlanModeOn(), plans_dir=str(work / "plans"))
+    permissions = Permissions(plan=plan_mode_on(), plans_dir=str(work / "plans"))
     assert (await check_call(permissions, "write", work, path="plans/one.md", content="x")).allowed
 
 

@@ -1,4 +1,4 @@
-"""Values that the parts of a session exchange: the plan of a run, its events, its result and its exit code."""
+"""Types shared by the parts of a session: the plan of a run, its events, result and exit code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TextDelta:
 
     text: str
     starts: bool = False
-    """Whether the piece begins a new passage."""
+    """Whether the piece starts a new passage."""
 
 
 @record
@@ -64,13 +64,13 @@ class ToolAnswered:
     text: str
     is_error: bool
     attachments: Sequence[str] = ()
-    """Media types of the attachments that the model receives beside the text."""
+    """Media types of the attachments that the model receives with the text."""
     code: str | None = None
     """Error code, for programs."""
     details: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"], compare=False, repr=False)
-    """Details of the result for people and programs, such as the diff of an edit."""
+    """Details of the result for users and programs, such as the diff of an edit."""
     waited_s: float = field(default=0.0, compare=False, repr=False)
-    """How long the call waited for the user, who was asked about it."""
+    """Time the call spent waiting for the user's answer."""
 
 
 @record
@@ -83,34 +83,29 @@ class Usage:
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
     cost_usd: float | None = None
-    """None if the price of the model is unknown."""
+    """`None` if the model's price is unknown."""
 
     def add(self, other: Usage) -> Usage:
-        """Add two usages; the total cost is known if both costs are."""
-        known = self.cost_usd is not None and other.cost_usd is not None
-        return Usage(
-            self.requests + other.requests,
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.cache_read_tokens + other.cache_read_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-            (self.cost_usd or 0) + (other.cost_usd or 0) if known else None,
-        )
+        """Add two usages. The total cost is known if both costs are."""
+        return self._combine(other, 1)
 
     def subtract(self, other: Usage) -> Usage:
-        """Give the part of this usage that was added to an earlier one."""
+        """Return the usage since an earlier one."""
+        return self._combine(other, -1)
+
+    def _combine(self, other: Usage, sign: int) -> Usage:
         known = self.cost_usd is not None and other.cost_usd is not None
         return Usage(
-            self.requests - other.requests,
-            self.input_tokens - other.input_tokens,
-            self.output_tokens - other.output_tokens,
-            self.cache_read_tokens - other.cache_read_tokens,
-            self.cache_write_tokens - other.cache_write_tokens,
-            (self.cost_usd or 0) - (other.cost_usd or 0) if known else None,
+            self.requests + sign * other.requests,
+            self.input_tokens + sign * other.input_tokens,
+            self.output_tokens + sign * other.output_tokens,
+            self.cache_read_tokens + sign * other.cache_read_tokens,
+            self.cache_write_tokens + sign * other.cache_write_tokens,
+            (self.cost_usd or 0) + sign * (other.cost_usd or 0) if known else None,
         )
 
     def to_json(self) -> JsonObject:
-        """Give the counts as a JSON object, without the cost."""
+        """Return the counts as a JSON object, without the cost."""
         return {
             "requests": self.requests,
             "input_tokens": self.input_tokens,
@@ -128,21 +123,21 @@ EventSink: TypeAlias = "Callable[[RunEvent], Awaitable[None]]"
 
 @dataclass(slots=True)
 class RequestBudget:
-    """Number of model requests a run may make, those of its sub-sessions included."""
+    """Limit for the model requests of a run, including its sub-sessions."""
 
     limit: int
     used: int = 0
     above: RequestBudget | None = None
-    """The budget of the parent, from which every request is taken too."""
+    """The parent's budget, which every request counts against too."""
 
     @property
     def left(self) -> int:
-        """Requests that are left."""
+        """Number of remaining requests."""
         left = max(0, self.limit - self.used)
         return left if self.above is None else min(left, self.above.left)
 
     def spend(self) -> None:
-        """Take one request."""
+        """Count one request."""
         self.used += 1
         if self.above is not None:
             self.above.spend()
@@ -150,24 +145,24 @@ class RequestBudget:
 
 @record(kw_only=True)
 class RunPlan:
-    """Everything the model loop needs for one run beside the prompt."""
+    """Everything the model loop needs for a run, except the prompt."""
 
     toolbox: Callable[[], DeckToolBox]
-    """Gives the current deck; called before every request."""
+    """Returns the current deck. Called before every request."""
     system_prompt: Callable[[], str]
     cancel: CancelToken
     budget: RequestBudget
     history: Sequence[JsonObject]
     sink: EventSink
     on_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]]
-    """Called before every request with the tools that the model is shown."""
+    """Called before every request with its tools."""
     on_message: Callable[[JsonObject], Awaitable[None]]
     """Called with every complete message."""
     attachments: Sequence[Attachment] = ()
-    """Images that the model receives with the prompt."""
+    """Images to send with the prompt."""
     time_s: float | None = None
     notices: Callable[[], Sequence[str]] = tuple
-    """Gives what the model is told with the next result of a tool, such as the end of a background task."""
+    """Returns notices to send with the next tool result, such as the end of a background task."""
 
 
 # -- the outcome of a run -----------------------------------------------------------------------
@@ -175,7 +170,7 @@ class RunPlan:
 
 @record
 class ModelFault:
-    """Why a request to a model failed, in one line."""
+    """The reason a model request failed, in one line."""
 
     kind: FaultKind
     message: str
@@ -191,35 +186,35 @@ class RunResult:
 
     reason: EndReason
     text: str = ""
-    """The last passage of the model; incomplete if the run ended early."""
+    """The model's last passage, which is incomplete if the run ended early."""
     passages: Sequence[str] = ()
-    """All passages of the model, the last included."""
+    """All passages of the model, including the last."""
     message: str = ""
-    """Why the run ended early, for people."""
+    """The reason for an early end, for users."""
     note: str = ""
     """A warning about a complete answer."""
     finish: str = ""
-    """Why the last answer ended, such as `stop`, `length` or `content_filter`; empty if that is unknown."""
+    """The finish reason of the last answer, such as `stop`, `length` or `content_filter`; empty if unknown."""
     fault: ModelFault | None = None
     usage: Usage = field(default_factory=Usage)
     context_tokens: int = 0
-    """Tokens of the last request and its response; 0 if they are unknown."""
+    """Tokens of the last request and its response; 0 if unknown."""
 
 
 class ExitCode(IntEnum):
-    """Exit codes of a session; a signal n gives 128 + n, as a POSIX shell reports it."""
+    """Exit codes of a session. Signal n gives 128 + n, as in POSIX shells."""
 
     OK = 0
-    """The model answered. Denied calls are listed, and do not fail the run."""
+    """The model answered. Denied calls don't fail the run."""
     FAILED = 1
-    """A failure that has no code of its own."""
+    """Any other failure."""
     USAGE = 2
     """An invalid flag, file or conversation id."""
     SERVER_MISSING = 3
-    """A server with `required: true` was not ready; no request was made."""
+    """A server with `required: true` wasn't ready, so no request was made."""
     MODEL = 4
-    """No model, or its server refused the request: key, limit, context window, connection."""
+    """No model, or its server rejected the request: key, limit, context window, connection."""
     LIMIT = 5
-    """The request limit was reached, or the same call was repeated too often."""
+    """The run reached the request limit, or repeated the same call too often."""
     INTERRUPTED = 128 + signal.SIGINT
     READER_LEFT = 128 + signal.SIGPIPE

@@ -1,7 +1,7 @@
-"""A conversation with everything open: deck, servers, model, transcript and permissions, for any number of turns.
+"""An open conversation: deck, servers, model, transcript and permissions, for any number of turns.
 
-`indus -p` runs one turn of it, the interactive session many. The model loop is imported in a thread while the servers
-start, and its model is opened by the first turn.
+`indus -p` runs one turn, the interactive session many. A thread imports the model loop while the servers start; the
+first turn opens the model.
 """
 
 from __future__ import annotations
@@ -73,12 +73,10 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
     from induscode.permissions import PermissionSetup
 
-_SUMMARY_S = 300.0
-"""Time for the summary of a compaction."""
-_SAVE_S = 2.0
-"""Time to save the state of a conversation at its end."""
+_SUMMARY_TIMEOUT_S = 300.0
+_SAVE_TIMEOUT_S = 2.0
 USAGE_OP = "usage"
-_PLAN_TOLD = {
+_PLAN_MODE_FACTS = {
     True: (
         "The user has turned plan mode on: only read-only tools run until a plan is approved. Look around, and "
         "present a plan with exit_plan_mode."
@@ -89,7 +87,7 @@ _PLAN_TOLD = {
 
 @dataclass(slots=True, kw_only=True)
 class Conversation:
-    """An open conversation. Its turns run one after the other, in the task that opened it."""
+    """An open conversation. Turns run one at a time, in the task that opened it."""
 
     invocation: Invocation
     session: Session
@@ -100,35 +98,35 @@ class Conversation:
     plan_mode: PlanMode
     system_prompt: SystemPrompt
     limit: DeckLimit
-    """Hides or leaves out cards that the context window of the model has no room for."""
+    """Hides or drops cards that don't fit the model's context window."""
     search: DeckSearch
-    """Makes the toolboxes, in which hidden cards are found."""
+    """Opens the toolboxes, and finds hidden cards in them."""
     notes: list[str]
-    """Warnings so far; more are added while the conversation goes on."""
+    """Warnings so far. The list grows during the conversation."""
     stack: AsyncExitStack
-    """Closes what one turn opens for later turns."""
+    """Closes resources that a turn opens for later turns."""
     loading: BackgroundTask
     """Imports the model loop."""
     late_servers: LateServers
     state: KeptState
-    """What is kept beside the messages."""
+    """Session state stored alongside the messages."""
     facts: list[str] = field(default_factory=list[str])
-    """What the model is told with the next prompt."""
+    """Session notes to send to the model with the next prompt."""
     on_note: Callable[[str], None] | None = None
-    """Receives notes at once during a turn; without it they are added to `notes`."""
+    """Receives notes immediately during a turn. If unset, they go to `notes`."""
     sampling: SamplingModel = field(default_factory=SamplingModel)
-    """Answers sampling requests of servers with the model of the turn."""
+    """Answers sampling requests from servers with the turn's model."""
     servers: SessionServers | None = None
-    """Applies changes of the configuration; None if the servers stay as they are."""
+    """Applies configuration changes; `None` if the servers don't change."""
     loop: ModelLoop | None = field(default=None, init=False)
     context_tokens: int = field(default=0, init=False)
-    """Tokens of the last request and its response: what the next request begins with."""
+    """Tokens of the last request and its response, which the next request starts with."""
     plan_told: bool = field(default=False, init=False)
-    """Whether plan mode is on as far as the model knows."""
+    """Whether the model believes that plan mode is on."""
     _loop_stack: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     """Closes the model."""
     _past_usage: Usage = field(default_factory=lambda: Usage(cost_usd=0.0), init=False)
-    """Usage of the models before a switch."""
+    """Usage of earlier models and of agents' models."""
 
     @property
     def usage(self) -> Usage:
@@ -144,12 +142,12 @@ class Conversation:
         attachments: Sequence[Attachment] = (),
         budget: RequestBudget | None = None,
     ) -> RunResult:
-        """Have the model answer a prompt with the images beside it; failures and cancellation are results too.
+        """Answer a prompt. Failures and cancellation are results too.
 
-        The requests are taken from `budget`, or from a new one.
+        Requests count against `budget`, or against a new one if omitted.
 
         Raises:
-            OSError: The sink failed: its reader is gone.
+            OSError: The sink failed because its reader is gone.
             ConversationError: The history is invalid.
         """
         loop = await self._open_loop()
@@ -177,7 +175,7 @@ class Conversation:
         before = self.usage
         facts, self.facts = [*self.facts, *take_notices()], []
         if self.plan_mode.active != self.plan_told:
-            facts.append(_PLAN_TOLD[self.plan_mode.active])
+            facts.append(_PLAN_MODE_FACTS[self.plan_mode.active])
         prompt = add_session_note(prompt, facts)
         telemetry = session.calls.telemetry
         with nullcontext() if telemetry is None else telemetry.follow_turn(self.transcript.id, self.choice.name):
@@ -193,7 +191,7 @@ class Conversation:
     # -- tasks ----------------------------------------------------------------------------------
 
     def _attach_tasks(self, loop: ModelLoop, budget: RequestBudget, sink: EventSink, turns: TurnRecorder) -> None:
-        """Have the tasks of the next turn use its model and its budget."""
+        """Connect tasks to the model and budget of the coming turn."""
         tasks = self.resources.delegate
         tasks.on_end = lambda task: self._note(task.describe_end())
         tasks.attach(
@@ -213,18 +211,18 @@ class Conversation:
 
     @asynccontextmanager
     async def _open_agent_model(self, agent: AgentDefinition) -> AsyncGenerator[ModelLoop]:
-        """Open the model that an agent names; its usage counts as the conversation's.
+        """Open an agent's model. Its usage counts towards the conversation.
 
         Raises:
-            NoModelError: There is no such model, or an agent of the project names one of another provider.
-            InvalidAddressError: The address of its server is invalid.
+            NoModelError: The model is unknown, or a project agent names another provider's model.
+            InvalidAddressError: The model server's address is invalid.
         """
         from induscode.conversations.model_loop import open_loop  # noqa: PLC0415 — imported by `loading`
 
         choice = await choose_agent_model(
             agent.model, self.invocation, self.choice, from_project=agent.origin == "project"
         )
-        if choice == self.choice:  # a second copy of a local model would need its memory once more
+        if choice == self.choice:  # a second copy of a local model would double its memory
             yield await self._open_loop()
             return
         async with open_loop(choice, self.session.calls.telemetry) as loop:
@@ -234,7 +232,7 @@ class Conversation:
                 self._past_usage = self._past_usage.add(loop.usage)
 
     async def resume_task(self, identity: str, objective: str) -> str:
-        """Continue a task in the background, for a person; give the answer in one line."""
+        """Continue a task in the background at the user's request, and return a one-line status."""
         loop = await self._open_loop()
         budget = RequestBudget(self.invocation.max_requests)
         node = await self.resources.begin_node(self._note)
@@ -254,7 +252,7 @@ class Conversation:
             await to_thread.run_sync(mark)
 
     def note_addon(self, note: Note) -> None:
-        """Show or keep the note about an addon that has failed, or about calls that are not recorded."""
+        """Report a failed addon or unrecorded calls."""
         self._note(str(note))
 
     def _note(self, note: str) -> None:
@@ -266,11 +264,11 @@ class Conversation:
     # -- compaction -----------------------------------------------------------------------------
 
     async def compact(self, instructions: str = "", *, cancel: CancelToken) -> CompactionReport:
-        """Replace the older messages by a summary that the model writes in one request.
+        """Replace older messages with a summary, which the model writes in one request.
 
         Raises:
-            NothingToCompactError: There is nothing to replace.
-            CompactionError: The model gave no summary, or it could not be stored; nothing is changed.
+            NothingToCompactError: There's nothing to replace.
+            CompactionError: The model returned no summary or storing it failed. Nothing changed.
         """
         loop = await self._open_loop()
 
@@ -284,7 +282,7 @@ class Conversation:
                 sink=_ignore,
                 on_turn=_ignore,
                 on_message=_ignore,
-                time_s=_SUMMARY_S,
+                time_s=_SUMMARY_TIMEOUT_S,
             )
             result = await loop.run(text, plan)
             if result.reason != "done":
@@ -320,7 +318,7 @@ class Conversation:
             self._note(f"the context window was nearly full: {report}")
 
     async def _retry_compacted(self, prompt: str, plan: RunPlan, result: RunResult) -> RunResult:
-        """Compact the conversation after the model refused it as too long, and have the turn answered once more."""
+        """Compact a conversation that the model rejected as too long, and retry the turn once."""
         assert self.loop is not None
         try:
             report = await self.compact(cancel=plan.cancel)
@@ -335,11 +333,11 @@ class Conversation:
     # -- model and servers ----------------------------------------------------------------------
 
     async def switch_model(self, name: str) -> None:
-        """Have another model answer from the next turn on, with the tools that its context window has room for.
+        """Use another model from the next turn on, with the tools that fit its context window.
 
         Raises:
-            NoModelError: There is no such model.
-            InvalidAddressError: The address of its server is invalid.
+            NoModelError: The model is unknown.
+            InvalidAddressError: The model server's address is invalid.
         """
         invocation = replace(self.invocation, model=name)
         choice = await choose_model(invocation, os.environ)
@@ -347,24 +345,24 @@ class Conversation:
         self.invocation, self.choice = invocation, choice
         self.limit.set_model(choice.label, choice.context_window)
         if self.resources.delegate.list_running():
-            self._loop_stack = AsyncExitStack()  # tasks in the background go on with the former model
+            self._loop_stack = AsyncExitStack()  # background tasks still use the old model
         else:
             await self._loop_stack.aclose()
 
     async def restore_state(self) -> None:
-        """Restore what a rewind has changed: read state, checklists, plan mode and the size of the context."""
+        """Restore read state, checklists, plan mode and context size after a rewind."""
         await to_thread.run_sync(self.resources.read_state.restore)
         await to_thread.run_sync(self.state.restore)
         self.plan_told = self.plan_mode.active
         self.context_tokens = await to_thread.run_sync(measure_context, self.transcript)
 
     async def reload_config(self) -> list[str]:
-        """Apply changes of servers and connectors, and approvals given in another process; describe the changes."""
+        """Apply server and connector changes and approvals from other processes, and describe the changes."""
         changes = [] if self.servers is None else await self.servers.apply_changes()
         return [*changes, *await self.session.refresh_connectors()]
 
     async def wait_for_servers(self) -> None:
-        """Wait for the required servers, and for a few seconds for those that no earlier run has seen."""
+        """Wait for required servers, and a few seconds for servers that no earlier run has seen."""
         for note in await self.late_servers.wait():
             self._note(note)
 
@@ -378,17 +376,17 @@ class Conversation:
         return self.loop
 
     def render_system_prompt(self) -> str:
-        """Render the system prompt for the deck as it is now."""
+        """Render the system prompt for the current deck."""
         deck = self.session.deck()
         left_out, hidden = self.limit.left_out, deck.hidden
         return self.system_prompt.render(list_shown_names(deck), self.map_servers(), left_out, hidden=hidden)
 
     def map_servers(self) -> dict[str, str]:
-        """Map the names of remote tools to their servers."""
+        """Map remote tool names to their servers."""
         return {card.name: card.ref.server for card in self.session.mcp.capabilities}
 
     def list_notes(self) -> list[str]:
-        """List the notes about the model, the deck and the servers as they are now."""
+        """List the current notes about the model, the deck and the servers."""
         notes = [self.choice.note] if self.choice.note else []
         checks = self.permissions.permissions
         stored = () if checks is None else checks.notes
@@ -405,14 +403,14 @@ async def _ignore(_: object) -> None:
 
 
 class TurnRecorder:
-    """Records the deck of each turn, in the ledger and in the conversation."""
+    """Records the deck of each turn in the ledger and in the conversation."""
 
     def __init__(self, session: Session, transcript: Transcript, node: str) -> None:
         self._journal = session.mcp.journal
         self._transcript, self._node = transcript, node
 
     async def record(self, descriptors: Sequence[ToolDescriptor]) -> None:
-        """Record the tools that the model is shown next."""
+        """Record the tools of the model's next request."""
         digest = self._journal.record_turn(descriptors)
         mark = partial(
             self._transcript.mark, "turn", node=self._node, run=self._journal.run, turn=self._journal.turns, deck=digest
@@ -433,22 +431,21 @@ async def open_conversation(
     dialog: Dialog | None = None,
     on_event: Callable[[FleetEvent], None] | None = None,
 ) -> AsyncGenerator[Conversation]:
-    """Open the conversation of an invocation inside the block. Servers start in the background.
+    """Open an invocation's conversation for the duration of the block. Servers start in the background.
 
-    `permissions` replaces those that the invocation asks for. With `follow_config` no server is waited for, and
-    `reload_config` applies changes of the configuration. With a `dialog` a person decides about calls, plans and
-    requests of servers; without one, what a person would be asked about is refused. `on_event` receives the events of
-    the servers from their first start on.
+    `permissions` overrides the invocation's. With `follow_config`, opening waits for no server, and `reload_config`
+    applies configuration changes. With a `dialog`, the user decides on calls, plans and server requests; without one,
+    anything that needs the user's consent fails. `on_event` receives server events from the first start on.
 
     Raises:
-        NoModelError: There is no model.
-        InvalidAddressError: The address of its server is invalid.
+        NoModelError: No model is available.
+        InvalidAddressError: The model server's address is invalid.
         InvalidRuleError: A rule on the command line is invalid.
-        ConversationError: The conversation is absent, or open in another process.
-        ConfigPathError: A path of `--mcp` is absent or has no usable server.
-        UnknownCapability: A tool of `--tools` is unknown.
-        BackendFault: A tool of `--tools` lacks its backend.
-        OSError: A stored conversation cannot be opened.
+        ConversationError: The conversation doesn't exist, or another process has it open.
+        ConfigPathError: An `--mcp` path doesn't exist or has no usable server.
+        UnknownCapability: A tool in `--tools` is unknown.
+        BackendFault: A tool in `--tools` lacks its backend.
+        OSError: A stored conversation can't be opened.
     """
     warnings = [*notes]
     async with AsyncExitStack() as stack:
@@ -483,10 +480,10 @@ async def open_conversation(
             reloadable=follow_config,
             handlers=handlers,
             on_event=phases if follow_config or on_event else None,
-            # Only a person at a session mentions resources and enters prompts.
+            # Only an interactive user mentions resources and enters prompts.
             kinds=CONTENT_KINDS if follow_config else (),
         )
-        # Before the files are read: a change while they are read is a change.
+        # Take the snapshot before reading the files, so that edits during the read count as changes.
         config_files = await to_thread.run_sync(lambda: ConfigFiles(list_config_files(invocation)))
         session = await stack.enter_async_context(
             open_session(
@@ -508,7 +505,7 @@ async def open_conversation(
         facts = await to_thread.run_sync(_restore_state, state)
         warnings.extend(facts)
         if state.last_model not in {"", choice.label}:
-            warnings.append(f"{state.last_model} has answered so far, {choice.label} goes on")
+            warnings.append(f"{state.last_model} has answered so far; {choice.label} continues")
         conversation = Conversation(
             invocation=invocation,
             session=session,
@@ -538,14 +535,14 @@ async def open_conversation(
         finally:
             conversation.on_note = lambda note: None if note in conversation.notes else print_status(note)
             await resources.delegate.aclose()
-            with anyio.move_on_after(_SAVE_S, shield=True):
+            with anyio.move_on_after(_SAVE_TIMEOUT_S, shield=True):
                 await state.save()
             if conversation.servers is not None:
                 await conversation.servers.aclose()
 
 
 def _restore_state(state: KeptState) -> list[str]:
-    """Restore the kept state, and describe the jobs that have ended or run without a session. It blocks."""
+    """Restore stored state, and describe jobs that ended or lost their session. Blocks."""
     lost = state.restore()
     marks = {job.mark for job in find_leftovers()} if lost else set[str]()
     return [f"background job {replace(job, runs=job.mark in marks)}" for job in lost]
@@ -553,7 +550,7 @@ def _restore_state(state: KeptState) -> list[str]:
 
 @asynccontextmanager
 async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerator[Transcript]:
-    """Open the transcript; a new one that cannot be stored is held in a temporary directory."""
+    """Open the transcript. A new one that can't be stored goes to a temporary directory."""
     async with AsyncExitStack() as stack:
         given = {"resume": invocation.resume, "last": invocation.continue_last, "fork": invocation.fork}
         open_stored = partial(open_transcript, invocation.cwd, **given, scripted=invocation.prompt is not None)
@@ -573,12 +570,12 @@ async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerat
 
 @asynccontextmanager
 async def _preload() -> AsyncGenerator[BackgroundTask]:
-    """Import the model loop in a thread while servers start: it takes longer than they do."""
+    """Import the model loop in a thread while servers start, because it takes longer than they do."""
     loading = BackgroundTask("loading of the model loop")
 
     def load() -> None:
         import_module("induscode.conversations.model_loop")
-        if not gc.isenabled():  # the large imports are done: collect garbage from here on
+        if not gc.isenabled():  # collect garbage once the large imports are done
             gc.freeze()
             gc.enable()
 

@@ -1,11 +1,10 @@
-"""Deck limit: which cards a model is listed, where its deck takes too much of its context window.
+"""Deck limit: chooses the cards to list if a deck takes up too much of the model's context window.
 
-Cards that are not listed are found by search, and stay callable. A large deck is searched above the limits of
-`SearchOptions`: then the native cards are listed, and the tools of servers and addons are found. In a small window
-cards are shown in their lean form, and the listed ones take at most a quarter: the essential ones come first, then the
-tools of servers and addons if there is room for all of them, then all other native cards if there is room for all of
-them. Where search is off, a small window loses the rest: the model is told in its system prompt what was left out, and
-the person by a note.
+Unlisted cards stay callable, and search finds them. Above the limits of `SearchOptions`, the model sees native cards
+only and finds the tools of servers and addons by search. In a small window, cards use their lean form, and listed ones
+get at most a quarter of it: essential cards first, then the tools of servers and addons if all of them fit, then the
+other native cards if all of them fit. With search off, a small window loses the rest. The system prompt tells the model
+which ones, and a note tells the user.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ if TYPE_CHECKING:
     from induscode.search.finder import SearchReport
 
 SMALL_WINDOW = 32_768
-"""The largest context window in tokens in which listed cards have a quarter of the room."""
+"""The largest context window, in tokens, that limits listed cards to a quarter."""
 SHARE = 4
 LEAST_SEARCHED = 4_096
-"""The smallest window with search: in a smaller one the search cards would take the place of others."""
+"""The smallest window with search. In smaller ones, the search cards would displace others."""
 ESSENTIAL_CARDS = ("read", "grep", "edit", "write", "ls", "bash", "task")
 
 
 class DeckLimit:
-    """Limits the listed cards of a session to what the context window of its model has room for.
+    """Limits a session's listed cards to fit the model's context window.
 
     Args:
-        model: The name of the model for the note.
-        window: Its context window in tokens; None if it is unknown.
-        named: Native tools that the person has named: they are always listed.
-        search: When cards are searched, and which stay listed.
+        model: The model's name, for the note.
+        window: Its context window in tokens, if known.
+        named: Native tools that the user named, to list always.
+        search: When to use search, and which cards stay listed.
     """
 
     def __init__(
@@ -67,14 +66,14 @@ class DeckLimit:
         self.set_model(model, window)
 
     def set_model(self, model: str, window: int | None) -> None:
-        """Set the model that the next deck is for."""
+        """Set the model for the next deck."""
         self.model, self.window = model, window
         self.left_out: Sequence[str] = ()
-        """Names of the cards that the last deck lacks."""
+        """Names of the cards missing from the last deck."""
         self._is_searched = False
 
     def fit(self, deck: ToolDeck) -> ToolDeck:
-        """Hide the cards that are found by search, or leave them out with a note where there is no search."""
+        """Hide unlisted cards for search to find, or drop them with a note if search is off."""
         self.left_out = ()
         is_small = self.window is not None and self.window <= SMALL_WINDOW
         if is_small:
@@ -100,18 +99,17 @@ class DeckLimit:
         return ToolDeck(kept, deck.context, (*deck.notes, note))
 
     def _is_large(self, cards: Sequence[Capability]) -> bool:
-        """Tell whether the deck is searched; once it was, it stays so: the list of the model must not change back."""
-        searched = self._is_searched or self._search.applies_to([*map(describe, cards)], self.window)
-        self._is_searched = searched
-        return searched
+        """Return whether the deck needs search. Once it does, it stays so, to keep the model's list stable."""
+        self._is_searched = self._is_searched or self._search.applies_to([*map(describe, cards)], self.window)
+        return self._is_searched
 
     def _is_kept(self, card: Capability) -> bool:
-        if card.name == RUN_CODE:  # a person who asks for scripts wants the model to see that it can write one
+        if card.name == RUN_CODE:  # a user who turns scripts on wants the model to know about them
             return True
         return canon_tool_name(card.name) in self._named or self._search.lists(card.name)
 
     def _select_small(self, cards: Sequence[Capability], *, can_search: bool) -> set[str] | None:
-        """Select the cards that a small window has room for; None if it has room for all."""
+        """Select the cards that fit a small window, or return `None` if all of them do."""
         kept = [card for card in cards if self._is_kept(card)]
         others = [card for card in cards if card not in kept]
         essential = [card for name in ESSENTIAL_CARDS for card in others if card.name == name]
@@ -124,7 +122,7 @@ class DeckLimit:
                 listed.add(card.name)
                 room -= size
         fits = sum(map(_estimate_card, foreign)) <= room
-        for card in foreign if fits or not can_search else ():  # of a part a model would choose instead of searching
+        for card in foreign if fits or not can_search else ():  # given only some, a model wouldn't search for others
             if (size := _estimate_card(card)) <= room:
                 listed.add(card.name)
                 room -= size
@@ -134,7 +132,7 @@ class DeckLimit:
 
 
 def build_deck_limit(choice: ModelChoice, invocation: Invocation) -> DeckLimit:
-    """Build the limit for a model, with the tools that the invocation names and the search of its settings."""
+    """Build the limit for a model from the tools and search settings of the invocation."""
     options = read_search_options(invocation.settings)
     return DeckLimit(choice.label, choice.context_window, invocation.tools or (), options)
 
@@ -143,17 +141,17 @@ def _estimate_card(card: Capability) -> int:
     return estimate_definition(describe(card))
 
 
-# -- deck search ------------------------------------------------------------------------------
+# -- deck search --------------------------------------------------------------------------------
 #
-# A model whose provider searches by itself gets the hidden cards as deferred ones, with our search behind it; every
-# other model gets the three search cards.
+# If the provider has its own search, the model gets hidden cards as deferred ones, backed by our search. Other models
+# get the three search cards.
 
 
 class DeckSearch:
-    """Makes the toolboxes of one session or sub-session, with search where cards are hidden.
+    """Opens the toolboxes of a session or sub-session, with search if cards are hidden.
 
     Args:
-        bridge: The servers, whose journal records each search; None if there are none.
+        bridge: The servers, if any. Their journal records each search.
     """
 
     def __init__(self, bridge: BootedBridge | None = None) -> None:
@@ -162,7 +160,7 @@ class DeckSearch:
         self._is_opened = False
 
     def open_box(self, deck: ToolDeck, context: ToolContext | None = None) -> DeckToolBox:
-        """Make the toolbox of a deck, in the deck's context or another one."""
+        """Open the toolbox of a deck, in the deck's context or another one."""
         context = context or deck.context
         cards = {card.name: card for card in deck.tools()}
         if not deck.hidden:
@@ -170,7 +168,7 @@ class DeckSearch:
         disabled = () if self.bridge is None else self.bridge.disabled
         found = {card.name: card for card in deck.shown()}
         finder = ToolFinder(_SearchedDeck(found, context, disabled), self._index.open, self._record)
-        if not self._is_opened:  # each later box is indexed by its first search
+        if not self._is_opened:  # the first search of a later box indexes it
             self._index.fill_soon(finder.fill_index)
             self._is_opened = True
 
@@ -189,12 +187,12 @@ class DeckSearch:
             self.bridge.journal.record_search(report.queries, report.server, report.found, report.left_out)
 
     async def aclose(self) -> None:
-        """Free the index, and end its thread."""
+        """Free the index and end its thread."""
         await self._index.aclose()
 
 
 class _SearchedDeck:
-    """The cards of a deck as a source of a finder."""
+    """The cards of a deck as a source for a finder."""
 
     def __init__(self, cards: dict[str, Capability], context: ToolContext, disabled: Sequence[DisabledTool]) -> None:
         self._cards, self._context, self._disabled = cards, context, disabled
@@ -213,7 +211,7 @@ class _SearchedDeck:
 
 
 def find_denied_cards(cards: Mapping[str, Capability], context: ToolContext, names: Collection[str]) -> Collection[str]:
-    """Tell which of these names belong to cards that a rule denies to the caller of this task."""
+    """Return the names of cards that a rule denies the current caller."""
     from induscode.permissions.check import is_denied  # noqa: PLC0415 — loads the table of programs
 
     workspace = os.path.realpath(context.cwd)
@@ -221,17 +219,17 @@ def find_denied_cards(cards: Mapping[str, Capability], context: ToolContext, nam
 
 
 def find_denied_tools(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
-    """Tell which of these names belong to tools of a box that a rule denies to the caller of this task."""
+    """Return the names of a box's tools that a rule denies the current caller."""
     return find_denied_cards(box.runner.cards, box.context, names)
 
 
 def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:
-    """Return the call that a call of `call_tool` stands for, where cards are hidden."""
+    """Resolve a call of `call_tool` to the actual call if the box has hidden cards."""
     if not box.hidden:
         return call
     return resolve_call(call, box.runner.cards.__contains__, box.runner.cards, lambda: box.disabled)
 
 
 def list_shown_names(deck: ToolDeck) -> list[str]:
-    """List the names of the cards that the model of a deck is shown."""
+    """List the names of a deck's listed cards."""
     return [card.name for card in deck.shown() if card.name not in deck.hidden]

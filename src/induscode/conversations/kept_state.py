@@ -1,8 +1,8 @@
-"""Kept state: what a conversation keeps beside its messages, so that a continued session goes on with it.
+"""State that a conversation stores in addition to its messages, for a continued session to restore.
 
-Plan mode, the checklist, the rules given for this session, the model and the background jobs. The state is compared
-with the rows of the transcript after every message and at the end, and what has changed is appended. Jobs end with
-their session: the next one is told which have ended, or still run after a crash.
+It includes plan mode, the checklist, session rules, the model and background jobs. After every message and at the end,
+the session appends the changes to the transcript. Jobs end with their session, and the next session learns which ones
+ended, or still run after a crash.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ _INITIAL_FACTS: tuple[JsonObject, ...] = (
 """Facts of a new conversation: plan mode off, empty lists."""
 PLAN_OP, CHECKLIST_OP, RULE_OP, MODEL_OP, JOB_OP = "plan", "checklist", "rule", "model", "job"
 _CHECKLISTS = ("todo_set", "todo")
-"""Lists in transcripts; before version 2.1 the items of `todo` were a list of their own."""
-_SHOWN_COMMAND = 80
+"""Lists in transcripts. Before version 2.1, `todo` had a separate list."""
+_MAX_COMMAND_CHARS = 80
 
 
 @record(kw_only=True)
 class LostJob:
-    """A job that was running when the last session of a conversation ended."""
+    """A job that was running when the conversation's last session ended."""
 
     id: str
     command: str
     mark: str
     """The marker in the environment of its processes."""
     runs: bool = False
-    """Whether it still runs, because that session has crashed."""
+    """Whether it still runs because that session crashed."""
 
     def __str__(self) -> str:
-        command = cut_text(" ".join(clean_text(self.command)[0].split()), _SHOWN_COMMAND)
+        command = cut_text(" ".join(clean_text(self.command)[0].split()), _MAX_COMMAND_CHARS)
         if self.runs:
             return f"{self.id} ({command}) still runs without a session: `indus mcp doctor --end-leftovers` ends it"
         return f"{self.id} ({command}) has ended with the last session"
 
 
 class KeptState:
-    """State of one conversation, with the rows that the transcript has of it."""
+    """State of a conversation, together with its stored rows."""
 
     def __init__(
         self, transcript: Transcript, context: ToolContext, plan_mode: PlanMode, permissions: Permissions | None
@@ -69,12 +69,12 @@ class KeptState:
         self._stored: dict[str, JsonObject] = {}
         """The last row of each part of the state, without the time."""
         self.model = ""
-        """Label of the model that answers now."""
+        """Label of the current model."""
 
     def restore(self) -> Sequence[LostJob]:
-        """Restore the state from the transcript, and give the jobs that were running. It blocks.
+        """Restore the state from the transcript, and return the jobs that were running. Blocks.
 
-        A rule that a person has given holds on after a rewind; everything else returns to what it was.
+        A rewind doesn't undo the user's rules, only the rest of the state.
         """
         from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
 
@@ -118,20 +118,19 @@ class KeptState:
 
     @property
     def last_model(self) -> str:
-        """Label of the model that answered last; empty before the first answer."""
+        """Label of the last model to answer; empty before the first answer."""
         return str(self._stored.get(MODEL_OP, {}).get("model", ""))
 
     async def save(self) -> None:
-        """Append what has changed since the last time."""
-        jobs = await self._look_at_jobs()
-        current = {**self._describe(), **jobs}
-        # A job that is no longer in the table of this session has ended.
+        """Append the changes since the last call."""
+        current = {**self._describe(), **await self._describe_jobs()}
+        # A job that's missing from this session's table has ended.
         for key, facts in self._stored.items():
             if key.startswith(f"{JOB_OP} ") and key not in current and facts.get("running") is True:
                 current[key] = {**facts, "running": False}
         removed = [key for key in self._stored if key.startswith(f"{RULE_OP} ") and key not in current]
         changed = {key: facts for key, facts in current.items() if self._stored.get(key) != facts}
-        # An initial state is no change.
+        # An initial state isn't a change.
         for key in [key for key, facts in changed.items() if key not in self._stored and facts in _INITIAL_FACTS]:
             del changed[key]
         rows = [build_row(RULE_OP, {**self._stored.pop(key), "removed": True}) for key in removed]
@@ -155,7 +154,7 @@ class KeptState:
             state[_rule_key(rule)] = dump_rule(rule)
         return state
 
-    async def _look_at_jobs(self) -> Mapping[str, JsonObject]:
+    async def _describe_jobs(self) -> Mapping[str, JsonObject]:
         from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
 
         jobs: dict[str, JsonObject] = {}
@@ -173,7 +172,7 @@ class KeptState:
         return jobs
 
     def _list_stored_items(self, name: str, fields: tuple[str, ...]) -> Sequence[Mapping[str, str]]:
-        """List the items of a stored checklist that have these fields as texts."""
+        """List the items of a stored checklist whose `fields` are all strings."""
         items = self._stored.get(f"{CHECKLIST_OP} {name}", {}).get("items")
         return [
             cast("Mapping[str, str]", item)

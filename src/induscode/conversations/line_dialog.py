@@ -1,8 +1,8 @@
-"""Line dialog: questions of `indus -p` and `indus call`, printed on the controlling terminal and answered by a line.
+"""Line dialog: asks the questions of `indus -p` and `indus call` on the controlling terminal.
 
-The question goes to `/dev/tty` (tty(4)), so that piped input and output stay as they are. A thread waits in select(2)
-for the terminal or for a pipe that its task closes when it is cancelled: the thread ends with the question, and the
-modes of the terminal are restored.
+Questions go to `/dev/tty` (tty(4)), so that they don't disturb piped input and output. A thread waits in select(2) for
+the terminal, or for a pipe that the task closes on cancellation. So the thread ends with the question and restores the
+terminal's modes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from induscode.cli.dialog import Choice, Question
 
 _TERMINAL = "/dev/tty"
-_ATTEMPTS = 20
-"""Number of invalid answers to one question after which it counts as cancelled."""
+_MAX_ATTEMPTS = 20
+"""Invalid answers to one question before it counts as cancelled."""
 _CHUNK = 4096
-"""Longest line of a terminal in canonical mode (termios(3))."""
+"""Maximum line length of a terminal in canonical mode (termios(3))."""
 
 
 def find_line_dialog(cancel: CancelToken | None = None) -> LineDialog | None:
-    """Find the terminal of this process; None if there is no person who reads standard error and can answer.
+    """Find this process's terminal, or return `None` unless a user can read standard error and answer.
 
-    A process in the background has none: reading from the terminal would stop it (SIGTTIN in signal(7)).
+    A background process has none, because reading from the terminal would stop it (SIGTTIN in signal(7)).
     """
     if sys.stderr is None or not sys.stderr.isatty():
         return None
@@ -59,21 +59,21 @@ def find_line_dialog(cancel: CancelToken | None = None) -> LineDialog | None:
 
 
 class LineDialog:
-    """A terminal in its usual line mode, as a dialog.
+    """A dialog on a terminal in line mode.
 
     Args:
-        path: The device of the terminal.
-        cancel: Ends an open question; the answer counts as cancelled.
+        path: The terminal's device.
+        cancel: Cancels an open question.
     """
 
     def __init__(self, path: str = _TERMINAL, cancel: CancelToken | None = None) -> None:
         self._path = path
         self.cancel = cancel or CancelToken()
-        """Ends an open question; replaced once the program has its token."""
+        """Cancels an open question. The program replaces it with its own token."""
         self._lock = anyio.Lock()
 
     async def ask(self, question: Question, /) -> Reply:
-        """Print a question and read the answer; status lines wait until it is there."""
+        """Print a question and read the answer, holding back status lines until then."""
         async with self._lock:
             with held_status_lines():
                 return await self._ask(question)
@@ -85,7 +85,7 @@ class LineDialog:
     async def _ask(self, question: Question) -> Reply:
         prompt = format_prompt(question)
         text = "\n".join(("", *format_question(question), prompt))
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             line = await self._read_line(text, hidden=question.secret)
             if line is None:
                 return Reply(cancelled=True)
@@ -111,7 +111,7 @@ class LineDialog:
         return Reply(cancelled=True)
 
     async def _read_line(self, text: str, *, hidden: bool = False) -> str | None:
-        """Print a text and read a line; None if the wait was cancelled or the terminal has ended."""
+        """Print a text and read a line. Return `None` on cancellation or at the end of the terminal."""
         wake, held = os.pipe()
         writers = [held]
 
@@ -119,7 +119,7 @@ class LineDialog:
             try:
                 os.close(writers.pop())
             except IndexError:
-                return  # it was called before
+                return  # already closed
 
         done = anyio.Event()
         lines: list[str | None] = []
@@ -132,7 +132,7 @@ class LineDialog:
 
         forget = self.cancel.on_cancel(end_wait)
         try:
-            # The task group waits for the thread also if this task is cancelled.
+            # The task group waits for the thread even if this task is cancelled.
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(read)
                 try:
@@ -163,9 +163,9 @@ def format_prompt(question: Question) -> str:
 
 
 def find_choice(question: Question, line: str) -> tuple[Choice, str] | None:
-    """Find the choice that a line names by its key, by `yes` or by `no`, and the text after it.
+    """Find the choice that a line names by key, `yes` or `no`, and the text after it.
 
-    A text after a choice that takes none is no answer: `y, but only the first` is no yes.
+    Text after a choice that doesn't take any makes the answer invalid: `y, but only the first` isn't a yes.
     """
     word, _, rest = line.strip().partition(" ")
     word, rest = (word or question.default).rstrip(",.:").casefold(), rest.strip()
@@ -180,7 +180,7 @@ def find_choice(question: Question, line: str) -> tuple[Choice, str] | None:
 
 
 def _converse(path: str, text: str, wake: int, hidden: bool) -> str | None:
-    """Print a text and read a line; None at the end of the terminal, or when the other end of `wake` is closed."""
+    """Print a text and read a line. Return `None` at the end of the terminal or when `wake` is closed."""
     try:
         terminal = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
     except OSError:
@@ -190,12 +190,12 @@ def _converse(path: str, text: str, wake: int, hidden: bool) -> str | None:
             if not _write(terminal, text.encode("utf-8", "backslashreplace"), wake):
                 return None
             data = bytearray()
-            # select, because poll(2) of macOS does not accept terminals.
+            # Use select, because macOS's poll(2) doesn't accept terminals.
             while wake not in select.select([wake, terminal], [], [])[0]:
                 try:
                     chunk = os.read(terminal, _CHUNK)
                 except BlockingIOError:
-                    continue  # another process has taken the line
+                    continue  # another process took the line
                 data += chunk
                 if data.endswith(b"\n"):
                     return data.decode("utf-8", "replace").rstrip("\r\n")
@@ -211,7 +211,7 @@ def _converse(path: str, text: str, wake: int, hidden: bool) -> str | None:
 
 @contextmanager
 def _input_modes(terminal: int, hidden: bool) -> Generator[None]:
-    """Discard what was typed before the question, and hide what is typed from now on if `hidden`."""
+    """Discard earlier input, and turn off echo if `hidden`."""
     termios.tcflush(terminal, termios.TCIFLUSH)
     if not hidden:
         yield
@@ -227,7 +227,7 @@ def _input_modes(terminal: int, hidden: bool) -> Generator[None]:
 
 
 def _write(terminal: int, data: bytes, wake: int | None) -> bool:
-    """Write completely; False if the wait is cancelled before. Without `wake` only what fits at once."""
+    """Write all data, or return False if cancelled first. Without `wake`, don't wait for a full terminal."""
     left = memoryview(data)
     while left:
         if wake is not None and wake in select.select([wake], [terminal], [])[0]:

@@ -1,7 +1,7 @@
-"""Resources that a message mentions as `@server:uri`: their text is attached for the model.
+"""Resources of a session: server resources that a message mentions as `@server:uri`, and the deck's stores.
 
-A mention names a configured server, so that other words with an `@` stay as they are. The permission check sees a read
-as a call of the server's `read_resource`. Text of a server is foreign: it stands in a block that it cannot end.
+A mention must name a configured server, so other words with an `@` are just text. The permission check treats a read as
+a call of the server's `read_resource`. Server text is untrusted, so it goes into a block that it can't close.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ _MENTION = re.compile(r"(?<![^\s(\[{<,;\"'])@(?:\"(?P<quoted>[^\"\n]+)\"|(?P<bar
 
 
 def open_server_content(session: Session) -> ServerContent:
-    """Open the resources and prompts of a session's servers, behind its permission check."""
+    """Open the resources and prompts of a session's servers, subject to its permission check."""
     return ServerContent(session.mcp, session.wrap, session.native.context)
 
 
 async def attach_resources(text: str, session: Session) -> tuple[str, Sequence[str]]:
-    """Attach the resources that a message mentions; return the message for the model, and notes for the person.
+    """Attach the resources that a message mentions. Return the message for the model, and notes for the user.
 
-    The message is kept as typed, and each resource follows as a block `<resource server="…" uri="…">`, 50 KiB of one at
-    most. One that cannot be read leaves a note.
+    Each resource follows the unchanged message as a block `<resource server="…" uri="…">`, cut to 50 KiB. An unreadable
+    one leaves a note.
     """
     servers = sorted((row.id for row in session.mcp.plan.rows), key=len, reverse=True)
     blocks: dict[tuple[str, str], str] = {}
@@ -63,22 +63,21 @@ async def attach_resources(text: str, session: Session) -> tuple[str, Sequence[s
             notes.append(f"@{mention} is not attached: {exc}")
             continue
         body = make_visible(cut_text(find_text(result), MAX_RESOURCE_CHARS))[0]
-        # It must not end its own block, and what follows it be taken for the message of the person.
+        # If it could close its own block, the rest would pass for the user's message.
         body = re.sub(r"</(?=resource\b)", r"<\\/", body, flags=re.IGNORECASE)
         named = f'server="{html.escape(server)}" uri="{html.escape(uri)}"'
         blocks[server, uri] = f"<resource {named}>\n{body}\n</resource>"
     return "\n\n".join([text, *blocks.values()]), tuple(notes)
 
 
-# -- resources --------------------------------------------------------------------------------
+# -- the deck's stores --------------------------------------------------------------------------
 
-
-_SHOWN_COMMAND = 60
+_MAX_COMMAND_CHARS = 60
 
 
 @record
 class SessionResources:
-    """Stores that the session gives to the cards of its deck."""
+    """A session's stores for the cards of its deck."""
 
     memory: FileMemory
     checkpoints: FileCheckpoints
@@ -87,7 +86,7 @@ class SessionResources:
     read_state: ConversationReadState
 
     async def begin_node(self, note: Callable[[str], None]) -> str:
-        """Begin a point to which a rewind can return; `note` hears of a failure."""
+        """Start a rewind point and return its id, reporting a failure to `note`."""
         node = new_ulid()
         try:
             await to_thread.run_sync(self.checkpoints.begin, node)
@@ -97,7 +96,7 @@ class SessionResources:
 
 
 def build_resources(cwd: str, transcript: Transcript, agents: AgentFiles) -> SessionResources:
-    """Build the resources of a session in `cwd`; files are opened at first use."""
+    """Build the resources of a session in `cwd`. Files open on first use."""
     return SessionResources(
         FileMemory(os.path.join(cwd, MEMORY_NAME)),
         FileCheckpoints(os.path.join(transcript.directory, "checkpoints"), cwd),
@@ -107,7 +106,7 @@ def build_resources(cwd: str, transcript: Transcript, agents: AgentFiles) -> Ses
 
 
 def find_leftovers() -> Sequence[Receipt]:
-    """Find the jobs that still run without a session; none if the state directory is unusable. It blocks."""
+    """Find jobs that still run without a session. An unusable state directory yields none. Blocks."""
     from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — loaded with the tools
 
     try:
@@ -117,10 +116,10 @@ def find_leftovers() -> Sequence[Receipt]:
 
 
 def list_leftover_jobs() -> list[str]:
-    """Describe the jobs that still run after a crash, with the command that ends them. It blocks."""
+    """Describe jobs that still run after a crash, and how to end them. Blocks."""
     jobs = find_leftovers()
     if not jobs:
         return []
-    command = cut_text(" ".join(clean_text(jobs[0].command)[0].split()), _SHOWN_COMMAND)
+    command = cut_text(" ".join(clean_text(jobs[0].command)[0].split()), _MAX_COMMAND_CHARS)
     count = format_count(len(jobs), "job of a run that crashed runs", "jobs of runs that crashed run")
     return [f"{count} on, such as {command!r}: `indus mcp doctor --end-leftovers` ends it"]

@@ -26,22 +26,22 @@ OPENAI_DEFAULT = "gpt-5.1"
 LOCAL_PORTS = (11434, 8080, 1234)
 """Default ports of Ollama, llama.cpp and LM Studio."""
 OWN_KEY = "INDUS_API_KEY"
-"""Variable with the key for the address of `--base-url`."""
+"""Variable with the key for `--base-url`."""
 _ADDRESS_PROBE_S = 5.0
-"""How long a server that the person named may take to list its models."""
+"""Time limit for a server that the user named to list its models."""
 _PORT_PROBE_S = 0.5
-"""The same for a port on which there may be a server."""
-_LARGEST_ANSWER = 256 * 1024
+"""Time limit for a server that may listen on a default port."""
+_MAX_RESPONSE_BYTES = 256 * 1024
 _WINDOW_KEYS = ("max_model_len", "context_window", "context_length", "max_context_length", "n_ctx")
 """Keys for the context window: vLLM, Groq, OpenRouter, LM Studio and llama.cpp."""
 
 
 class NoModelError(CoreError):
-    """There is no model to ask; the message names the remedy."""
+    """No model is available. The message includes a remedy."""
 
 
 class InvalidAddressError(CoreError):
-    """The address of a model's server is invalid."""
+    """The address of a model server is invalid."""
 
 
 @record
@@ -51,21 +51,21 @@ class ModelChoice:
     api: ModelApi
     name: str
     base_url: str | None = None
-    """None for the provider's own address, or the one in its usual variable."""
+    """`None` for the provider's default address, or the one in its usual variable."""
     api_key: str | None = field(default=None, repr=False)
     note: str = ""
-    """How the model was found, if the user named none."""
+    """How `choose_model` found the model, if the user didn't name one."""
     context_window: int | None = None
-    """Context window in tokens; None if it is unknown."""
+    """Context window in tokens, if known."""
 
     @property
     def provider(self) -> tuple[str, ...]:
-        """Who gets the messages: two models with an equal value have the same provider."""
+        """Identifies the recipient of the messages: models with an equal value share a provider."""
         return self.api, self.base_url or ""
 
     @property
     def label(self) -> str:
-        """The name for people."""
+        """The display name."""
         return self.name if self.api == "compatible" else f"{self.api}:{self.name}"
 
 
@@ -80,11 +80,11 @@ class ServedModel:
 async def choose_model(
     invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int] = LOCAL_PORTS
 ) -> ModelChoice:
-    """Choose the model of a run.
+    """Choose the model for a run.
 
     Raises:
-        NoModelError: There is none; the message names the remedy.
-        InvalidAddressError: The address of its server is invalid.
+        NoModelError: No model is available.
+        InvalidAddressError: The model server's address is invalid.
     """
     choice = await _choose(invocation, environ, ports)
     if invocation.context_window is not None:
@@ -98,11 +98,11 @@ async def choose_model(
 async def choose_agent_model(
     model: str | None, invocation: Invocation, session: ModelChoice, *, from_project: bool
 ) -> ModelChoice:
-    """Choose the model that an agent names, for a session that has another one.
+    """Choose an agent's own model.
 
     Raises:
-        NoModelError: There is no such model, or an agent of the project names one of another provider.
-        InvalidAddressError: The address of its server is invalid.
+        NoModelError: The model is unknown, or a project agent names another provider's model.
+        InvalidAddressError: The model server's address is invalid.
     """
     choice = await choose_model(replace(invocation, model=model), os.environ)
     if from_project and choice.provider != session.provider:
@@ -120,7 +120,7 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
     if base_url is not None:
         served = await _probe_server(base_url)
         if served is None:
-            raise NoModelError(f"{base_url} does not tell which models it has: name one with --model")
+            raise NoModelError(f"{base_url} does not list its models: name one with --model")
         choice = ModelChoice("compatible", served.name, base_url, context_window=served.context_window)
         return _add_key(choice, environ)
     if environ.get("ANTHROPIC_API_KEY"):
@@ -140,12 +140,12 @@ def _check_address(address: str) -> None:
     except ValueError:
         is_valid = False
     if not is_valid or not address.isprintable() or " " in address:
-        raise InvalidAddressError(f"{address!r} is no address of a server: write it as http://127.0.0.1:8080/v1")
+        raise InvalidAddressError(f"{address!r} is not a server address: write it as http://127.0.0.1:8080/v1")
 
 
 def _parse_model(model: str, base_url: str | None, *, from_flag: bool, environ: Mapping[str, str]) -> ModelChoice:
     provider, colon, name = model.partition(":")
-    # Names of local models have colons too ("qwen3:8b"): only the two providers are recognised.
+    # Local model names have colons too ("qwen3:8b"), so recognise the two providers only.
     if colon and name and provider == "anthropic":
         address = base_url if from_flag else environ.get("ANTHROPIC_BASE_URL") or None
         return _add_key(ModelChoice("anthropic", name, address), environ)
@@ -165,42 +165,39 @@ def _parse_model(model: str, base_url: str | None, *, from_flag: bool, environ: 
 
 
 def _add_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
-    """Add the API key for the address of a model.
+    """Add the API key for a model's address.
 
-    A provider's key goes to the provider, or to the address in the variable beside it. It never goes to an address
-    from a flag, which has a variable of its own.
+    A provider's key goes to the provider or to the address in the matching variable. It never goes to an address from
+    a flag, which has a separate variable.
 
     Raises:
-        NoModelError: The provider needs a key, and there is none.
+        NoModelError: The provider requires a key, and none is set.
     """
     prefix = "ANTHROPIC" if choice.api == "anthropic" else "OPENAI"
     is_usual = choice.base_url in {None, environ.get(f"{prefix}_BASE_URL")}
     variable = f"{prefix}_API_KEY" if is_usual else OWN_KEY
     key = environ.get(variable, "").strip() or None
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise NoModelError(f"{variable} holds characters that no key has: copy it again")
+        raise NoModelError(f"{variable} has characters that no key has: copy it again")
     if key is None and choice.base_url is None:
         raise NoModelError(f"{choice.label} needs a key: set {prefix}_API_KEY")
     return replace(choice, api_key=key)
 
 
 async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
-    models: dict[int, ServedModel] = {}
+    urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
+    models: dict[str, ServedModel | None] = {}
 
-    async def probe(port: int) -> None:
-        served = await _probe_server(f"http://127.0.0.1:{port}/v1", limit_s=_PORT_PROBE_S)
-        if served is not None:
-            models[port] = served
+    async def probe(url: str) -> None:
+        models[url] = await _probe_server(url, limit_s=_PORT_PROBE_S)
 
     async with anyio.create_task_group() as tasks:
-        for port in ports:
-            tasks.start_soon(probe, port)
-    for port in ports:
-        if port in models:
-            url = f"http://127.0.0.1:{port}/v1"
-            name, window = models[port].name, models[port].context_window
-            note = f"no key is set: using {name} at {url}"
-            return ModelChoice("compatible", name, url, None, note, window)
+        for url in urls:
+            tasks.start_soon(probe, url)
+    for url in urls:
+        if (served := models[url]) is not None:
+            note = f"no key is set: using {served.name} at {url}"
+            return ModelChoice("compatible", served.name, url, None, note, served.context_window)
     raise NoModelError(
         "there is no model to ask. Set ANTHROPIC_API_KEY or OPENAI_API_KEY; or start a server on "
         "this machine (`ollama serve`, `llama-server`), which is found by itself; or name one with "
@@ -208,13 +205,10 @@ async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
     )
 
 
-# -- the model list of a server -----------------------------------------------------------------
-
-
 async def _probe_server(
     base_url: str, name: str | None = None, *, limit_s: float = _ADDRESS_PROBE_S
 ) -> ServedModel | None:
-    """Look up model `name`, or the first one, in a server's list; None if the server does not answer in time.
+    """Look up model `name`, or the first one, in a server's list. Return `None` if it doesn't respond in time.
 
     https://platform.openai.com/docs/api-reference/models/list
     """
@@ -227,7 +221,7 @@ async def _probe_server(
 
 
 async def _get(url: str) -> bytes:
-    """Get a page by HTTP/1.0 (RFC 1945). The import of an HTTP client takes longer than the whole probe."""
+    """Get a page over HTTP/1.0 (RFC 1945). Importing an HTTP client takes longer than the whole probe."""
     from urllib.parse import urlsplit  # noqa: PLC0415 — needed for a probe only
 
     parts = urlsplit(url)
@@ -238,7 +232,7 @@ async def _get(url: str) -> bytes:
     async with await anyio.connect_tcp(parts.hostname, parts.port or 80) as stream:
         await stream.send(request.encode("ascii"))
         try:
-            while len(answer) < _LARGEST_ANSWER:
+            while len(answer) < _MAX_RESPONSE_BYTES:
                 answer += await stream.receive()
         except anyio.EndOfStream:
             pass
@@ -249,7 +243,7 @@ async def _get(url: str) -> bytes:
 
 
 def _find_model(body: bytes, wanted: str | None) -> ServedModel | None:
-    # Some servers send chunks even to HTTP/1.0: the object is the part in braces.
+    # Some servers send chunks even over HTTP/1.0, so take the part in braces.
     text = body.decode("utf-8", "replace")
     page = cast("JsonValue", json.loads(text[text.find("{") : text.rfind("}") + 1]))
     rows = page.get("data") if is_json_object(page) else None

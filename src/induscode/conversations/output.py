@@ -1,7 +1,7 @@
-"""Output of a session in three formats: text, one JSON object, or one JSON line for each event.
+"""Session output in three formats: text, one JSON object, or one JSON line per event.
 
-Standard output carries the answer alone; everything else goes to standard error. A slow reader delays the session and
-never the event loop; a reader that closes the pipe ends it.
+Only the answer goes to standard output; everything else goes to standard error. A slow reader delays the session but
+never the event loop. A reader that closes the pipe ends the session.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import OutputFormat
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters other than tab and newline: a terminal would obey them."""
+"""Control characters other than tab and newline, which a terminal would obey."""
 
 
 class StdoutWriter:
-    """Standard output, written in threads."""
+    """Writes to standard output in threads."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
         self._lock = anyio.Lock()
         self.stuck = False
-        """Whether a write was abandoned while its reader did not read."""
+        """Whether a write was abandoned because the reader stalled."""
 
     async def write(self, text: str) -> None:
-        """Write text completely.
+        """Write all of a text.
 
         Raises:
-            BrokenPipeError: The reader has closed the pipe.
+            BrokenPipeError: The reader closed the pipe.
             OSError: The write failed.
         """
         data = text.encode("utf-8", "backslashreplace")
@@ -61,7 +61,7 @@ class StdoutWriter:
 
 @record(kw_only=True)
 class RunStart:
-    """Facts that are known before the first request."""
+    """Facts about a run before the first request."""
 
     session: str
     model: str
@@ -71,7 +71,7 @@ class RunStart:
     notes: Sequence[str]
 
     def to_json(self) -> JsonObject:
-        """Give the `init` event."""
+        """Return the `init` event."""
         return {
             "type": "init",
             "session_id": self.session,
@@ -85,7 +85,7 @@ class RunStart:
 
 @record(kw_only=True)
 class RunSummary:
-    """Facts that are known after the last request."""
+    """Facts about a run after the last request."""
 
     session: str
     result: RunResult
@@ -95,7 +95,7 @@ class RunSummary:
     notes: Sequence[str] = ()
 
     def to_json(self) -> JsonObject:
-        """Give the `result` event."""
+        """Return the `result` event."""
         result = self.result
         fault: JsonValue = None
         if result.fault is not None:
@@ -118,7 +118,7 @@ class RunSummary:
 
 
 class Reporter(Protocol):
-    """Reports a run in one format, and collects the denied calls for its summary."""
+    """Reports a run in one format, and collects denied calls for the summary."""
 
     denied: list[JsonObject]
     """Calls that the permissions denied."""
@@ -142,7 +142,7 @@ class TextReporter:
 
     writer: StdoutWriter
     verbose: bool = False
-    """Whether standard error is a terminal, and shows which tools are called."""
+    """Whether to show tool calls on standard error, because it's a terminal."""
     denied: list[JsonObject] = field(default_factory=list["JsonObject"], init=False)
     _line_open: bool = field(default=False, init=False)
     """Whether the last line has no newline yet."""
@@ -156,7 +156,7 @@ class TextReporter:
             print_status(note)
 
     async def report_event(self, event: RunEvent) -> None:
-        """Write the model's text; other events go to standard error."""
+        """Write the model's text. Other events go to standard error."""
         if isinstance(event, TextDelta):
             text = _CONTROL.sub("", event.text)
             self._gap = self._gap or (event.starts and self._has_text)
@@ -174,7 +174,7 @@ class TextReporter:
             print_status(f"{event.name}: {share} {event.message}")
 
     async def report_end(self, summary: RunSummary) -> None:
-        """End the last line, and print on standard error why the run ended early."""
+        """End the last line, and print the reason for an early end on standard error."""
         if self._line_open:
             self._line_open = False
             await self.writer.write("\n")
@@ -184,14 +184,14 @@ class TextReporter:
 
 @dataclass(slots=True)
 class JsonReporter:
-    """Writes one object at the end, or with `stream` one line for each event."""
+    """Writes one object at the end or, with `stream`, one line per event."""
 
     writer: StdoutWriter
     stream: bool = False
     denied: list[JsonObject] = field(default_factory=list["JsonObject"], init=False)
 
     async def report_start(self, start: RunStart) -> None:
-        """Print the notes on standard error too, for a program that ignores them in the JSON."""
+        """Print the notes on standard error too, in case the reader ignores them in the JSON."""
         for note in start.notes:
             print_status(note)
         if self.stream:

@@ -1,8 +1,8 @@
-"""Rewind: a conversation, the files, or both return to the state before a prompt.
+"""Rewind: returns a conversation, the files, or both to the state before a prompt.
 
-Files are restored from the checkpoints of the conversation, which hold what `write`, `edit` and commands have changed.
-What they are now is recorded first. The transcript is append-only: a rewind is a row of it. Every rewind is a point
-too, so that going back to it undoes it.
+The conversation's checkpoints hold the earlier contents of files that `write`, `edit` and commands changed. A rewind
+records the current contents before it restores them. The transcript is append-only, so a rewind is just a row. It's
+also a rewind point, so that going back to it undoes it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from induscode.deck.stores.checkpoints import FileCheckpoints, RestoreResult, RestoreStep
 
 RewindScope: TypeAlias = Literal["files", "talk", "both"]
-_TITLE = 72
+_MAX_TITLE = 72
 _TURN_OP = "turn"
 
 
@@ -37,36 +37,36 @@ class RewindPoint:
     """A state to return to: before a prompt, or before an earlier rewind."""
 
     number: int
-    """Position among all points of the conversation; it never changes."""
+    """Position among all points of the conversation, which never changes."""
     kind: Literal["prompt", "rewind"]
     at: str
     """The time, as RFC 3339."""
     title: str
-    """The first words of the prompt, or what was rewound."""
+    """The first words of the prompt, or a description of the rewind."""
     node: str
     """The checkpoint node."""
     row: int
     """The first row of the transcript that a rewind to this point hides."""
     files: tuple[str, ...]
-    """The paths that were changed between this point and the next."""
+    """Paths changed between this point and the next."""
 
 
 @record(kw_only=True)
 class RewindPreview:
-    """What a rewind would do."""
+    """The effects of a rewind."""
 
     point: RewindPoint
     steps: tuple[RestoreStep, ...]
-    """The files that would change; those with a conflict stay unless the caller insists."""
+    """Files that would change. Those with a conflict stay unless the caller insists."""
     messages: int
-    """Number of messages that would leave the conversation; negative if some would return to it."""
+    """Number of messages that would leave the conversation, or (negative) return to it."""
     notes: tuple[str, ...]
-    """What is not covered, for people."""
+    """Limitations of the rewind, for users."""
 
 
 @record(kw_only=True)
 class RewindResult:
-    """What a rewind has done."""
+    """The outcome of a rewind."""
 
     files: RestoreResult | None
     messages: int
@@ -75,12 +75,12 @@ class RewindResult:
 def list_rewind_points(
     transcript: Transcript, checkpoints: FileCheckpoints, *, hidden: bool = False
 ) -> Sequence[RewindPoint]:
-    """List the points of a conversation, the oldest first; those that a rewind has hidden only if asked. It blocks.
+    """List the points of a conversation, oldest first, optionally including `hidden` ones. Blocks.
 
-    A rewind to a hidden point is valid too, such as to restore a file that the first attempt left as it was.
+    Rewinding to a hidden point is valid too, for example to restore a file that the first attempt skipped.
 
     Raises:
-        OSError: The checkpoints cannot be read.
+        OSError: The checkpoints can't be read.
     """
     points = find_rewind_points(transcript.rows(), checkpoints.changed_paths)
     visible = {index for index, _ in transcript.visible_rows()}
@@ -90,7 +90,7 @@ def list_rewind_points(
 def find_rewind_points(
     rows: Sequence[JsonObject], find_changed_paths: Callable[[str], Sequence[str]]
 ) -> Sequence[RewindPoint]:
-    """Find the points in the rows of a conversation, the oldest first; `find_changed_paths` gives those of a node."""
+    """Find the points in the rows of a conversation, oldest first. `find_changed_paths` returns a node's paths."""
     points: list[RewindPoint] = []
     nodes: set[str] = set()
     for index, row in enumerate(rows):
@@ -109,7 +109,7 @@ def find_rewind_points(
 
 
 def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:
-    """Find the first words of the prompt whose first turn is the first of these rows."""
+    """Return the first words of the prompt whose first turn is the first of these rows."""
     for row in rows:
         if row.get("op") == _TURN_OP and row.get("node") != node:
             break
@@ -121,17 +121,17 @@ def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:
                 items = content if isinstance(content, list) else [content]
                 written = " ".join(item for item in items if isinstance(item, str))
                 text = " ".join(clean_text(written)[0].split())
-                return text if len(text) <= _TITLE else f"{text[: _TITLE - 1]}…"
+                return text if len(text) <= _MAX_TITLE else f"{text[: _MAX_TITLE - 1]}…"
     return "(the prompt was not stored)"
 
 
 async def preview_rewind(
     point: RewindPoint, scope: RewindScope, transcript: Transcript, checkpoints: FileCheckpoints, fs: Fs
 ) -> RewindPreview:
-    """List what a rewind would do.
+    """Determine the effects of a rewind.
 
     Raises:
-        OSError: The checkpoints cannot be read, or hold nothing about this point.
+        OSError: The checkpoints can't be read or don't have this point.
     """
     steps: tuple[RestoreStep, ...] = ()
     notes: tuple[str, ...] = ()
@@ -143,34 +143,21 @@ async def preview_rewind(
 
 
 def count_hidden_messages(point: RewindPoint, transcript: Transcript) -> int:
-    """Count the messages that a rewind to a point hides; negative if it shows messages again."""
+    """Count the messages that a rewind to a point hides, or (negative) shows again."""
     now, then = transcript.visible_rows(), transcript.visible_rows(point.row)
     return sum(row.get("op") == "message" for _, row in now) - sum(row.get("op") == "message" for _, row in then)
-
-
-async def rewind_files(
-    point: RewindPoint, transcript: Transcript, checkpoints: FileCheckpoints, fs: Fs, *, insist: Collection[str] = ()
-) -> RewindResult:
-    """Restore the files to their state at a point, after recording what they are now.
-
-    A file that another program has changed since stays as it is, unless its absolute path is in `insist`.
-
-    Raises:
-        OSError: What the files are now could not be recorded; no file was changed.
-    """
-    return await rewind(point, "files", transcript, checkpoints, fs, insist=insist)
 
 
 def rewind_conversation(
     point: RewindPoint, transcript: Transcript, *, scope: RewindScope = "talk", node: str = ""
 ) -> int:
-    """Hide everything from a point on, and return what `count_hidden_messages` says. It blocks.
+    """Hide everything from a point on, and return `count_hidden_messages`. Blocks.
 
-    A prompt begins a turn, and all calls before it have their results: calls and results stay paired. `node` is the
-    checkpoint node that undoes the restored files of the same rewind.
+    A prompt starts a turn, and all calls before it have results, so calls and results stay paired. `node` is the
+    checkpoint node to undo the file changes of the same rewind.
 
     Raises:
-        OSError: The transcript cannot be written.
+        OSError: The transcript can't be written.
     """
     hidden = 0
     facts: dict[str, str | int] = {"scope": scope, "to": point.number}
@@ -196,8 +183,10 @@ async def rewind(
 ) -> RewindResult:
     """Return to a point: first the files, then the conversation.
 
+    A file that another program has changed since stays unless its absolute path is in `insist`.
+
     Raises:
-        OSError: What the files are now could not be recorded (no file was changed), or the transcript not be written.
+        OSError: Recording the current files failed (no file changed), or the transcript can't be written.
     """
     restored = None
     if scope == "talk":
@@ -211,6 +200,6 @@ async def rewind(
 
 
 def find_workspace(transcript: Transcript) -> str:
-    """Find the working directory of a conversation."""
+    """Return the working directory of a conversation."""
     cwd = transcript.rows()[0].get("cwd") if transcript.rows() else None
     return cwd if isinstance(cwd, str) else os.getcwd()

@@ -1,11 +1,11 @@
-"""One headless run, from the prompt on the command line to the exit code of the program.
+"""A headless run, from the prompt on the command line to the exit code.
 
-On a terminal the person is asked before a call that needs permission; with JSON output, or if standard error is not a
-terminal, such a call is denied.
+On a terminal, a call that needs permission asks the user. With JSON output, or if standard error isn't a terminal, such
+a call fails.
 
-The first request waits three seconds for a server that was never ready before, and as long as it takes for one with
-`required: true`. The tools of a server that was ready before are known, and the first call waits for the server.
-Missing servers are reported on standard error and in the first event, or in the last one if they fail later.
+The first request waits three seconds for a server that was never ready before, and indefinitely for one with
+`required: true`. The tools of a server that was ready before are known, so only the first call waits for it. Standard
+error and the first event report missing servers, or the last event if they fail later.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from induscode.permissions import PermissionSetup
 
 _CLOSING_S = 5.0
-"""Time to close everything after a signal."""
+"""Time limit for the shutdown after a signal."""
 _REPORT_S = 1.0
-"""Time to write the summary after a cancellation."""
+"""Time limit for writing the summary after a cancellation."""
 _STANDARD_OUTPUT = 1
 _TASKS_ENDED = "Your background tasks have ended. Go on with their reports, and give the complete answer."
 USAGE_ERRORS = (
@@ -61,16 +61,13 @@ USAGE_ERRORS = (
     UnknownCapability,
     BackendFault,
 )
-"""Errors in what the user has given: flags, files, names."""
-
-
-# -- the program --------------------------------------------------------------------------------
+"""Errors in the user's flags, files or names."""
 
 
 def run_headless(invocation: Invocation, permissions: PermissionSetup | None = None) -> int:
-    """Answer the prompt of an invocation, and give the exit code of the program.
+    """Answer the prompt of an invocation and return the exit code.
 
-    Call it in the main thread, without a running event loop. `permissions` replaces those that the invocation asks for.
+    Call it in the main thread, without a running event loop. `permissions` overrides the invocation's.
     """
     writer = StdoutWriter(_STANDARD_OUTPUT)
     if sys.stdout is not None:
@@ -91,13 +88,13 @@ def run_headless(invocation: Invocation, permissions: PermissionSetup | None = N
     if code == ExitCode.READER_LEFT:
         redirect_to_null(_STANDARD_OUTPUT)
     if writer.stuck:
-        # A thread is blocked in a write that has no reader; it would keep the interpreter alive.
+        # A thread blocked in a write without a reader would keep the interpreter alive.
         os._exit(code)
     return code
 
 
 def _limit_shutdown(token: CancelToken) -> None:
-    """Exit after a time limit, or at once at the second SIGINT."""
+    """Exit after a time limit, or immediately on a second SIGINT."""
     from asyncio import get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
 
     code = signal_code(token.reason or "")
@@ -117,12 +114,12 @@ async def answer_prompt(
     cancel: CancelToken,
     stdin: IO[str] | None = None,
 ) -> int:
-    """Answer the prompt of an invocation in a running event loop; errors become exit codes."""
+    """Answer the prompt of an invocation in a running event loop, turning errors into exit codes."""
     try:
         async with AsyncExitStack() as stack:
             run: Run | None = None
             prompt = ""
-            # Resources opened inside the cancel scope are closed outside of it, without a deadline.
+            # Resources opened inside the cancel scope close outside it, without a deadline.
             with cancel.guard():
                 prompt, note = await to_thread.run_sync(
                     read_prompt, invocation.prompt, stdin or sys.stdin, lambda: cancel.cancelled
@@ -155,25 +152,22 @@ async def answer_prompt(
 
 
 def to_exit_code(exc: Exception) -> int:
-    """Give the exit code for the error that has ended a run."""
+    """Return the exit code for the error that ended a run."""
     if isinstance(exc, USAGE_ERRORS):
         return ExitCode.USAGE
     return ExitCode.MODEL if isinstance(exc, NoModelError) else ExitCode.FAILED
 
 
-# -- running ------------------------------------------------------------------------------------
-
-
 @dataclass(slots=True)
 class Run:
-    """One turn of a conversation: reported, executed, and recorded."""
+    """Runs and reports the turns of a headless conversation."""
 
     conversation: Conversation
     reporter: Reporter
     cancel: CancelToken
 
     def describe_start(self) -> RunStart:
-        """Describe the model, the tools and the servers before the first request."""
+        """Describe the model, tools and servers before the first request."""
         conversation = self.conversation
         conversation.notes.extend(conversation.list_notes())
         servers: list[JsonObject] = []
@@ -197,23 +191,23 @@ class Run:
         )
 
     async def refuse(self, missing: Sequence[str]) -> int:
-        """End before the first request, because required servers are missing."""
+        """End before the first request because required servers are missing."""
         names = ", ".join(map(repr, missing))
         message = f"{names} must be ready for this run and is not: no request was made"
         await self._report_end(RunResult(reason="error", message=message), ExitCode.SERVER_MISSING)
         return ExitCode.SERVER_MISSING
 
     async def execute(self, prompt: str) -> int:
-        """Have the model answer the prompt, and give the exit code."""
-        known = len(self.conversation.notes)
+        """Answer the prompt and return the exit code."""
         conversation, sink = self.conversation, self.reporter.report_event
+        known = len(conversation.notes)
         budget = RequestBudget(conversation.invocation.max_requests)
         result = await conversation.run_turn(prompt, sink=sink, cancel=self.cancel, budget=budget)
         tasks = conversation.resources.delegate
         while result.reason == "done" and await tasks.wait_for_all(self.cancel):
-            # The model has answered, and its background tasks have ended since: it reads their reports.
+            # Let the model read the reports of background tasks that ended after its answer.
             result = await conversation.run_turn(_TASKS_ENDED, sink=sink, cancel=self.cancel, budget=budget)
-        for note in self.conversation.notes[known:]:
+        for note in conversation.notes[known:]:
             print_status(note)
         if result.reason == "cancelled":
             code = signal_code(self.cancel.reason or "")
@@ -234,7 +228,7 @@ class Run:
         conversation = self.conversation
         for note in conversation.list_notes():
             if note not in conversation.notes:
-                self._warn(note)  # a server has failed, or lists other tools, since the start
+                self._warn(note)  # since the start, a server failed or changed its tools
         if conversation.transcript.failure is not None:
             self._warn(f"the end of this conversation is not kept: {conversation.transcript.failure}")
         summary = RunSummary(
@@ -245,6 +239,6 @@ class Run:
             denied=tuple(self.reporter.denied),
             notes=tuple(conversation.notes),
         )
-        # A cancelled run reports its summary too, as long as there is a reader.
+        # A cancelled run reports its summary too, if the reader accepts it in time.
         with anyio.move_on_after(_REPORT_S, shield=True):
             await self.reporter.report_end(summary)

@@ -1,7 +1,7 @@
-"""Requests of servers during a call, put to the person by a dialog: elicitation, sampling, roots.
+"""Handles server requests during a call (elicitation, sampling, roots) by asking the user.
 
-Each question names the configured server that asks. The text of a server is escaped and marked at the beginning of
-every line, so that it cannot pass for a line of ours. A server receives an answer only after the person's yes.
+Each question names the configured server that asks. Server text is escaped and every line of it prefixed, so that it
+can't pass for a line of ours. A server gets an answer only after the user says yes.
 """
 
 from __future__ import annotations
@@ -29,30 +29,29 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.cli.dialog import Dialog
+    from induscode.cli.dialog import Dialog, Reply
 
     Sampling: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
-    from induscode.cli.dialog import Reply
 
 REFUSED = -1
 """Error code of a refused sampling request:
 https://modelcontextprotocol.io/specification/2025-06-18/client/sampling#error-handling."""
 _NO_MODEL = -32000
-_ROUNDS = 10
-"""How often the answers to one form may be changed."""
-_SHOWN_LINES = 400
+_MAX_FORM_ROUNDS = 10
+"""Times the user may revise the answers to one form."""
+_MAX_SHOWN_LINES = 400
 _DECLINE = Choice(key="n", label="no, decline", refuses=True)
 
 
 def build_server_handlers(
     dialog: Dialog, sample: Sampling | None = None, roots: Sequence[str] | None = None
 ) -> Handlers:
-    """Build the handlers for requests of servers.
+    """Build the handlers for server requests.
 
     Args:
-        dialog: Asks the person.
-        sample: Completes a sampling request with a model; without it, servers are told that there is no sampling.
-        roots: Directories that servers may know of; without them, servers are told that there are no roots.
+        dialog: Asks the user.
+        sample: Completes a sampling request with a model. If `None`, the client doesn't advertise sampling.
+        roots: Directories to disclose to servers. If `None`, the client doesn't advertise roots.
     """
     requests = ServerRequests(dialog, sample, roots or ())
     return Handlers(
@@ -63,7 +62,7 @@ def build_server_handlers(
 
 
 class SamplingModel:
-    """The model for sampling requests. It exists before servers start; each turn connects its model by `attach`."""
+    """The model for sampling requests. Created before servers start; each turn attaches its model."""
 
     def __init__(self) -> None:
         self._complete: Sampling | None = None
@@ -76,7 +75,7 @@ class SamplingModel:
         """Complete a sampling request.
 
         Raises:
-            RpcError: No model is open, or it gave no answer.
+            RpcError: No model is open, or it didn't answer.
         """
         if self._complete is None:
             raise RpcError(_NO_MODEL, "there is no model before the first turn")
@@ -84,7 +83,7 @@ class SamplingModel:
 
 
 class ServerRequests:
-    """Answers the requests of servers in one session."""
+    """Answers server requests in one session."""
 
     def __init__(self, dialog: Dialog, sample: Sampling | None, roots: Sequence[str]) -> None:
         self._dialog = dialog
@@ -93,9 +92,7 @@ class ServerRequests:
         self._sampling_servers: set[str] = set()
         """Servers that may sample in this session."""
         self._lock = anyio.Lock()
-        """The questions of one request stay together."""
-
-    # -- elicitation --------------------------------------------------------------------------
+        """Keeps the questions of one request together."""
 
     async def elicit(self, params: JsonObject) -> JsonObject:
         """Answer `elicitation/create`: https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation.
@@ -132,7 +129,7 @@ class ServerRequests:
             return {"action": "cancel" if action is None else "decline"}
         if not fields:
             return {"action": "accept", "content": {}}
-        for _ in range(_ROUNDS):
+        for _ in range(_MAX_FORM_ROUNDS):
             content: JsonObject = {}
             for field in fields:
                 reply = await self._dialog.ask(field.build_question(server))
@@ -150,11 +147,11 @@ class ServerRequests:
         return {"action": "cancel"}
 
     async def _ask_url(self, server: str, params: JsonObject) -> JsonObject:
-        """Ask for consent to a web address; the person opens it, never this program."""
+        """Ask for consent to a web address. The user opens it, never this program."""
         url = params.get("url")
         host = _find_host(url) if isinstance(url, str) else None
         if host is None:
-            raise RpcError(INVALID_PARAMS, "the address to open is no http or https address")
+            raise RpcError(INVALID_PARAMS, "the address to open is not an http or https address")
         lines = [*_quote(params.get("message")), f"address: {escape_unprintable(str(url))}", f"domain: {host}"]
         if not str(url).casefold().startswith("https:"):
             lines.append("the connection to it is not encrypted")
@@ -164,13 +161,11 @@ class ServerRequests:
         action = await self._choose(title, lines, yes, _DECLINE, default="n")
         return {"action": "cancel" if action is None else "accept" if action == "y" else "decline"}
 
-    # -- sampling -----------------------------------------------------------------------------
-
     async def sample(self, params: JsonObject) -> JsonObject:
         """Answer `sampling/createMessage`: https://modelcontextprotocol.io/specification/2025-06-18/client/sampling.
 
         Raises:
-            RpcError: The person refused, the request is invalid, or the model gave no answer.
+            RpcError: The user refused, the request is invalid, or the model didn't answer.
         """
         assert self._sample is not None
         server = _get_server()
@@ -189,18 +184,16 @@ class ServerRequests:
                     self._sampling_servers.add(server)
         return await self._sample(params)
 
-    # -- roots --------------------------------------------------------------------------------
-
     async def list_roots(self, params: JsonObject) -> JsonObject:
         """Answer `roots/list`: https://modelcontextprotocol.io/specification/2025-06-18/client/roots."""
         roots: list[JsonValue] = [{"uri": Path(path).as_uri(), "name": os.path.basename(path)} for path in self._roots]
         return {"roots": roots}
 
     async def _choose(self, title: str, lines: Sequence[str], *choices: Choice, default: str) -> str | None:
-        """Ask a question with choices; None if it was cancelled."""
-        shown = [*lines[:_SHOWN_LINES]]
-        if len(lines) > _SHOWN_LINES:
-            shown.append(f"… and {len(lines) - _SHOWN_LINES} more lines")
+        """Ask a question with choices. Return the key of the choice, or `None` if the user cancelled."""
+        shown = [*lines[:_MAX_SHOWN_LINES]]
+        if len(lines) > _MAX_SHOWN_LINES:
+            shown.append(f"… and {len(lines) - _MAX_SHOWN_LINES} more lines")
         question = Question(title=escape_unprintable(title), lines=tuple(shown), choices=choices, default=default)
         reply = await self._dialog.ask(question)
         return None if reply.cancelled else reply.key
@@ -211,12 +204,12 @@ def _get_server() -> str:
 
 
 def _quote(text: JsonValue) -> list[str]:
-    """Mark the lines of a server's text."""
+    """Prefix the lines of a server's text."""
     return [f"| {line}" for line in list_lines(text)]
 
 
 def _find_host(url: str) -> str | None:
-    """Give the domain of a web address, in ASCII; None if it is no web address."""
+    """Return the ASCII domain of an HTTP(S) address, or `None` if it isn't one."""
     try:
         parts = urlsplit(url)
         host = parts.hostname or ""
@@ -227,7 +220,7 @@ def _find_host(url: str) -> str | None:
 
 
 def _describe_sampling(params: JsonObject) -> list[str]:
-    """Describe a sampling request: system prompt, messages, and limits."""
+    """Describe the system prompt, messages and limits of a sampling request."""
     lines: list[str] = []
     system = _quote(params.get("systemPrompt"))
     if system:
@@ -250,12 +243,11 @@ def _describe_sampling(params: JsonObject) -> list[str]:
 
 # -- forms ------------------------------------------------------------------------------------
 #
-# The schema of a form is flat, with one primitive type for each field:
-# https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation#requested-schema. Every answer is checked
-# before it is accepted. A form that asks for a secret is recognised by the names of its fields.
+# A form's schema is flat, with one primitive type per field:
+# https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation#requested-schema. Field names reveal
+# a form that asks for a secret.
 
-
-_MOST_FIELDS = 50
+_MAX_FIELDS = 50
 _KEYS = "123456789abcdefghijklmnopqrstuvwxyz"
 _SKIP = "-"
 _KINDS = {"string": "text", "number": "a number", "integer": "a whole number", "boolean": "yes or no"}
@@ -270,7 +262,7 @@ _LIMITS = {
 
 
 class InvalidFormError(CoreError):
-    """The schema of a form is not one that MCP allows."""
+    """MCP doesn't allow a form's schema."""
 
 
 @record(kw_only=True)
@@ -288,14 +280,13 @@ class FormField:
 
     @property
     def default(self) -> JsonValue:
-        """The value of an empty answer; None if there is none."""
+        """The value of an empty answer, if any."""
         return self.schema.get("default")
 
     @property
     def is_secret(self) -> bool:
-        """Whether the field asks for a secret, which a form must not."""
-        names = " ".join((self.name, self.label, str(self.schema.get("format", ""))))
-        return asks_for_secret(names)
+        """Whether the field asks for a secret, which MCP forbids in forms."""
+        return asks_for_secret(" ".join((self.name, self.label, str(self.schema.get("format", "")))))
 
     def build_question(self, server: str) -> Question:
         """Build the question for this field."""
@@ -340,7 +331,7 @@ class FormField:
         return [True, False] if self.kind == "boolean" else [value for value, _ in self.options]
 
     def find_problem(self, text: str) -> str | None:
-        """Describe what is wrong with an answer; None if it is valid."""
+        """Return the problem with an answer, or `None` if it's valid."""
         try:
             self._parse_text(text)
         except ValueError as exc:
@@ -348,7 +339,7 @@ class FormField:
         return None
 
     def parse_reply(self, reply: Reply) -> JsonObject:
-        """Convert an answer to the part of the form's content that it gives; empty for a field that is left out.
+        """Convert an answer to its part of the form's content, which is empty for a skipped field.
 
         Raises:
             ValueError: The answer is invalid.
@@ -437,13 +428,13 @@ def parse_form(schema: JsonValue) -> list[FormField]:
     """Parse the schema of a form.
 
     Raises:
-        InvalidFormError: It is not flat, or a field has a type that MCP does not allow.
+        InvalidFormError: It isn't flat, or MCP doesn't allow a field's type.
     """
     properties = schema.get("properties", {}) if is_json_object(schema) else None
     if not is_json_object(schema) or not is_json_object(properties):
         raise InvalidFormError("the form has no schema")
-    if len(properties) > _MOST_FIELDS:
-        raise InvalidFormError(f"the form has more than {_MOST_FIELDS} fields")
+    if len(properties) > _MAX_FIELDS:
+        raise InvalidFormError(f"the form has more than {_MAX_FIELDS} fields")
     required = schema.get("required")
     needed = required if isinstance(required, list) else []
     return [_parse_field(name, value, name in needed) for name, value in properties.items()]
@@ -452,7 +443,7 @@ def parse_form(schema: JsonValue) -> list[FormField]:
 def _parse_field(name: str, schema: JsonValue, required: bool) -> FormField:
     kind = schema.get("type") if is_json_object(schema) else None
     if not is_json_object(schema) or kind not in {*_KINDS, "array"}:
-        raise InvalidFormError(f"field {name!r} of the form has a type that a form cannot have: {kind!r}")
+        raise InvalidFormError(f"field {name!r} of the form has a type that forms do not allow: {kind!r}")
     options: tuple[tuple[str, str], ...] = ()
     if kind == "boolean":
         options = (("true", "yes"), ("false", "no"))
@@ -471,7 +462,7 @@ def _parse_field(name: str, schema: JsonValue, required: bool) -> FormField:
 
 
 def _parse_enum(schema: JsonObject) -> tuple[tuple[str, str], ...]:
-    """Read the values of `enum` with `enumNames`, or of `oneOf` and `anyOf` with titles."""
+    """Read the values of `enum` with `enumNames`, or of `oneOf` or `anyOf` with titles."""
     values, labels = schema.get("enum"), schema.get("enumNames")
     if isinstance(values, list):
         texts = [value for value in values if isinstance(value, str)]
@@ -483,7 +474,6 @@ def _parse_enum(schema: JsonObject) -> tuple[tuple[str, str], ...]:
 
 
 def list_lines(text: JsonValue) -> list[str]:
-    """Split a text of a server into escaped lines; empty if it is no text."""
-    if not isinstance(text, str):
-        return []
-    return [escape_unprintable(line.expandtabs(4)) for line in text.splitlines()]
+    """Split a server's text into escaped lines. Any other value has no lines."""
+    lines = text.splitlines() if isinstance(text, str) else []
+    return [escape_unprintable(line.expandtabs(4)) for line in lines]

@@ -1,8 +1,8 @@
-"""The servers of an open session: changes of their configuration are applied between turns, and phases are timed.
+"""The servers of an open session: applies configuration changes between turns, and times phases.
 
-A broken file changes nothing. A row of a file inside the workspace that nothing but the command line has named, or that
-belongs to the user, is used as it was when the session began: the model could have changed it. `indus mcp trust` is the
-consent to rows of the project.
+A broken file changes nothing. For files inside the workspace that only the command line names, or that belong to the
+user, the session keeps the rows it started with, because the model could have changed them. For rows of the project,
+`indus mcp trust` gives consent.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from induscode.servers.plan import ServerPlan
 
 RELOAD = "look at it: /mcp reload"
-_SHOWN_AFTER_S = 1.0
-"""A start that takes longer is shown."""
+_SLOW_START_S = 1.0
+"""Minimum duration for a start to be worth showing."""
 
 
 class BrokenConfigError(CoreError):
-    """A configuration file or a row of it cannot be used; the servers stay as they were."""
+    """A configuration file or row is unusable, so the servers didn't change."""
 
 
 class ServerPhases:
-    """Since when every server has its phase; it receives the events of the fleet and passes them on."""
+    """Records when each server entered its phase. Receives fleet events and passes them on."""
 
     def __init__(
         self, listener: Callable[[FleetEvent], None] | None = None, clock: Callable[[], float] = monotonic
@@ -50,7 +50,7 @@ class ServerPhases:
         self._causes: dict[str, str] = {}
 
     def __call__(self, event: FleetEvent) -> None:
-        """Handle an event of the fleet."""
+        """Handle a fleet event."""
         server, status = event.server, event.status
         if event.event == "phase":
             self._phases[server] = status.phase, self._clock()
@@ -61,37 +61,37 @@ class ServerPhases:
             self._listener(event)
 
     def get_age(self, server: str) -> float | None:
-        """Return for how many seconds a server has its phase; None if it has never changed."""
+        """Return how long a server has been in its phase, in seconds, or `None` if that never changed."""
         known = self._phases.get(server)
         return None if known is None else self._clock() - known[1]
 
     def describe_starts(self) -> list[str]:
-        """Describe each start that takes longer than a second, with its probable cause."""
+        """Describe each slow start, with its probable cause."""
         now = self._clock()
         return [
             f"starting {server} {now - since:.0f} s" + (f": {self._causes[server]}" if server in self._causes else "")
             for server, (phase, since) in self._phases.items()
-            if phase is EndpointPhase.CONNECTING and now - since >= _SHOWN_AFTER_S
+            if phase is EndpointPhase.CONNECTING and now - since >= _SLOW_START_S
         ]
 
     def forget(self, servers: Sequence[str]) -> None:
-        """Drop servers that are gone."""
+        """Drop removed servers."""
         for server in servers:
             self._phases.pop(server, None)
             self._causes.pop(server, None)
 
 
 class LateServers:
-    """Servers whose tools aren't known yet. A prompt waits for each of them once, and only for a few seconds."""
+    """Servers whose tools aren't known yet. Prompts wait for each of them once, for a few seconds."""
 
     def __init__(self, mcp: BootedBridge) -> None:
         self._mcp = mcp
         self._waited: set[str] = set()
         self._late: set[str] = set()
-        """Those that were still starting when a prompt went on."""
+        """Servers that were still starting when a prompt went ahead."""
 
     async def wait(self) -> Sequence[str]:
-        """Wait for unknown servers within the limit, and for required ones; describe those that are still starting."""
+        """Wait briefly for unknown servers, and for required ones. Describe servers that are still starting."""
         unknown = [server for server in self._mcp.unknown_servers() if server not in self._waited]
         self._waited.update(unknown)
         awaited = self._mcp.awaited_servers()
@@ -102,7 +102,7 @@ class LateServers:
         return [f"server {server!r} is still starting: the model gets its tools once it's up" for server in starting]
 
     def take_notices(self) -> Sequence[str]:
-        """Describe to the model, once, the servers that have come up since a prompt went on without them."""
+        """Describe late servers that are now up, each once, for the model."""
         if not self._late:
             return ()
         tools = [card for card in self._mcp.capabilities if card.ref.server in self._late]
@@ -116,34 +116,34 @@ class LateServers:
 
 
 class SessionServers:
-    """The servers of an open session. Its methods are called one after the other.
+    """The servers of an open session. Don't call its methods concurrently.
 
     Args:
         invocation: The invocation of the session.
-        mcp: The servers as they were booted; the rows of its plan have the person's consent.
+        mcp: The booted servers. The user has consented to the rows of its plan.
         files: The configuration files, with signatures from before they were read.
-        phases: Receives the events of the fleet.
+        phases: Receives fleet events.
     """
 
     def __init__(self, invocation: Invocation, mcp: BootedBridge, files: ConfigFiles, phases: ServerPhases) -> None:
         self.mcp = mcp
         self.phases = phases
         self.plan = mcp.plan
-        """All configured servers, also those that are switched off for this session."""
+        """All configured servers, including those switched off for this session."""
         self.switched_off: set[str] = set()
         """Switched off for this session."""
         self.switched_on: set[str] = set()
-        """Switched on for this session, and off in their files."""
+        """Switched on for this session, but off in their files."""
         self._invocation = invocation
         self._files = files
-        # A user's file inside the workspace (a session in the home directory) is as exposed as one of `--mcp`.
+        # A user file inside the workspace (a session in the home directory) is as exposed as an `--mcp` file.
         self._consented = ConsentedRows(invocation.cwd, mcp.plan, lambda _: RELOAD, scopes={"given", "user"})
         self._waking: list[BackgroundTask] = []
         self._leased: Sequence[str] = ()
-        """Servers whose change waits until no sub-agent uses them."""
+        """Servers that can't change until sub-agents stop using them."""
 
     async def apply_changes(self) -> list[str]:
-        """Apply changed files, and approvals given in another process; describe the changes."""
+        """Apply changed files and approvals from other processes, and describe the changes."""
         await self.mcp.reread_approvals()
         leases = self.mcp.fleet.leases
         is_free = bool(self._leased) and not any(map(leases.find_holders, self._leased))
@@ -155,10 +155,10 @@ class SessionServers:
             return str(exc).splitlines()
 
     async def read_plan(self) -> ServerPlan:
-        """Read the configuration as it is now.
+        """Read the current configuration.
 
         Raises:
-            BrokenConfigError: A file is gone, or broken, or a row of a present server is.
+            BrokenConfigError: A file, or the row of a current server, is missing or broken.
         """
         broken = await to_thread.run_sync(find_broken_files, self._files.files)
         if broken:
@@ -173,13 +173,13 @@ class SessionServers:
         return plan
 
     def find_held_back(self, plan: ServerPlan) -> Sequence[ServerRow]:
-        """List the rows of a plan that wait for the user's yes to a change. It blocks."""
+        """List the rows of a plan with changes that need the user's consent. Blocks."""
         return self._consented.find_changed(plan)
 
     async def apply_plan(self, plan: ServerPlan) -> list[str]:
-        """Replace the servers by those of a plan, and describe the changes; new ones start in the background.
+        """Switch to the servers of a plan, starting new ones in the background, and describe the changes.
 
-        A cancellation is raised when the change is complete.
+        A cancellation takes effect when the change is complete.
         """
         return await run_shielded(self._apply_plan(plan), "change of servers")
 
@@ -209,7 +209,7 @@ class SessionServers:
         return [*described, *(str(note) for note in used.notes if str(note) not in known)]
 
     async def aclose(self) -> None:
-        """Cancel the starts in the background."""
+        """Cancel background starts."""
         for task in self._waking:
             task.cancel()
             await task.join()

@@ -1,7 +1,7 @@
-"""Tool calls of a model: run, and reported as events.
+"""Runs a model's tool calls and reports them as events.
 
-The module is independent of the library that runs the model loop. A call that repeats an earlier call with the same
-result is counted; the model is warned, and the run is ended if it goes on.
+This module doesn't depend on the library behind the model loop. It counts calls that repeat an earlier call with the
+same result, warns the model, and ends the run if that doesn't help.
 """
 
 from __future__ import annotations
@@ -38,23 +38,19 @@ WARN_AT = 3
 STOP_AT = 6
 RepeatAction: TypeAlias = Literal["continue", "warn", "stop"]
 
-
 current_call: ContextVar[str] = ContextVar("current_call", default="")
-"""Id of the call that runs in this task, for questions about it; empty outside of a call."""
+"""Id of the call running in this task, for questions about it; empty outside a call."""
 
 
 class RepeatedCallError(CoreError):
     """The model repeats the same call with the same result."""
 
 
-# -- repetition ---------------------------------------------------------------------------------
-
-
 class RepeatDetector:
-    """Counts calls of one run that give the same result for the same arguments.
+    """Counts calls of a run that return the same result for the same arguments.
 
-    A call with a new result starts the count again: a test that fails with the same output after another edit is
-    progress, not repetition.
+    A new result resets the count: a test that fails with the same output after another edit is progress, not
+    repetition.
     """
 
     def __init__(self, warn_at: int = WARN_AT, stop_at: int = STOP_AT) -> None:
@@ -63,7 +59,7 @@ class RepeatDetector:
         self._repeats: Counter[str] = Counter()
 
     def record(self, name: str, arguments: JsonValue, answer: str) -> RepeatAction:
-        """Record a call with its answer, and say what to do about it."""
+        """Record a call with its answer, and return the action to take."""
         try:
             encoded = compact_json(arguments, sort_keys=True)
         except NotJson:
@@ -82,31 +78,28 @@ class RepeatDetector:
 
 
 def describe_repetition(name: str, times: int = WARN_AT) -> str:
-    """Write the warning that the model receives with a repeated result."""
+    """Write the model's warning about a repeated result."""
     return (
         f"[{name} has given this same answer to this same call {times} times. It will not change "
         "by itself: do something else, or say what is in the way.]"
     )
 
 
-# -- calls --------------------------------------------------------------------------------------
-
-
 class ToolCalls:
-    """Runs the calls of one run, reports them as events, and ends the run on repetition."""
+    """Runs the calls of a run, reports them as events, and ends the run on repetition."""
 
     def __init__(self, sink: EventSink, cancel: CancelToken, notices: Callable[[], Sequence[str]] = tuple) -> None:
-        """Take the sink of events, the token that ends calls, and what the model is told with a result."""
+        """Connect the event sink, the token that ends calls, and the notices to send with results."""
         self._sink, self._cancel, self._notices = sink, cancel, notices
         self._repeats = RepeatDetector()
         self._order = ReadWriteLock()
 
     async def run(self, toolbox: DeckToolBox, call: ToolCall) -> ModelContent:
-        """Run a call while its progress is reported; one that changes something runs alone.
+        """Run a call and report its progress. A call that changes something runs alone.
 
         Raises:
-            RepeatedCallError: The call gave the same result too often.
-            OSError: The sink failed: its reader is gone.
+            RepeatedCallError: The call returned the same result too often.
+            OSError: The sink failed because its reader is gone.
         """
         call = resolve_deck_call(toolbox, call)
         card = toolbox.runner.cards.get(call.name)
@@ -123,7 +116,7 @@ class ToolCalls:
             try:
                 send.send_nowait(progress)
             except anyio.WouldBlock:
-                return  # the sink is slower than the tool: a later report replaces this one
+                return  # the sink is slower than the tool; a later report supersedes this one
 
         outcome: ToolOutcome | None = None
         wait = UserWait(current_wait.get())
@@ -165,10 +158,10 @@ class ToolCalls:
         return content
 
     async def report_unknown_tool(self, call_id: str, name: str, message: str) -> None:
-        """Report a call of a tool that is absent from the deck.
+        """Report a call of a tool that isn't in the deck.
 
         Raises:
-            RepeatedCallError: The tool was called too often.
+            RepeatedCallError: The model called the tool too often.
         """
         await self._sink(ToolAnswered(call_id, name, message, is_error=True, code="unknown_tool"))
         if self._repeats.record(name, None, message) == "stop":

@@ -1,8 +1,8 @@
-"""Conversations on disk: one append-only log for each, which `--continue` and `--resume` read.
+"""Conversations on disk: an append-only log each, which `--continue` and `--resume` read.
 
-A conversation is a private directory in this user's state directory, named by its id. The log records the working
-directory, every message, the deck of every turn, which files were read, and what `KeptState` stores. Rows are only ever
-appended, and rows of another version are kept and ignored. A file lock admits one process at a time.
+Each conversation has a private directory, named by its id, in the user's state directory. The log records the working
+directory, messages, the deck of every turn, file reads, and the rows of `KeptState`. It ignores rows of other versions
+but never deletes them. A file lock admits one process at a time.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
 KEEP = 200
-"""Number of conversations that are kept, of scripts (`-p`) and of others each."""
+"""Conversations to keep: this many from scripts (`-p`), and as many others."""
 KEEP_DAYS = 30
 LOG_NAME = "transcript.log"
 _SCRIPTED = "scripted"
-"""A file in the directory of a conversation that no user has opened yet, only a script (`-p`)."""
+"""Marker file of a conversation that only scripts (`-p`) have opened."""
 _READ_OP = "read"
 REWIND_OP = "rewind"
 COMPACT_OP = "compact"
 FORK_OP = "fork"
 _MESSAGE_OP = "message"
 _MS_NS = 1_000_000
-_FIRST_LINE = 64 * 1024
+_MAX_FIRST_LINE = 64 * 1024
 
 
 class ConversationError(CoreError):
-    """A conversation is absent, or cannot be continued."""
+    """A conversation doesn't exist or can't be continued."""
 
 
 class Transcript:
-    """One open conversation. The methods block: call them in a thread."""
+    """The log of an open conversation. Its methods block: call them in a thread."""
 
     def __init__(self, directory: str, cwd: str) -> None:
-        """Open the conversation in `directory`; create both if they are absent.
+        """Open the conversation in `directory`, creating both if necessary.
 
         Raises:
-            OSError: The log cannot be opened.
+            OSError: The log can't be opened.
             ConversationError: Another process has the conversation open.
         """
         self.directory = make_private_dir(directory)
         self.id = os.path.basename(self.directory)
         self.failure: str | None = None
-        """Why the log is no longer written; None while it is."""
+        """The error that stopped writing to the log, if any."""
         self._writing = Lock()
         self._lock = os.open(os.path.join(self.directory, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -79,23 +79,22 @@ class Transcript:
             self.mark("start", cwd=cwd)
 
     def rows(self) -> Sequence[JsonObject]:
-        """Give all rows, the oldest first."""
+        """Return all rows, oldest first."""
         return tuple(self._log.rows)
 
     def visible_rows(self, until: int | None = None) -> Sequence[tuple[int, JsonObject]]:
-        """Give the rows that `find_visible_rows` finds, with `until` as they were before that position."""
+        """Return the visible rows with their positions (see `find_visible_rows`), optionally as of row `until`."""
         return find_visible_rows(self._log.rows[:until])
 
     def messages(self) -> Sequence[JsonObject]:
-        """Give the messages that a model receives, the oldest first.
+        """Return the messages to send to a model, oldest first.
 
-        Those that a rewind has hidden are left out; a compaction replaces the messages before the row `first` by its
-        summary.
+        A rewind hides messages. A compaction replaces the messages before row `first` with its summary.
         """
         return tuple(message for _, message in self.numbered_messages())
 
     def numbered_messages(self) -> Sequence[tuple[int, JsonObject]]:
-        """Give what `messages` gives, with the position of each row; a summary has the position of its compaction."""
+        """Return `messages` with their row positions. A summary has the position of its compaction."""
         rows = self.visible_rows()
         messages: list[tuple[int, JsonObject]] = []
         for index, row in reversed(rows):
@@ -119,9 +118,9 @@ class Transcript:
         self.append_rows([build_row(op, facts)])
 
     def append_rows(self, rows: Sequence[JsonObject]) -> None:
-        """Append rows with one write; a failure is stored in `failure`."""
-        # A full disk does not end the conversation; rows behind a gap would mislead a later run.
-        with self._writing:  # sub-agents record their turns in threads of their own
+        """Append rows in one write, and store an error in `failure`."""
+        # A full disk doesn't end the conversation, but rows after a gap would mislead a later run.
+        with self._writing:  # sub-agents record their turns in other threads
             if self.failure is not None:
                 return
             try:
@@ -136,26 +135,26 @@ class Transcript:
 
 
 def build_row(op: str, facts: Mapping[str, JsonValue]) -> JsonObject:
-    """Build a row with the present time."""
+    """Build a row with the current time."""
     return {"op": op, "at": iso_utc(now_ms()), **facts}
 
 
 def add_session_note(prompt: str, facts: Sequence[str]) -> str:
-    """Add facts of the session to a prompt, as a note for the model."""
+    """Add facts about the session to a prompt, as a note for the model."""
     text = "\n".join(facts)
     return f"{prompt}\n\n<session-note>\n{text}\n</session-note>" if facts else prompt
 
 
 def remove_session_note(prompt: str) -> str:
-    """Give a prompt as the person wrote it."""
+    """Return a prompt as the user wrote it."""
     return prompt.partition("\n\n<session-note>\n")[0]
 
 
 def find_visible_rows(rows: Sequence[JsonObject]) -> Sequence[tuple[int, JsonObject]]:
-    """Find the rows that no rewind has hidden, with their positions, the oldest first.
+    """Find the rows that no rewind hides, with their positions, oldest first.
 
-    A rewind is a row with the position `before`: the rows from there up to it are hidden. A later rewind to the
-    position of such a row shows them again.
+    A rewind row hides the rows from position `before` up to itself. A later rewind to its own position shows them
+    again.
     """
     numbered = list(enumerate(rows))
     parts: list[Sequence[tuple[int, JsonObject]]] = []
@@ -170,10 +169,10 @@ def find_visible_rows(rows: Sequence[JsonObject]) -> Sequence[tuple[int, JsonObj
 
 
 class ConversationReadState(ReadState):
-    """Read state that is stored with the conversation, and restored when it is continued.
+    """Read state that survives in the conversation's log.
 
-    A row holds the path, the digest of the bytes and the lines that were shown. A file with another digest has changed
-    since, and the tools say so.
+    A row holds the path, the digest of the bytes and the line range. If a file's digest differs, it has changed since,
+    and the tools say so.
     """
 
     def __init__(self, transcript: Transcript) -> None:
@@ -183,7 +182,7 @@ class ConversationReadState(ReadState):
         self.restore()
 
     def restore(self) -> None:
-        """Restore what the conversation holds, such as after a rewind. It blocks."""
+        """Restore the state from the log, for example after a rewind. Blocks."""
         self._files.clear()
         for _, row in self._transcript.visible_rows():
             path, digest = row.get("path"), row.get("digest")
@@ -205,14 +204,14 @@ class ConversationReadState(ReadState):
         self._pending.append(row)
 
     def forget(self, path: str) -> None:
-        """Drop the record of `path`, if there is one."""
+        """Drop the record of `path`, if any."""
         super().forget(path)
         self._pending.append({"path": path})
 
     def save_message(self, message: JsonObject) -> None:
-        """Append a message to the conversation, then the reads that led to it. It blocks.
+        """Append a message to the conversation, then the reads that led to it. Blocks.
 
-        The order matters: a read that the model never received does not count.
+        The order matters: a read that never reached the model doesn't count.
         """
         rows: list[JsonObject] = [{"op": _MESSAGE_OP, "message": message}]
         while self._pending:
@@ -224,10 +223,10 @@ class ConversationReadState(ReadState):
 
 
 def conversations_dir() -> str:
-    """Give the directory of all conversations.
+    """Return the directory of all conversations.
 
     Raises:
-        OSError: There is no home directory.
+        OSError: The user has no home directory.
     """
     return os.path.join(state_dir(), "conversations")
 
@@ -235,14 +234,14 @@ def conversations_dir() -> str:
 def open_transcript(
     cwd: str, *, resume: str | None = None, last: bool = False, fork: bool = False, scripted: bool = False
 ) -> Transcript:
-    """Open conversation `resume`, the `last` one in `cwd`, or a new one. It blocks.
+    """Open conversation `resume`, the `last` one in `cwd`, or a new one. Blocks.
 
-    With `fork` a copy of it is opened, under a new id. Conversations that only scripts have opened (`scripted`) make
-    room for each other, never at the cost of the others.
+    `fork` opens a copy under a new id. Conversations that only scripts opened (`scripted`) have a separate quota, so
+    they never displace others.
 
     Raises:
-        OSError: The log cannot be opened.
-        ConversationError: The conversation is absent or in use.
+        OSError: The log can't be opened.
+        ConversationError: The conversation doesn't exist or is in use.
     """
     root = conversations_dir()
     name, is_new = resume, False
@@ -252,7 +251,7 @@ def open_transcript(
     elif last:
         name = find_last_conversation(cwd, root)
         if name is None:
-            raise ConversationError(f"there is no conversation in {cwd} to go on with")
+            raise ConversationError(f"there is no conversation in {cwd} to continue")
     if name is None:
         make_private_dir(root)
         remove_old_conversations(root)
@@ -261,7 +260,7 @@ def open_transcript(
         name = fork_conversation(name, root)
     transcript = Transcript(os.path.join(root, name), cwd)
     mark = os.path.join(transcript.directory, _SCRIPTED)
-    with suppress(OSError):  # the mark only decides how long the conversation is kept
+    with suppress(OSError):  # the mark only affects retention
         if scripted and is_new:
             os.close(create_private_file(mark))
         elif not scripted:
@@ -270,12 +269,12 @@ def open_transcript(
 
 
 def fork_conversation(name: str, root: str) -> str:
-    """Copy a conversation with all that belongs to it, and give the id of the copy. It blocks.
+    """Copy a conversation's directory and return the id of the copy. Blocks.
 
-    Its files are only ever appended to: a copy that is made while it is open holds what was complete then.
+    Copying an open conversation is safe because its files only ever grow.
 
     Raises:
-        OSError: It could not be copied; nothing is left of the copy.
+        OSError: Copying failed. The partial copy is gone.
     """
     copy = new_ulid()
     path = os.path.join(root, copy)
@@ -293,15 +292,15 @@ def fork_conversation(name: str, root: str) -> str:
 
 
 def find_last_conversation(cwd: str, root: str) -> str | None:
-    """Find the conversation in a working directory that was written last."""
+    """Find the most recent conversation of a working directory."""
     return next((name for _, name in list_by_age(root) if find_cwd(os.path.join(root, name)) == cwd), None)
 
 
 def find_cwd(directory: str) -> str | None:
-    """Find the working directory of the conversation in `directory`; None if its log cannot be read."""
+    """Return the working directory of the conversation in `directory`, or `None` if its log is unreadable."""
     try:
         with open(os.path.join(directory, LOG_NAME), "rb") as file:
-            row = decode_line(file.readline(_FIRST_LINE).rstrip(b"\n"))
+            row = decode_line(file.readline(_MAX_FIRST_LINE).rstrip(b"\n"))
     except OSError:
         return None
     cwd = None if row is None else row.get("cwd")
@@ -309,12 +308,12 @@ def find_cwd(directory: str) -> str | None:
 
 
 def read_rows(directory: str) -> Sequence[JsonObject]:
-    """Read the rows of the log in `directory` up to a damaged one, without opening the conversation. It blocks."""
+    """Read the log's rows up to the first damaged one, without opening the conversation. Blocks."""
     return read_lines(os.path.join(directory, LOG_NAME))
 
 
 def remove_old_conversations(root: str) -> None:
-    """Remove conversations past `KEEP_DAYS` or past the newest `KEEP` of their kind; one that is in use stays.
+    """Remove unused conversations older than `KEEP_DAYS` or beyond the newest `KEEP` of their kind.
 
     A clock that jumps ahead removes nothing.
     """
@@ -331,7 +330,7 @@ def remove_old_conversations(root: str) -> None:
 
 
 def list_by_age(root: str) -> list[tuple[int, str]]:
-    """List modification times and names, the newest first."""
+    """List modification times and names, newest first."""
     try:
         names = os.listdir(root)
     except OSError:
@@ -340,7 +339,7 @@ def list_by_age(root: str) -> list[tuple[int, str]]:
     for name in filter(is_ulid, names):
         try:
             entries.append((os.stat(os.path.join(root, name, LOG_NAME)).st_mtime_ns, name))
-        except OSError:  # not a conversation, or removed meanwhile
+        except OSError:  # not a conversation, or just removed
             continue
     return sorted(entries, reverse=True)
 
@@ -359,10 +358,9 @@ def _is_in_use(directory: str) -> bool:
     return False
 
 
-# -- stored conversations ---------------------------------------------------------------------
+# -- listing ------------------------------------------------------------------------------------
 
-
-_TITLE = 120
+_MAX_TITLE = 120
 _MESSAGE = b'{"op":"message"'
 _BODY = b"{"
 
@@ -382,9 +380,9 @@ class ConversationSummary:
 def list_conversations(
     cwd: str, *, limit: int, directory: str | None = None, without: str | None = None
 ) -> Sequence[ConversationSummary]:
-    """List the conversations of a working directory that were written last, the newest first. It blocks.
+    """List the most recent conversations of a working directory, newest first. Blocks.
 
-    `directory` has all of them instead of the usual directory; `without` is left out.
+    `directory` overrides the directory of all conversations; `without` excludes a conversation.
     """
     root = directory or conversations_dir()
     summaries: list[ConversationSummary] = []
@@ -394,14 +392,14 @@ def list_conversations(
         path = os.path.join(root, name)
         if name == without or find_cwd(path) != cwd:
             continue
-        summary = summarise_log(path, modified_ns // 1_000_000)
+        summary = summarise_log(path, modified_ns // _MS_NS)
         if summary is not None and summary.messages:
             summaries.append(summary)
     return summaries
 
 
 def summarise_log(directory: str, modified_ms: int) -> ConversationSummary | None:
-    """Read the log in a directory; only the first prompt is decoded. It blocks."""
+    """Summarise the log in a directory, decoding only the first prompt. Blocks."""
     title, messages = "", 0
     try:
         with open(os.path.join(directory, LOG_NAME), "rb") as file:
@@ -416,23 +414,23 @@ def summarise_log(directory: str, modified_ms: int) -> ConversationSummary | Non
                     title = find_prompt_text(message) if is_json_object(message) else ""
     except OSError:
         return None
-    shown = cut_text(" ".join(clean_text(title)[0].split()), _TITLE)
+    shown = cut_text(" ".join(clean_text(title)[0].split()), _MAX_TITLE)
     return ConversationSummary(id=os.path.basename(directory), modified_ms=modified_ms, title=shown, messages=messages)
 
 
 def find_prompt_text(message: JsonObject) -> str:
-    """Find what a person has written in a message; empty if it holds no prompt."""
+    """Return the user's prompt in a message, or an empty string."""
     texts = _list_texts(message, "user-prompt") if message.get("kind") == "request" else []
     return remove_session_note("\n".join(texts))
 
 
 def find_answer_text(message: JsonObject) -> str:
-    """Find what a model has said in a message; empty if it said nothing."""
+    """Return the model's text in a message, or an empty string."""
     return "\n".join(_list_texts(message, "text")) if message.get("kind") == "response" else ""
 
 
 def find_last_exchange(messages: Sequence[JsonObject]) -> tuple[str, str]:
-    """Find the last prompt and the last text of the model after it."""
+    """Return the last prompt, and the model's last text after it."""
     prompt = answer = ""
     for message in reversed(messages):
         answer = answer or find_answer_text(message)

@@ -1,4 +1,4 @@
-"""Permissions: the checks between the calls of a model and the cards of the deck."""
+"""Permissions: the checks between a model's calls and the cards of the deck."""
 
 from __future__ import annotations
 
@@ -19,30 +19,28 @@ if TYPE_CHECKING:
 
 _EDITS = "Files of the working directory may be changed. "
 _ALL = "Every call is allowed, except what a rule denies."
-_UNASKED: dict[Approval, str] = {
+_HEADLESS_POSTURES: dict[Approval, str] = {
     "ask": (
-        "This run cannot ask a person: what changes something, runs commands, calls servers or "
+        "This run cannot ask the user: what changes something, runs commands, calls servers or "
         "reaches the network is refused unless a rule allows it."
     ),
     "auto-edit": (
-        f"{_EDITS}This run cannot ask a person: commands, "
+        f"{_EDITS}This run cannot ask the user: commands, "
         "calls of servers and the network are refused unless a rule allows them."
     ),
     "all": _ALL,
 }
-"""What runs where no person can be asked."""
-_ASKED: dict[Approval, str] = {
+_INTERACTIVE_POSTURES: dict[Approval, str] = {
     "ask": (
-        "A person is asked about each call that changes something, runs commands, calls servers or reaches the "
+        "The user is asked about each call that changes something, runs commands, calls servers or reaches the "
         "network, unless a rule allows it. A refusal may give the reason: follow it."
     ),
     "auto-edit": (
-        f"{_EDITS}A person is asked about commands, calls of servers and the network, unless a rule allows them. "
+        f"{_EDITS}The user is asked about commands, calls of servers and the network, unless a rule allows them. "
         "A refusal may give the reason: follow it."
     ),
     "all": _ALL,
 }
-"""What runs where a person is asked."""
 
 
 class InvalidRuleError(CoreError):
@@ -54,21 +52,21 @@ class PermissionSetup:
     """Permissions of a run, ready for its deck."""
 
     wrap: Callable[[Capability], Capability] | None = None
-    """Puts the checks in front of a card; None if the caller checks calls itself."""
+    """Adds the checks to a card, or `None` if the caller checks calls itself."""
     posture: str = ""
-    """Sentence for the system prompt: what runs without asking."""
+    """Describes what runs without asking, for the system prompt."""
     notes: Sequence[Note] = ()
     permissions: Permissions | None = None
-    """The checks themselves; None if the caller checks calls itself."""
+    """The checks, or `None` if the caller checks calls itself."""
 
 
 def load_permissions(
     invocation: Invocation, mode: PlanMode | None = None, approver: Approver | None = None, entry: str = ""
 ) -> PermissionSetup:
-    """Load the permissions of a run: its flags, and the rules of user and project.
+    """Load the permissions of a run from its flags and the user's and project's rules.
 
-    It blocks: call it in a thread. With `mode`, the cards of plan mode take effect. Without an `approver`, a call that
-    a person would be asked about is denied; remedies name flags, or arguments of the function `entry`.
+    Blocks: call it in a thread. With `mode`, the cards of plan mode take effect. Without an `approver`, calls that need
+    a question fail. Remedies suggest flags, or arguments of the function `entry`.
 
     Raises:
         InvalidRuleError: A rule on the command line is invalid.
@@ -97,7 +95,7 @@ def load_permissions(
     def wrap(card: Capability) -> Capability:
         return require_permission(card if mode is None else mode.wrap(card), permissions)
 
-    posture = (_UNASKED if approver is None else _ASKED)[invocation.approval]
+    posture = (_HEADLESS_POSTURES if approver is None else _INTERACTIVE_POSTURES)[invocation.approval]
     if invocation.allow:
         posture += f" Allowed: {', '.join(invocation.allow)}."
     return PermissionSetup(wrap=wrap, posture=posture, notes=notes, permissions=permissions)

@@ -1,7 +1,7 @@
-"""Approver: puts permission requests and plans to a person by a dialog.
+"""Approver: asks the user about permission requests and plans in a dialog.
 
-A question says in one sentence what will happen, lists every fact, gives the reason for asking, and names the exact
-rule that an answer for longer than once creates. Enter, Ctrl-C and Ctrl-D mean no.
+A question describes the call in one sentence, lists every fact, gives the reason for asking, and shows the exact rule
+that a lasting answer creates. Enter, Ctrl-C and Ctrl-D mean no.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _PLAN_CHOICES = {
 
 
 class PersonApprover:
-    """A person at a dialog, who decides about calls and plans."""
+    """Asks the user at a dialog about calls and plans."""
 
     def __init__(self, dialog: Dialog) -> None:
         self._dialog = dialog
 
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
-        """Ask about a call; only the scopes of the request are offered."""
+        """Ask about a call, offering the scopes of the request."""
         reply = await self._dialog.ask(build_permission_question(request))
         if reply.cancelled:
             return PermissionAnswer()
@@ -52,7 +52,7 @@ class PersonApprover:
         return PermissionAnswer(None, reply.text.strip())
 
     async def approve_plan(self, plan: str, stored: str, /) -> PlanDecision:
-        """Ask about a plan, which is shown completely."""
+        """Show a complete plan and ask about it."""
         lines = [escape_unprintable(line.expandtabs(4)) for line in plan.splitlines()]
         if stored:
             lines += ["", escape_unprintable(stored)]
@@ -65,7 +65,7 @@ class PersonApprover:
 
 
 def build_permission_question(request: PermissionRequest) -> Question:
-    """Build the question for a permission request of this task."""
+    """Build the question for a permission request."""
     rules = " and ".join(request.saves)
     labels = {
         ApprovalScope.ONCE: "yes, once",
@@ -73,7 +73,7 @@ def build_permission_question(request: PermissionRequest) -> Question:
         ApprovalScope.ALWAYS_TOOL: "always in this workspace: what the rule allows",
         ApprovalScope.ALWAYS_SERVER: f"always in this workspace: every tool of {request.server}",
     }
-    agent = current_agent.get()  # a task in the background asks while its person does something else
+    agent = current_agent.get()  # a background task asks while the user does something else
     lines = [f"for the agent: {agent}"] if agent else []
     lines += [*request.lines, f"why it is asked: {'; '.join(request.reasons)}"]
     if rules:

@@ -1,7 +1,6 @@
-"""Facts about a call before it runs: its kind, its paths, its commands, its server, its request.
+"""Facts about a call before it runs: its kind, paths, commands, server and request.
 
-Arguments are read in the form in which the card reads them, and paths are resolved by the file system that the card
-uses, so that the facts describe what the call will do.
+To describe the call exactly, it reads arguments as the card does and resolves paths with the card's file system.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _JOB_TOOLS = frozenset({"process", "bg-process"})
 
 
 class CallKind(StrEnum):
-    """Kind of a call; the value completes a sentence about the tool."""
+    """Kind of a call. The value completes a sentence about the tool."""
 
     LOOK = "looks at something of the session"
     OWN = "changes nothing but the session's own lists and jobs"
@@ -76,9 +75,9 @@ class PathFact:
     refusal: Refusal | None = None
     """Why the path policy refuses the path: outside, protected or special."""
     problem: str | None = None
-    """Why the path cannot be resolved."""
+    """Why the path can't be resolved."""
     tree: bool = False
-    """Whether the call is about everything below the path."""
+    """Whether the call covers everything below the path."""
 
 
 @record(kw_only=True)
@@ -94,32 +93,32 @@ class CallFacts:
     script: Script | None = None
     url: str | None = None
     method: str | None = None
-    """The HTTP method of an action of a connector."""
+    """The HTTP method of a connector's action."""
     slug: str | None = None
-    """The name of the action."""
+    """The action's name."""
     remote: RemoteToolRef | None = None
-    """The called tool of a server; None for a tool of this machine."""
+    """The server's tool; `None` for a local tool."""
     shares_name: bool = False
-    """Whether the name of the remote tool can also be read as a tool of a server with a longer id."""
+    """Whether the remote tool's name can also mean a tool of a server with a longer id."""
     pin: str | None = None
     sandbox: SandboxState | None = None
-    """The sandbox of a command; None without a command, or if the shell has no sandbox state."""
+    """The sandbox of a command; `None` without a command or if the shell doesn't report one."""
     principal: str = ""
-    """Who calls, as a gateway with access tokens knows it; empty elsewhere."""
+    """The caller's identity at a gateway with access tokens; empty elsewhere."""
 
     @property
     def is_discovery(self) -> bool:
-        """Whether it looks for actions: it has no method, host and slug that rules could name."""
+        """Whether it searches for actions, and so lacks a method, host and slug for rules to match."""
         return self.tool == ACTION_TOOL and self.arguments.get("action") == "discover"
 
     @property
     def server(self) -> str | None:
-        """The server of the called tool; None for a tool of this machine."""
+        """The tool's server; `None` for a local tool."""
         return None if self.remote is None else self.remote.server
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Tool names that rules may use: rules for `bash` hold for every tool that runs a command."""
+        """Tool names for rules to match. Rules for `bash` apply to every tool that runs a command."""
         is_shell = self.kind is CallKind.COMMAND and self.tool != "bash"
         return (self.tool, "bash") if is_shell else (self.tool,)
 
@@ -129,14 +128,14 @@ class SandboxedShell(Protocol):
     """A shell that knows its sandbox."""
 
     async def sandbox_state(self) -> SandboxState:
-        """Give the sandbox of the next command."""
+        """Return the sandbox that the next command will run in."""
         ...
 
 
 async def prepare_arguments(card: Capability, arguments: JsonValue) -> JsonObject | ToolResult:
-    """Return a checked copy of the arguments that the card will run with, or an error result.
+    """Return a validated copy of the arguments for the card to run with, or an error result.
 
-    The arguments of a remote tool are checked by its server.
+    Servers validate the arguments of remote tools.
     """
     if is_foreign(card):
         return await prepare_call(card.name, arguments)
@@ -157,11 +156,11 @@ async def gather_facts(
     """Gather the facts about a call.
 
     Args:
-        card: The called card.
-        arguments: Its arguments, prepared.
-        ctx: The context in which it will run.
-        workspace: The resolved working directory, if it is known already.
-        find_shell_folder: Gives the directory of the shell, if it is not the workspace.
+        card: The card to call.
+        arguments: The prepared arguments.
+        ctx: The context of the call.
+        workspace: The resolved working directory, if known.
+        find_shell_folder: Returns the shell's directory if it isn't the workspace.
     """
     if workspace is None:
         workspace = (await _resolve_path(ctx, ".", writing=False)).resolved
@@ -184,7 +183,7 @@ async def gather_facts(
 def identify_card(
     card: Capability, workspace: str, arguments: JsonObject | None = None, cwd: str | None = None
 ) -> CallFacts:
-    """Gather what is known about a call without its paths, commands and requests: the tool, its server, the caller."""
+    """Gather the facts that don't depend on paths, commands or requests: the tool, its server and the caller."""
     client = current_client.get()
     facts = CallFacts(
         tool=card.name,
@@ -204,16 +203,16 @@ def identify_card(
 
 
 def identify_listed_tool(name: str, remote: RemoteToolRef | None, workspace: str) -> CallFacts:
-    """Gather what is known about a tool of a list, of which there is no card: its name and its server."""
+    """Gather the facts about a listed tool without a card, from its name and server."""
     is_shell = name == "bash" or name in _JOB_TOOLS
     kind = CallKind.REMOTE if remote is not None else CallKind.COMMAND if is_shell else CallKind.CHANGE
     return CallFacts(tool=name, kind=kind, arguments={}, workspace=workspace, cwd=workspace, remote=remote)
 
 
 async def _add_target(facts: CallFacts, card: TargetedCard) -> CallFacts:
-    """Add the request of an action; one whose method changes nothing is egress alone."""
+    """Add an action's request. With a read-only method, it counts as egress."""
     target = await card.find_target(facts.arguments)
-    if target is None:  # documents of connectors are on this machine: finding actions sends nothing
+    if target is None:  # connector documents are local, so searching for actions sends nothing
         return replace(facts, kind=CallKind.LOOK) if facts.is_discovery else facts
     kind = CallKind.EGRESS if target.method in _READING_METHODS else facts.kind
     slug = facts.arguments.get("slug")
@@ -250,7 +249,7 @@ def _find_kind(card: Capability, arguments: JsonObject) -> CallKind:
 
 
 async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folder: str | None) -> CallFacts:
-    """Add the parsed command, the files of its redirections, and the sandbox."""
+    """Add the parsed command, its redirection targets and the sandbox."""
     is_input = facts.arguments.get("action") == "write"
     text = facts.arguments.get("input" if is_input else "command")
     script = await to_thread.run_sync(parse_command, text if isinstance(text, str) else "")
@@ -276,7 +275,7 @@ async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folder: str | N
 
 
 async def _resolve_path(ctx: ToolContext, given: str, *, writing: bool) -> PathFact:
-    """Resolve a path, and find out whether the path policy refuses it."""
+    """Resolve a path, and check whether the path policy refuses it."""
     spelled = _join_path(ctx.cwd, given)
     fact = PathFact(given=given, spelled=spelled, resolved=spelled, writing=writing)
     try:
@@ -284,7 +283,7 @@ async def _resolve_path(ctx: ToolContext, given: str, *, writing: bool) -> PathF
     except PathRefused as exc:
         refusal = exc.refusal
         if refusal == "outside" and writing:
-            # The policy reports its first reason; of the two, `protected` is the stricter one.
+            # The policy reports its first reason only, and `protected` is stricter than `outside`.
             reason = await to_thread.run_sync(default_protected_paths().find_reason, exc.resolved, os.sep)
             refusal = cast("Refusal", "protected") if reason else refusal
         return replace(fact, resolved=exc.resolved, refusal=refusal)
@@ -296,15 +295,14 @@ def _join_path(folder: str, path: str) -> str:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(path)))
 
 
-# -- path grants ------------------------------------------------------------------------------
+# -- path grants --------------------------------------------------------------------------------
 #
 # A symbolic link may change between the check and the call. The call therefore runs with a file system whose policy
-# knows what was allowed: it opens that outside the workspace, writes to nothing else, and refuses what a rule denies
-# wherever a link leads.
-
+# knows the checked paths: outside the workspace it opens only those, it writes only to those, and it refuses paths that
+# a rule denies, wherever a link leads.
 
 FindDenial: TypeAlias = "Callable[[str], str | None]"
-"""Names the rule that denies a resolved path; None if there is none."""
+"""Returns the rule that denies a resolved path, if any."""
 
 
 @runtime_checkable
@@ -312,7 +310,7 @@ class PolicedFs(Protocol):
     """A file system with a replaceable path policy."""
 
     def under(self, change: Callable[[PathPolicy], PathPolicy]) -> Fs:
-        """Give the same file system with the policy that `change` derives from its own."""
+        """Return the same file system with its policy changed by `change`."""
         ...
 
 
@@ -324,7 +322,7 @@ class PathGrant:
         self._open = True
 
     def permits(self, request: PathRequest) -> bool:
-        """Tell whether the path was checked and the call is still running."""
+        """Return whether the path passed the check and the call is still running."""
         if not self._open:
             return False
         for path in self._paths:
@@ -338,20 +336,20 @@ class PathGrant:
         return False
 
     def end(self) -> None:
-        """Permit nothing any more."""
+        """Revoke the grant."""
         self._open = False
 
 
 @record(kw_only=True)
 class CallPolicy(PathPolicy):
-    """A path policy, narrowed to one call."""
+    """A path policy narrowed to one call."""
 
     writes: frozenset[str]
-    """Paths that may be written: those that were checked, and their directories."""
+    """Writable paths: the checked ones and their directories."""
     find_denial: FindDenial
 
     def find_base(self, given: str, resolved: str, *, writing: bool) -> str:
-        """Give the directory from which a resolved path is opened.
+        """Return the directory to open a resolved path from.
 
         Raises:
             PathRefused: The call may not open the path.
@@ -363,12 +361,12 @@ class CallPolicy(PathPolicy):
         rule = self.find_denial(resolved)
         if rule is not None:
             raise PathRefused(given, resolved, "protected", f"leads to {shown}: rule {rule}")
-        # `slots=True` creates a new class, which `super()` without arguments does not find.
+        # `slots=True` creates a new class, which breaks `super()` without arguments.
         return PathPolicy.find_base(self, given, resolved, writing=writing)
 
 
 def restrict_context(ctx: ToolContext, facts: CallFacts, grant: PathGrant, find_denial: FindDenial) -> ToolContext:
-    """Give the context of one call, with a file system of its own if the call is about files."""
+    """Return a context for one call, with a restricted file system if the call opens files."""
     if not isinstance(ctx.fs, PolicedFs):
         return ctx
     is_file = facts.kind is CallKind.FILE

@@ -1,13 +1,13 @@
-"""Permission checks: every call of a card passes here before it runs.
+"""Permission checks, which every call of a card must pass.
 
-A check gathers the facts about the call, applies the policy to them and to all rules, asks a person if it must, and
-runs the card with exactly what was checked: the same arguments, and a file system limited to the same paths.
+A check gathers the facts about the call, applies the policy and all rules, asks the user if necessary, and runs the
+card with exactly the checked arguments and a file system limited to the checked paths.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -47,11 +47,12 @@ if TYPE_CHECKING:
     from induscode.deck.contract import Capability
     from induscode.permissions.call_facts import CallFacts
     from induscode.permissions.confirm import Approver
+    from induscode.permissions.plan_mode import PlanMode
     from induscode.permissions.policy import Decision
     from induscode.permissions.store import RuleStore
 
-_ATTEMPTS = 3
-"""Number of questions about one call whose paths change while the person answers."""
+_MAX_ATTEMPTS = 3
+"""Questions about a call whose paths change while the user answers."""
 _UNDECIDED_REMEDY = "Write the command plainly, so that it can be compared with the rule, or start without that rule."
 
 
@@ -61,43 +62,33 @@ class CheckResult:
 
     allowed: bool
     by: str = ""
-    """What allowed the call: the rules, the user, or a flag."""
+    """The rules, the user or a flag, whichever allowed the call."""
     reason: str = ""
-    """Why the call was denied and what would help, for a model and a person."""
+    """The reason for a denial and a remedy, for the model and the user."""
     code: str = "denied"
     facts: CallFacts | None = None
-    """The facts that were checked, with the arguments to run with."""
-
-
-class PlanState(Protocol):
-    """State of plan mode."""
-
-    @property
-    def active(self) -> bool:
-        """Whether plan mode is on."""
-        ...
+    """The checked facts, with the arguments to run with."""
 
 
 class _ShellFolder:
-    """The directory of the shell of one context."""
+    """The shell's directory in one context."""
 
-    def __init__(self) -> None:
-        self.path: str | None = None
+    path: str | None = None
 
 
 class Permissions:
-    """Permissions of one session: its rules, its approval mode, and a way to ask a person.
+    """Permissions of a session: its rules, its approval mode, and a way to ask the user.
 
     Args:
         rules: From the command line, the user's store and the project.
-        approver: Asks a person; without one, a call that needs a question is denied.
-        approval: What happens to calls about which a person would be asked.
-        plan: State of plan mode; None if the session has none.
-        plans_dir: Directory to which plan mode may write.
-        store: Where an answer for always is stored; without one it holds for the session.
-        limits: For permissions beside others that only take away: the sentence in a denial that says what limits the
-            calls. The sandbox is the concern of the others.
-        entry: The function of a program that takes `allow` and `approval`; without one, remedies name flags.
+        approver: Asks the user. Without one, calls that need a question fail.
+        approval: The policy for calls that need a question.
+        plan: Plan mode, if the session has it.
+        plans_dir: Directory that plan mode may write to.
+        store: Stores answers given for "always". Without it, they last for the session.
+        limits: Makes these permissions purely restrictive, used in addition to others, which check the sandbox. A
+            denial gives this sentence as the cause.
+        entry: The function with `allow` and `approval` parameters to name in remedies, instead of flags.
     """
 
     def __init__(
@@ -106,7 +97,7 @@ class Permissions:
         *,
         approver: Approver | None = None,
         approval: ApprovalMode = ApprovalMode.ASK,
-        plan: PlanState | None = None,
+        plan: PlanMode | None = None,
         plans_dir: str | None = None,
         store: RuleStore | None = None,
         limits: str | None = None,
@@ -122,7 +113,7 @@ class Permissions:
         self._store = store
         self._asking = anyio.Lock()
         self._workspaces: dict[str, str] = {}
-        """Resolved working directories, by the directory of a context; they do not change in a session."""
+        """Resolved working directories by context directory, which are stable within a session."""
         self._session_rules: list[Rule] = []
         self._shell_folders: PerContext[_ShellFolder] = PerContext(_ShellFolder)
         self.notes: list[Note] = []
@@ -130,30 +121,30 @@ class Permissions:
 
     @property
     def rules(self) -> Sequence[Rule]:
-        """The rules that hold, with those made in this session."""
+        """All rules in force, including this session's."""
         return tuple(self._rules)
 
     @property
     def session_rules(self) -> Sequence[Rule]:
-        """The rules that a person has given for this session only."""
+        """The rules that the user added for this session only."""
         return tuple(self._session_rules)
 
     def restore_rules(self, rules: Iterable[Rule]) -> None:
-        """Add rules that a person has given in an earlier part of this session."""
+        """Add rules that the user gave earlier in this session."""
         added = [rule for rule in rules if rule not in self._session_rules]
         self._session_rules += added
         self._rules += added
 
     @property
     def approval(self) -> ApprovalMode:
-        """What happens to a call about which a person would be asked."""
+        """The policy for calls that need a question."""
         return self._approval
 
     async def store_rule(self, rule: Rule) -> None:
-        """Add a rule that a person has given for always, and store it.
+        """Add and store a rule that the user gave for "always".
 
         Raises:
-            OSError: It cannot be stored, and was not added.
+            OSError: It can't be stored. The rule isn't added.
         """
         if self._store is None:
             raise OSError("there is no store for rules")
@@ -163,15 +154,15 @@ class Permissions:
             self._rules.append(stored)
 
     async def remove_rule(self, rule: Rule) -> bool:
-        """Remove a rule that a person has given for this session or for always; return whether it was one.
+        """Remove a rule that the user gave for this session or for "always". Return whether it existed.
 
         Raises:
-            OSError: The store cannot be written.
+            OSError: The store can't be written.
         """
         if rule not in self._rules or rule.origin not in {RuleOrigin.SESSION, RuleOrigin.USER}:
             return False
         if rule.origin is RuleOrigin.USER:
-            # The rule that stands for unreadable ones is in no row, and stays.
+            # The rule that stands in for unreadable ones has no row, and stays.
             if self._store is None or not await to_thread.run_sync(self._store.remove, rule):
                 return False
         self._rules = [other for other in self._rules if other != rule]
@@ -179,21 +170,21 @@ class Permissions:
         return True
 
     def change_approval(self, approval: ApprovalMode) -> None:
-        """Change what happens to calls about which a person would be asked; a person has chosen it."""
+        """Change the policy for calls that need a question. Only the user may request this."""
         self._approval = approval
 
     def accept_edits(self) -> None:
-        """Write files of the workspace without asking from now on, as with `--approval auto-edit`."""
+        """Allow writes in the workspace without asking from now on, as with `--approval auto-edit`."""
         if self._approval is ApprovalMode.ASK:
             self._approval = ApprovalMode.AUTO_EDIT
 
     async def check(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> CheckResult:
-        """Check a call; a person may be asked."""
+        """Check a call, asking the user if necessary."""
         prepared = await prepare_arguments(card, arguments)
         if isinstance(prepared, ToolResult):
             reason = str(project_content(prepared.content))
             return CheckResult(allowed=False, reason=reason, code=str(prepared.details["code"]))
-        for _ in range(_ATTEMPTS):
+        for _ in range(_MAX_ATTEMPTS):
             facts = await self._gather(card, prepared, ctx)
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
@@ -204,18 +195,18 @@ class Permissions:
                 remedy = f"To allow it, {suggest_remedy(facts, decision, self._entry)}."
                 if decision.undecided:
                     remedy = _UNDECIDED_REMEDY
-                return _deny(facts, decision, f"this run cannot ask a person. {remedy} Why it would be asked:")
+                return _deny(facts, decision, f"this run cannot ask the user. {remedy} Why it would be asked:")
             with waiting_for_user():
                 result = await self._ask(self._approver, card, facts, ctx)
             if result is not None:
                 return result
-        reason = f"{card.name} was not run: where its paths lead changes all the time"
+        reason = f"{card.name} was not run: its paths keep changing"
         return CheckResult(allowed=False, reason=reason)
 
     async def run(
         self, card: Capability, arguments: JsonValue, ctx: ToolContext, also: Sequence[Permissions] = ()
     ) -> ToolResult:
-        """Run a card if these permissions and those in `also` allow the call; a denial is an error result."""
+        """Run a card if these permissions and all in `also` allow the call. A denial is an error result."""
         for other in also:
             result = await other.check(card, arguments, ctx)
             if result.facts is None or not result.allowed:
@@ -240,11 +231,9 @@ class Permissions:
             grant.end()
         folder = answer.details.get("cwd")
         if facts.tool == "bash" and isinstance(folder, str):
-            # The next command may name its files relative to this directory.
+            # The next command may use paths relative to this directory.
             self._shell_folders.of(ctx).path = folder
         return answer
-
-    # -- deciding -------------------------------------------------------------------------------
 
     async def _gather(self, card: Capability, arguments: JsonObject, ctx: ToolContext) -> CallFacts:
         known = self._workspaces.get(ctx.cwd)
@@ -262,7 +251,7 @@ class Permissions:
             return decide_call(facts, tuple(self._rules), context)
 
         def decide_in_thread() -> Decision:
-            # Reads files: the store, and symbolic links in the paths of rules.
+            # Reads the store, and symbolic links in the paths of rules.
             store, needs_store = self._store, facts.script is not None and not is_sandboxed(facts)
             unsandboxed = needs_store and store is not None and store.allows_unsandboxed(facts.workspace)
             unsandboxed = unsandboxed or self._limits is not None
@@ -276,13 +265,11 @@ class Permissions:
         by = f"--approval {self._approval.value}" if decision.reasons else "the rules"
         return CheckResult(allowed=True, by=by, facts=facts)
 
-    # -- asking ---------------------------------------------------------------------------------
-
     async def _ask(
         self, approver: Approver, card: Capability, facts: CallFacts, ctx: ToolContext
     ) -> CheckResult | None:
-        """Ask a person; None if the facts changed before the answer."""
-        # One question at a time; the answer to the last one may have decided this one.
+        """Ask the user. Return `None` if the facts changed before the answer."""
+        # Ask one question at a time, because the previous answer may settle this one.
         async with self._asking:
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
@@ -298,7 +285,7 @@ class Permissions:
             if scope is None:
                 suffix = f": {escape_invisible(comment)[0]}" if comment else ""
                 return _deny(facts, decision, f"the user said no{suffix}")
-            # The same arguments may lead elsewhere by now: then it is another call.
+            # If the same arguments now lead elsewhere, it's a different call.
             current = await self._gather(card, facts.arguments, ctx)
             if current != facts:
                 return None
@@ -306,12 +293,12 @@ class Permissions:
         return CheckResult(allowed=True, by="the user", facts=current)
 
     async def _remember(self, facts: CallFacts, decision: Decision, scope: ApprovalScope) -> None:
-        """Add the rules of an answer to the session, and to the store if it is for always."""
+        """Add the rules of an answer to the session, and to the store if it's for "always"."""
         if scope is ApprovalScope.ONCE:
             return
         is_server = scope is ApprovalScope.ALWAYS_SERVER
         rules = (build_server_rule(facts),) if is_server else build_rules(facts, decision)
-        # The same name is another server, path or script in another project.
+        # In another project, the same name means another server, path or script.
         local = [replace(rule, workspace=facts.workspace) for rule in rules]
         if scope is ApprovalScope.SESSION or self._store is None:
             self.restore_rules(local)
@@ -333,7 +320,7 @@ def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:
 
 
 class CheckedCard(CardWrapper):
-    """A card behind one or several permissions, all of which must allow a call."""
+    """A card whose calls must pass one or more permissions."""
 
     def __init__(self, inner: Capability, *permissions: Permissions) -> None:
         super().__init__(inner)
@@ -346,7 +333,7 @@ class CheckedCard(CardWrapper):
 
 
 def is_denied(card: Capability, workspace: str) -> bool:
-    """Tell whether a rule denies every call of a card to the caller of this task; `workspace` is resolved."""
+    """Return whether a rule denies the current caller every call of a card. `workspace` must be resolved."""
     for layer in iter_layers(card):
         if isinstance(layer, CheckedCard):
             facts = identify_card(layer.inner, workspace)
@@ -356,8 +343,8 @@ def is_denied(card: Capability, workspace: str) -> bool:
 
 
 def require_permission(card: Capability, permissions: Permissions) -> CheckedCard | InterceptedCard:
-    """Put permissions in front of a card, in addition to those it has; for `ToolDeck.map_capabilities`."""
-    if isinstance(card, InterceptedCard):  # interceptors stay outside: these permissions see what runs, too
+    """Add permissions to a card, for `ToolDeck.map_capabilities`."""
+    if isinstance(card, InterceptedCard):  # interceptors stay outside, so that permissions see the final call
         return card.with_inner(require_permission(card.inner, permissions))
     if not isinstance(card, CheckedCard):
         return CheckedCard(card, permissions)
@@ -365,9 +352,7 @@ def require_permission(card: Capability, permissions: Permissions) -> CheckedCar
 
 
 def limit_card(card: Capability, limits: Permissions) -> CheckedCard:
-    """Put permissions that only take away in front of a card; they are checked before a person is asked."""
-    return (
-        CheckedCard(card.inner, *card.permissions, limits)
-        if isinstance(card, CheckedCard)
-        else CheckedCard(card, limits)
-    )
+    """Add purely restrictive permissions to a card, to check before asking the user."""
+    if isinstance(card, CheckedCard):
+        return CheckedCard(card.inner, *card.permissions, limits)
+    return CheckedCard(card, limits)

@@ -1,8 +1,8 @@
-"""Permission requests: what a person sees before a call, and the rules that an answer for longer than once creates.
+"""Permission requests to the user, and the rules that a lasting answer creates.
 
-The rule for a command is its name with the words that say what it does: `git commit -m x` becomes
+The rule for a command has its name and the words that define what it does: `git commit -m x` becomes
 `bash(git commit *)`, not `bash(git *)`. A command that runs other commands or code never gets a rule; a destructive
-one gets a rule for exactly what was written.
+one gets a rule for that exact command.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SAFE_WORD = re.compile(r"[A-Za-z0-9_./+@%:=,-]+")
 
 
 class ApprovalScope(StrEnum):
-    """Scope of a person's yes."""
+    """Scope of the user's yes."""
 
     ONCE = "once"
     SESSION = "session"
@@ -42,37 +42,36 @@ class ApprovalScope(StrEnum):
 
 @record(kw_only=True)
 class PermissionRequest:
-    """Request for a person's permission: what is shown is what runs."""
+    """A request for the user's permission, which shows exactly what will run."""
 
     tool: str
     server: str | None
     title: str
-    """What will happen, in one sentence without control characters."""
+    """The effect of the call, in one sentence without control characters."""
     lines: tuple[str, ...]
-    """Every fact, complete, with control characters escaped."""
+    """All facts, unabridged, with control characters escaped."""
     reasons: tuple[str, ...]
-    """Why the person is asked."""
+    """Why the call needs permission."""
     arguments: JsonObject = field(default_factory=dict[str, JsonValue])
-    """The arguments of the call."""
     saves: tuple[str, ...]
-    """Rules that a yes for longer than once creates; empty if there are none."""
+    """Rules that a lasting yes creates."""
     scopes: tuple[ApprovalScope, ...]
-    """Possible answers besides no, which is the default."""
+    """Possible answers other than no, which is the default."""
     asked_by_rule: bool = False
-    """Whether a rule asks for the question."""
+    """Whether a rule requires the question."""
 
 
 @record
 class PermissionAnswer:
-    """Answer of a person; without a scope it is no."""
+    """The user's answer. No scope means no."""
 
     scope: ApprovalScope | None = None
     comment: str = ""
-    """Text for the model with a no."""
+    """Explains a no to the model."""
 
 
 class Approver(Protocol):
-    """A way to ask a person."""
+    """Asks the user."""
 
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
         """Ask, and wait for the answer."""
@@ -80,7 +79,7 @@ class Approver(Protocol):
 
 
 def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
-    """Build the request for a call that needs a person's permission."""
+    """Build the request for a call that needs the user's permission."""
     rules = () if decision.firm else build_rules(facts, decision)
     scopes = [ApprovalScope.ONCE]
     if rules:
@@ -119,7 +118,7 @@ def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
 
 
 def _format_title(facts: CallFacts) -> str:
-    """Say in one sentence what a call will do."""
+    """Describe a call in one sentence."""
     if facts.remote is not None:
         title = f"server {facts.remote.server} wants to run {facts.remote.name}"
     elif facts.script is not None:
@@ -144,7 +143,7 @@ def escape_text(text: str) -> str:
 
 
 def suggest_remedy(facts: CallFacts, decision: Decision, entry: str = "") -> str:
-    """Say how such a call runs without asking: by flags, or by arguments of the function `entry`."""
+    """Suggest flags, or arguments of the function `entry`, that let such a call run without asking."""
     rules = () if decision.firm else build_rules(facts, decision)
     is_edit = [path.writing and path.refusal is None for path in facts.paths]
     modes = [ApprovalMode.ALL.value]
@@ -163,7 +162,7 @@ def suggest_remedy(facts: CallFacts, decision: Decision, entry: str = "") -> str
 
 
 def build_rules(facts: CallFacts, decision: Decision) -> tuple[Rule, ...]:
-    """Build the rules that would allow a call; none if rules cannot allow all of it."""
+    """Build the rules that would allow a call. Returns none if rules can't allow all of it."""
     rules: list[Rule] = []
     for need in decision.needs:
         text = _format_rule(need, facts)
@@ -175,7 +174,7 @@ def build_rules(facts: CallFacts, decision: Decision) -> tuple[Rule, ...]:
 
 
 def build_server_rule(facts: CallFacts) -> Rule:
-    """Build the rule that allows all tools of the server of a call."""
+    """Build the rule that allows all tools of the call's server."""
     return Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION, server=facts.server)
 
 
@@ -199,7 +198,7 @@ def _format_rule(need: Need, facts: CallFacts) -> str | None:
 
 
 def build_command_pattern(command: Command) -> str | None:
-    """Build the specifier of the rule for a command; None if it never gets one."""
+    """Build the specifier of a command's rule, or return `None` if it must not have one."""
     texts = [word.text for word in command.words]
     problem = find_problem(command.words, fed=command.fed)
     if texts[0] is None or is_never_saved(command.words) or (problem is not None and problem.acts):

@@ -1,8 +1,7 @@
-"""Permission checks of `indus call` and `indus serve`.
+"""Permission checks for `indus call` and `indus serve`.
 
-A session without a person refuses what it would ask about; `indus call` was typed by a person, who is asked on a
-terminal if a rule asks or no rule can allow the call, and `indus serve` has clients that ask their own users. What a
-rule denies is denied everywhere.
+A headless session denies calls that need a question. The user typed `indus call`, so it asks (on a terminal) only if
+a rule requires it. The clients of `indus serve` ask their own users. Deny rules apply everywhere.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @record
 class CardChecks:
-    """Functions that put a permission check in front of native cards and of servers' tools."""
+    """Functions that add permission checks to native cards and remote tools."""
 
     native: Wrap
     remote: Wrap
@@ -36,15 +35,15 @@ class CardChecks:
     checks_remote: bool = True
     """Whether `remote` does anything."""
     is_denied: Callable[[Capability], bool] = lambda card: False
-    """Tells whether a rule denies every call of a checked card to the caller of this task."""
+    """Returns whether a rule denies the current caller every call of a checked card."""
     posture: str = ""
-    """Sentence for the system prompt of sub-agents: what runs without asking."""
+    """Describes what runs without asking, for the system prompt of sub-agents."""
 
 
 def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
-    """Build the checks of a typed call: what a rule denies is refused, and typing the call answers questions with yes.
+    """Build the checks for a typed call. Deny rules apply; typing the call counts as permission.
 
-    With a `dialog` the person is asked if a rule says so.
+    With a `dialog`, ask rules ask the user.
     """
     from induscode.permissions.check import CheckedCard, Permissions  # noqa: PLC0415 — for a call that runs
     from induscode.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — for a call that runs
@@ -60,7 +59,7 @@ def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
 
 
 class _TypedCall:
-    """Approves a call once, because typing it was the approval; what a rule asks about is put to the person."""
+    """Approves a call once, because the user typed it. Asks the user only if a rule requires it."""
 
     def __init__(self, dialog: Dialog | None) -> None:
         self._dialog = dialog
@@ -77,11 +76,11 @@ class _TypedCall:
 
 
 def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
-    """Build the checks of a gateway from its flags and the user's rules.
+    """Build the checks for a gateway from its flags and the user's rules.
 
-    Native cards are checked as in a run without a person: a call that would be asked about is refused unless a flag or
-    a rule allows it. The servers were configured by the user, and a client of the gateway has its own way to ask: their
-    tools are called unless a rule denies it or asks for it.
+    Native cards work as in a headless run: a call that needs a question fails unless a flag or rule allows it. The user
+    configured the servers, and gateway clients ask their own users, so remote tools run unless a rule denies the call
+    or requires a question.
 
     Raises:
         InvalidRuleError: A rule on the command line is invalid.
@@ -89,7 +88,7 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
     from induscode.permissions.store import RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — while servers start
 
     if not native and not invocation.allow and not has_rules(invocation.cwd):
-        return CardChecks(_pass, _pass, checks_remote=False)  # without rules the checks need not be loaded
+        return CardChecks(_pass, _pass, checks_remote=False)  # without rules, skip loading the checks
     from induscode.permissions import load_permissions  # noqa: PLC0415 — for a gateway with rules
     from induscode.permissions.check import Permissions, is_denied, require_permission  # noqa: PLC0415 — for a gateway with rules
     from induscode.permissions.policy import ApprovalMode  # noqa: PLC0415 — for a gateway with rules
@@ -97,21 +96,18 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
 
     loaded = load_permissions(invocation)
     assert loaded.wrap is not None
-    find_denial = partial(is_denied, workspace=os.path.realpath(invocation.cwd))
     store = RuleStore()
     rules, _ = load_startup_rules(store, invocation.cwd)
-    if all(rule.effect is Effect.ALLOW for rule in rules):
-        return CardChecks(
-            loaded.wrap, _pass, loaded.notes, checks_remote=False, is_denied=find_denial, posture=loaded.posture
-        )
+    checks_remote = any(rule.effect is not Effect.ALLOW for rule in rules)
     everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
     permissions = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
     return CardChecks(
         loaded.wrap,
-        lambda card: require_permission(card, permissions),
+        (lambda card: require_permission(card, permissions)) if checks_remote else _pass,
         loaded.notes,
-        is_denied=find_denial,
-        posture=loaded.posture,
+        checks_remote,
+        partial(is_denied, workspace=os.path.realpath(invocation.cwd)),
+        loaded.posture,
     )
 
 

@@ -1,7 +1,7 @@
-"""Comparison of rules with calls: commands, paths, hosts, and tools of servers.
+"""Matching of rules against commands, paths, hosts and remote tools.
 
-Each comparison exists twice. To allow, the value must be exactly what the pattern says. To deny or ask, it is enough
-that the pattern may be meant: other spellings, options in between, everything below a directory.
+Each match comes in two forms. To allow, the value must match the pattern exactly. To deny or ask, it's enough that the
+pattern may apply: other spellings, options in between, anything below a directory.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class PatternMatch(IntEnum):
 
 
 def match_command(specifier: str, command: Command) -> frozenset[int] | None:
-    """Give the indexes of the words that a pattern names literally; None if it names another command.
+    """Return the indexes of the words that a pattern spells out, or `None` if it doesn't match.
 
-    A `*` at the end of a pattern stands for further words, and names none of them.
+    A `*` at the end of a pattern matches any further words without spelling them out.
     """
     pattern, more = split_command_pattern(specifier)
     if len(command.words) < len(pattern) or (not more and len(command.words) > len(pattern)):
@@ -54,9 +54,9 @@ def match_command(specifier: str, command: Command) -> frozenset[int] | None:
 
 
 def find_allow_problem(specifier: str | None, command: Command) -> Problem | None:
-    """Find out why a rule that names a command does not allow it as it is; None if it does.
+    """Return the problem that keeps a matching rule from allowing a command, or `None` if it does.
 
-    A rule about every command (`bash`, `bash(*)`) also allows arguments that are merely unknown.
+    A rule for every command (`bash`, `bash(*)`) also allows arguments that are merely unknown.
     """
     named = frozenset[int]() if specifier is None else match_command(specifier, command)
     assert named is not None, "the rule is about another command"
@@ -66,7 +66,7 @@ def find_allow_problem(specifier: str | None, command: Command) -> Problem | Non
 
 
 def may_be_command(specifier: str, command: Command) -> PatternMatch:
-    """Tell whether a command is or may be what a pattern says, whatever words follow."""
+    """Return whether a pattern may match a command, whatever words follow."""
     pattern, _ = split_command_pattern(specifier)
     if not pattern:
         return PatternMatch.YES
@@ -84,7 +84,7 @@ def may_be_command(specifier: str, command: Command) -> PatternMatch:
 
 
 def may_be_program(specifier: str, word: Word) -> bool:
-    """Tell whether a word may be the program of a pattern, in any directory."""
+    """Return whether a word may be the pattern's program, in any directory."""
     pattern, _ = split_command_pattern(specifier)
     program = base_name(pattern[0])
     names = [part for guess in word.guesses for part in re.split(r"[\s=:]+", guess) if part]
@@ -92,12 +92,12 @@ def may_be_program(specifier: str, word: Word) -> bool:
 
 
 def _match_program(pattern: str, name: str, *, glob: bool) -> bool:
-    """Compare the name of a program with a pattern; the shell may expand a name with a `glob` to it."""
+    """Match a program name. The shell may expand a name with a `glob` to the pattern."""
     return _match_word(pattern, name, fold=True) or (glob and fnmatchcase(pattern, name))
 
 
 def _match_word(pattern: str, text: str, *, fold: bool = False) -> bool:
-    """Compare a word with a pattern in which `*` is any characters; without backtracking."""
+    """Match a word against a pattern with `*` wildcards, without backtracking."""
     if fold:
         pattern, text = pattern.casefold(), text.casefold()
     first, *others = pattern.split("*")
@@ -115,7 +115,7 @@ def _match_word(pattern: str, text: str, *, fold: bool = False) -> bool:
 
 
 def _match_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatch:
-    """Look for options at any position; short ones may be bundled or separate."""
+    """Look for options at any position, with short ones bundled or separate."""
     texts = [guess for word in words for guess in word.guesses if guess.startswith("-")]
     letters = {letter for text in texts if not text.startswith("--") for letter in text[1:]}
     initials = {text[2:3] for text in texts if text.startswith("--")}
@@ -133,7 +133,7 @@ def _match_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatc
             may_be_same = set(option[1:].casefold()) <= {letter.casefold() for letter in letters | initials}
         if is_given:
             continue
-        # `-f` and `--force` are often the same; only the program knows.
+        # `-f` and `--force` are often the same, but only the program knows.
         if not has_hole and not may_be_same:
             return PatternMatch.NO
         result = PatternMatch.MAYBE
@@ -145,7 +145,7 @@ def _match_operands(parts: Sequence[str], words: Sequence[Word]) -> PatternMatch
     positions = {0}
     has_hole = False
     for part in parts:
-        # The next operand may be behind options, their values, and empty words.
+        # The next operand may follow options, their values, and empty words.
         reachable: set[int] = set()
         waiting = list(positions)
         while waiting:
@@ -172,24 +172,24 @@ def _match_operands(parts: Sequence[str], words: Sequence[Word]) -> PatternMatch
 
 
 def has_wildcards(pattern: str) -> bool:
-    """Tell whether a pattern stands for more than one path."""
+    """Return whether a pattern can match more than one path."""
     return any(char in pattern for char in "*?")
 
 
 def is_absolute(pattern: str) -> bool:
-    """Tell whether a pattern is independent of the workspace."""
+    """Return whether a pattern is independent of the workspace."""
     return pattern.startswith(("/", "~"))
 
 
 def is_path(pattern: str, path: str, workspace: str) -> bool:
-    """Tell whether a resolved path is exactly what a pattern says."""
+    """Return whether a resolved path matches a pattern exactly."""
     return _compile_path(_make_absolute(pattern, workspace)).fullmatch(path) is not None
 
 
 def may_be_path(pattern: str, path: str, workspace: str) -> bool:
-    """Tell whether a path, or a directory above it, is what a pattern says in any spelling.
+    """Return whether a pattern matches a path or one of its parents, in any spelling.
 
-    A pattern without a slash is a name in any directory. Symbolic links in the pattern are resolved: it reads the disk.
+    A pattern without a slash matches a name in any directory. Blocks to resolve symbolic links in the pattern.
     """
     patterns = {_make_absolute(pattern, workspace)}
     if "/" not in pattern and not pattern.startswith("~"):
@@ -204,7 +204,7 @@ def may_be_path(pattern: str, path: str, workspace: str) -> bool:
 
 
 def may_lie_below(pattern: str, folder: str, workspace: str) -> bool:
-    """Tell whether a path of the pattern may be below a directory."""
+    """Return whether a pattern may match something below a directory."""
     fixed = _get_fixed_part(_make_absolute(pattern, workspace)).rstrip("/").casefold()
     inside = folder.rstrip("/").casefold() + "/"
     return "/" not in pattern or fixed.startswith(inside) or inside.startswith(f"{fixed}/")
@@ -215,7 +215,7 @@ def _make_absolute(pattern: str, workspace: str) -> str:
 
 
 def _get_fixed_part(pattern: str) -> str:
-    """Give the directories before the first wildcard."""
+    """Return the directories before the first wildcard."""
     parts = pattern.split("/")
     count = next((index for index, part in enumerate(parts) if has_wildcards(part)), len(parts))
     return "/".join(parts[:count])
@@ -237,7 +237,7 @@ def _compile_path(pattern: str) -> re.Pattern[str]:
 
 
 def parse_host(url: str) -> str | None:
-    """Give the host of a URL in lower case; None if there is none, or if it is not ASCII."""
+    """Return the host of a URL in lower case, or `None` if it's missing or not ASCII."""
     try:
         host = urlsplit(url.strip()).hostname
     except ValueError:
@@ -246,7 +246,7 @@ def parse_host(url: str) -> str | None:
 
 
 def is_host(pattern: str, host: str) -> bool:
-    """Tell whether a host is exactly what a pattern says; `*.` stands for subdomains."""
+    """Return whether a host matches a pattern exactly. `*.` matches subdomains."""
     pattern = pattern.lower().rstrip(".")
     if pattern.startswith("*."):
         return host.endswith(pattern[1:]) and host != pattern[1:]
@@ -254,31 +254,31 @@ def is_host(pattern: str, host: str) -> bool:
 
 
 def may_be_host(pattern: str, host: str | None) -> bool:
-    """Tell whether a host may be meant: the named one, a subdomain of it, or an unknown one."""
+    """Return whether a pattern may match a host: the same one, a subdomain, or an unknown one."""
     name = pattern.lower().rstrip(".").removeprefix("*.")
     return host is None or name in {host, "*"} or host.endswith(f".{name}")
 
 
 # -- tools of servers ---------------------------------------------------------------------------
 #
-# `a__b__*` can be read as tools `b__…` of server `a`, or as every tool of server `a__b`. To allow, one reading holds:
-# that of the existing server with the longest id, and the part before the `__` must be the whole id. A name without a
-# wildcard means the tool that is shown under it. A wildcard in the server's part never stands for a `__`; a pattern
-# without `__` names tools of this machine, except `*` alone, which names everything. To deny or ask, it is enough that
-# one of the readings may be meant, so that adding a server never lets a denied call run.
+# `a__b__*` can mean tools `b__…` of server `a`, or every tool of server `a__b`. To allow, only one reading counts: the
+# existing server with the longest id, where the part before the `__` must be the whole id. A name without a wildcard
+# means the tool listed under it. A wildcard in the server's part never matches a `__`. A pattern without `__` names
+# local tools, except `*` alone, which names everything. To deny or ask, any possible reading counts, so that adding
+# a server never lets a denied call run.
 
 _WILDCARD = re.compile(r"[*?]")
 
 
 def names_exactly(pattern: str, ref: RemoteToolRef, name: str, *, shared: bool) -> bool:
-    """Tell whether a pattern names a tool of a server beyond doubt: enough to allow it.
+    """Return whether a pattern names a remote tool beyond doubt, which is required to allow it.
 
     Args:
         pattern: The tool part of a rule.
         ref: Server and tool.
-        name: The name a model calls the tool by; a pattern without wildcards must be equal to it.
-        shared: Whether the joined name can also be read as a tool of a server with a longer id. Then a pattern with a
-            further `__` does not name this tool.
+        name: The name a model calls the tool by, which a pattern without wildcards must equal.
+        shared: Whether the joined name can also mean a tool of a server with a longer id. If so, a pattern with
+            another `__` doesn't name this tool.
     """
     if pattern == "*" or _WILDCARD.search(pattern) is None:
         return pattern in {"*", name}
@@ -299,12 +299,12 @@ def names_exactly(pattern: str, ref: RemoteToolRef, name: str, *, shared: bool) 
 
 
 def may_name(pattern: str, ref: RemoteToolRef, name: str) -> bool:
-    """Tell whether a pattern may be meant to name a tool of a server: enough to deny or ask."""
+    """Return whether a pattern may name a remote tool, which is enough to deny or ask."""
     return match_glob(pattern, name) or match_glob(pattern, qualify_tool_name(ref))
 
 
 def is_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
-    """Tell whether an action is exactly what a pattern says: its method and host, or its slug."""
+    """Return whether a pattern matches an action exactly, by method and host or by slug."""
     pattern = parse_action_pattern(specifier)
     if pattern is None:
         return False
@@ -315,7 +315,7 @@ def is_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
 
 
 def may_be_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
-    """Tell whether an action may be meant by a pattern; one of another form is about every action."""
+    """Return whether a pattern may match an action. A pattern in any other form matches every action."""
     pattern = parse_action_pattern(specifier)
     if pattern is None:
         return True

@@ -1,8 +1,8 @@
-"""Plan mode: only read-only tools run until a plan is approved.
+"""Plan mode: only read-only tools run until the user approves a plan.
 
-The two cards of plan mode return marks. The session acts on them here: it stores the mode, which the permissions read
-at every call, stores the plan, and has a person decide whether plan mode ends. In plan mode the permissions refuse
-commands altogether, so that no command needs a stricter sandbox.
+The two cards of plan mode return marks, which take effect here: the session stores the mode, which the permissions
+check on every call, stores the plan, and asks the user to approve it. Plan mode denies all commands, so none of them
+needs a stricter sandbox.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _EDITS_ACCEPTED = " Files of the working directory may be changed without asking
 _REVISE = "The user wants the plan changed: plan mode stays on. Change the plan, and present it again."
 _REFUSED = "The user refused the plan: plan mode stays on. Change nothing, and ask what the user wants instead."
 _UNAPPROVED = (
-    "This run cannot ask a person to approve the plan: plan mode stays on. Change nothing, and end with the plan as "
+    "This run cannot ask the user to approve the plan: plan mode stays on. Change nothing, and end with the plan as "
     "your answer."
 )
 
 
 class PlanAnswer(StrEnum):
-    """Answer of a person to a plan."""
+    """The user's answer to a plan."""
 
     APPROVE = "approve"
     ACCEPT_EDITS = "approve and accept edits"
@@ -52,46 +52,45 @@ class PlanAnswer(StrEnum):
 
 @record
 class PlanDecision:
-    """Answer of a person to a plan, with a text for the model."""
+    """The user's answer to a plan, with a comment for the model."""
 
     answer: PlanAnswer
     comment: str = ""
 
 
 class PlanApprover(Protocol):
-    """A way to ask a person about a plan."""
+    """Asks the user about a plan."""
 
     async def approve_plan(self, plan: str, stored: str, /) -> PlanDecision:
-        """Show a plan, with a sentence that says where it is stored, and wait for the answer."""
+        """Show a plan and a sentence about its file, and wait for the answer."""
         ...
 
 
 class PlanMode:
-    """Plan mode of one session, initially off."""
+    """Plan mode of a session, initially off."""
 
     def __init__(self, *, approves: bool, approver: PlanApprover | None = None) -> None:
         """Create the mode.
 
-        With an `approver` a person decides about every plan. Without one, `approves` says whether the user has approved
-        changes in advance: a plan is then approved as soon as it is presented, otherwise plan mode stays on to the end
-        of the run.
+        With an `approver`, the user decides on every plan. Without one, `approves` tells whether the user approved
+        changes in advance. If so, every plan is approved as presented; otherwise plan mode stays on until the run ends.
         """
         self.active = False
         self.folder: str | None = None
-        """Directory for plans, one file each; None if plans are not stored."""
+        """Directory for plan files, or `None` to not store plans."""
         self.approver = approver
         self.on_accept_edits: Callable[[], None] = lambda: None
-        """Called when a person approves a plan and accepts its edits."""
+        """Called when the user approves a plan and accepts its edits."""
         self._approves = approves
 
     def wrap(self, card: Capability) -> Capability:
-        """Wrap a card of plan mode so that its marks take effect; for `map_capabilities`."""
+        """Wrap a card of plan mode so that its marks take effect, for `map_capabilities`."""
         if card.name not in {ENTER, EXIT} or is_foreign(card):
             return card
         return _PlanCard(card, self)
 
     async def store_plan(self, plan: str) -> str:
-        """Store a plan, and say where in a sentence."""
+        """Store a plan and return a sentence about its location."""
         from induscode.deck.cards.plan import write_plan  # noqa: PLC0415 — cards are loaded late
 
         if self.folder is None:
@@ -102,7 +101,7 @@ class PlanMode:
             return f" It could not be kept: {exc}."
 
     async def present_plan(self, plan: str) -> tuple[bool, str]:
-        """Store a plan and have it decided; tell whether plan mode has ended by it, with a text for the model."""
+        """Store a plan and get a decision. Return whether that ended plan mode, and a text for the model."""
         stored = await self.store_plan(plan)
         if not self.active:
             return False, _NOT_ON + stored
@@ -128,7 +127,7 @@ class _PlanCard(CardWrapper):
         self.mode = mode
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Enter plan mode, or store the plan and leave plan mode if the plan is approved."""
+        """Enter plan mode, or present the plan and leave plan mode if it's approved."""
         result = await self.inner.run(arguments, ctx)
         if result.is_error:
             return result

@@ -1,7 +1,6 @@
 """The policy: a function from the facts about a call and all rules to a decision.
 
-Order: deny rules, then plan mode, then ask rules and doubts, then allow rules. Every rule is compared: the decision
-does not depend on their order.
+Deny rules come first, then plan mode, then ask rules and doubts, then allow rules. The order of rules doesn't matter.
 """
 
 from __future__ import annotations
@@ -47,25 +46,25 @@ _IN_PLAN_MODE = frozenset({CallKind.LOOK, CallKind.OWN, CallKind.EGRESS, CallKin
 
 
 class ApprovalMode(StrEnum):
-    """What happens to a call about which a person would be asked."""
+    """The policy for calls that need a question."""
 
     ASK = "ask"
-    """Ask; where no person can be asked, deny."""
+    """Ask the user, or deny if that's impossible."""
     AUTO_EDIT = "auto-edit"
-    """Write files of the workspace without asking; otherwise as with ASK."""
+    """Like `ASK`, but write files in the workspace without asking."""
     ALL = "all"
-    """Run everything that is not denied."""
+    """Run everything that no rule denies."""
 
 
 @record(kw_only=True)
 class PolicyContext:
-    """State of the session that the policy depends on."""
+    """Session state that the policy depends on."""
 
     approval: ApprovalMode = ApprovalMode.ASK
     plan: bool = False
     """Whether plan mode is on."""
     plans_dir: str | None = None
-    """Directory to which plan mode may write; absolute and resolved."""
+    """Directory that plan mode may write to; absolute and resolved."""
     unsandboxed: bool = False
     """Whether rules may allow commands without a sandbox."""
 
@@ -78,7 +77,7 @@ class Need:
     path: PathFact | None = None
     command: Command | None = None
     problem: Problem | None = None
-    """Why a rule that names the command does not allow it."""
+    """The reason a matching rule doesn't allow the command."""
 
 
 @record(kw_only=True)
@@ -88,30 +87,30 @@ class Decision:
     effect: Effect
     reasons: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
-    """Parts that no rule allows, and that a rule could allow."""
+    """Parts that no rule allows, though one could."""
     firm: tuple[str, ...] = ()
-    """Reasons that only a person can overrule, not a rule."""
+    """Reasons that only the user can overrule, not a rule."""
     asked_by_rule: bool = False
-    """Whether a rule asks for the question."""
+    """Whether a rule requires the question."""
     undecided: tuple[str, ...] = ()
-    """Reasons why a deny rule could apply to a command: asked about in every mode."""
+    """Reasons why a deny rule could apply to a command, which need an answer in every mode."""
 
 
 def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext) -> Decision:
-    """Decide about a call. With paths in the call, this resolves symbolic links in the paths of rules."""
+    """Decide on a call. For a call with paths, this resolves symbolic links in the paths of rules."""
     relevant = [rule for rule in rules if _is_relevant(rule, facts)]
     objections = [(rule, _match_objection(rule, facts)) for rule in relevant if rule.effect is not Effect.ALLOW]
     denials = [
         f"rule {rule.reason}" for rule, match in objections if rule.effect is Effect.DENY and match is PatternMatch.YES
     ]
     denials += [
-        f"{path.resolved} is part of the system itself: no tool is let in there"
+        f"{path.resolved} is part of the system itself, which is off limits to tools"
         for path in facts.paths
         if path.refusal == "special"
     ]
     if facts.script is not None and not facts.script.whole:
         denials += [
-            f"it is too long to be compared with rule {rule.reason}"
+            f"it is too long to check against rule {rule.reason}"
             for rule, _ in objections
             if rule.effect is Effect.DENY
         ]
@@ -121,7 +120,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         facts.kind is CallKind.FILE and all(not path.writing or _is_plan_path(path, context) for path in facts.paths)
     )
     if context.plan and not fits_plan_mode:
-        reason = "plan mode: only what looks is allowed until a plan is approved"
+        reason = "plan mode: only read-only calls are allowed until a plan is approved"
         return Decision(effect=Effect.DENY, reasons=(reason,))
     firm = [
         f"rule {rule.reason}" + ("" if match is PatternMatch.YES else " may be meant")
@@ -151,7 +150,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
 
 
 def find_total_denial(facts: CallFacts, rules: Iterable[Rule]) -> Rule | None:
-    """Find a rule that denies every call of a tool, whatever its arguments; the facts are those of the tool alone."""
+    """Find a rule that denies every call of a tool. The facts need only describe the tool."""
     for rule in rules:
         if rule.effect is Effect.DENY and rule.specifier is None and _is_relevant(rule, facts):
             return rule
@@ -159,12 +158,12 @@ def find_total_denial(facts: CallFacts, rules: Iterable[Rule]) -> Rule | None:
 
 
 def is_sandboxed(facts: CallFacts) -> bool:
-    """Tell whether a command would run in a sandbox."""
+    """Return whether a command would run in a sandbox."""
     return facts.sandbox is not None and facts.sandbox.kind != "none"
 
 
 def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
-    """Tell whether a rule holds here and names the tool, or a file that a command is connected to."""
+    """Return whether a rule is in force here and names the tool, or a redirection of the command."""
     if rule.workspace not in {None, facts.workspace}:
         return False
     if rule.server is not None and rule.server != facts.server:
@@ -184,11 +183,11 @@ def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
 
 
 def _names_tool(rule: Rule, facts: CallFacts) -> bool:
-    """Tell whether a rule names the tool of a call; a server's tool by its identity."""
+    """Return whether a rule names the tool of a call. A remote tool matches by server and name."""
     if facts.remote is None:
         if any(map(rule.names, facts.names)):
             return True
-        # A domain that is denied or asked about for `webfetch` is so for the requests of actions too.
+        # Deny and ask rules about a domain for `webfetch` apply to the requests of actions too.
         is_domain = rule.specifier is not None and rule.specifier.startswith(_DOMAIN)
         is_egress = facts.method is not None and is_domain and rule.effect is not Effect.ALLOW
         return is_egress and rule.names("webfetch")
@@ -205,7 +204,7 @@ def _file_tool(writes: bool) -> str:
 
 
 def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
-    """Tell whether a deny or ask rule applies."""
+    """Return whether a deny or ask rule applies."""
     if rule.specifier is None:
         return PatternMatch.YES
     by_path = _match_paths(rule, rule.specifier, facts)
@@ -222,7 +221,7 @@ def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
         host = parse_host(facts.url)
         applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
         return max(by_path, PatternMatch.YES if applies else PatternMatch.NO)
-    return PatternMatch.YES  # a specifier without a meaning for this tool applies to every call
+    return PatternMatch.YES  # a specifier that means nothing for this tool applies to every call
 
 
 def _match_paths(rule: Rule, specifier: str, facts: CallFacts) -> PatternMatch:
@@ -241,7 +240,7 @@ def _match_paths(rule: Rule, specifier: str, facts: CallFacts) -> PatternMatch:
 
 
 def _match_script(specifier: str, script: Script) -> PatternMatch:
-    """Compare a specifier with every command that runs or may run."""
+    """Match a specifier against every command that runs or may run."""
     commands = (*script.commands, *script.suspects)
     result = max((may_be_command(specifier, command) for command in commands), default=PatternMatch.NO)
     if result is not PatternMatch.NO:
@@ -255,7 +254,7 @@ def _match_script(specifier: str, script: Script) -> PatternMatch:
 
 
 def find_denying_rule(rules: Iterable[Rule], facts: CallFacts, resolved: str) -> Rule | None:
-    """Find a rule that denies a path which a file tool reaches while it runs."""
+    """Find a rule that denies a path reached by a running file tool."""
     for rule in rules:
         if rule.effect is Effect.DENY and rule.specifier is not None and _is_relevant(rule, facts):
             if may_be_path(rule.specifier, resolved, facts.workspace):
@@ -264,10 +263,10 @@ def find_denying_rule(rules: Iterable[Rule], facts: CallFacts, resolved: str) ->
 
 
 def _list_doubts(facts: CallFacts, script: Script, context: PolicyContext) -> list[str]:
-    """List what no rule can allow in a command."""
+    """List the reasons why no rule can allow a command."""
     doubts = [*script.flaws]
     if not script.commands:
-        doubts.append("it holds no command that a rule could name")
+        doubts.append("it has no command that a rule could name")
     if not is_sandboxed(facts) and not context.unsandboxed:
         detail = facts.sandbox.detail if facts.sandbox is not None else "the shell does not report one"
         doubts.append(f"there is no sandbox for commands here ({detail})")
@@ -275,10 +274,10 @@ def _list_doubts(facts: CallFacts, script: Script, context: PolicyContext) -> li
 
 
 def _list_undecided(script: Script, objections: Sequence[tuple[Rule, PatternMatch]]) -> list[str]:
-    """List the deny rules that could apply to a command, and what hides whether they do."""
+    """List the deny rules that could apply to a command, and the causes of the doubt."""
     causes = [*script.opaque]
     if any(redirect.target.text is None for redirect in script.redirects):
-        causes.append("only the shell knows which file it is connected to")
+        causes.append("only the shell knows which file it redirects to or from")
     suffix = f": {'; '.join(causes)}" if causes else ""
     return [
         f"rule {rule.reason} could apply{suffix}"
@@ -327,7 +326,7 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
 
 
 def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:
-    """Tell whether a rule that names the tool allows a call without paths and commands."""
+    """Return whether a rule for the tool allows a call without paths and commands."""
     if rule.specifier is None:
         return True
     host = None if facts.url is None else parse_host(facts.url)
@@ -338,7 +337,7 @@ def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:
 
 
 def _allows_path(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
-    """Tell whether a rule allows a path; outside the workspace its specifier must be more explicit."""
+    """Return whether a rule allows a path. Outside the workspace, its specifier must be more explicit."""
     tool = _file_tool(path.writing) if facts.kind is CallKind.COMMAND else facts.tool
     if not rule.names(tool):
         return False

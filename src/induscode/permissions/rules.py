@@ -1,9 +1,7 @@
-"""Permission rules: `tool` or `tool(specifier)`, with ` @principal` where it is about one client of a gateway.
+"""Permission rules: `tool` or `tool(specifier)`, with ` @principal` for particular clients of a gateway.
 
-Each has an effect, an origin and a scope.
-
-A deny or ask rule that cannot be parsed becomes a rule that asks about everything: a typing error never lets a call
-run that a rule was meant to stop.
+An invalid deny or ask rule becomes a rule that asks about everything, so that a typo never lets a call run that a rule
+was meant to stop.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ _RULE = re.compile(r"([A-Za-z0-9_*?-]{1,128})(?:\((.*)\))?(?: +@([!-~]{1,255}))?
 ACTION_TOOL = "saas-action"
 _ACTION = re.compile(r"(?:(?P<method>[A-Z]{3,10}) )?domain:(?P<host>[A-Za-z0-9.*:-]+)|slug:(?P<slug>[A-Za-z0-9_.*?-]+)")
 _COMMAND_TOOLS = frozenset({"bash", "process", "bg-process"})
-_LONGEST_RULE = 4_096
-_MOST_STARS = 6
-"""With more of them, a mismatch with a long path takes too long."""
+_MAX_RULE_CHARS = 4_096
+_MAX_STARS = 6
+"""With more, a mismatch with a long path takes too long."""
 
 
 class Effect(StrEnum):
-    """Effect of a rule; the strictest of all matching rules wins."""
+    """Effect of a rule. The strictest matching rule wins."""
 
     DENY = "deny"
     ASK = "ask"
@@ -51,7 +49,7 @@ class RuleOrigin(StrEnum):
 
 @record(kw_only=True)
 class Rule:
-    """One permission rule."""
+    """A permission rule. A scope of `None` means all."""
 
     effect: Effect
     tool: str
@@ -59,13 +57,11 @@ class Rule:
     origin: RuleOrigin = RuleOrigin.USER
     file: str | None = None
     workspace: str | None = None
-    """The workspace in which the rule holds; None for all."""
     server: str | None = None
-    """The server whose tools the rule is about; None for all."""
     pin: str | None = None
-    """The pin of the tool definition that the rule is about; None for all."""
+    """Pin of the tool definition."""
     principal: str | None = None
-    """A pattern of the principals of a gateway that the rule is about; None for all, and for calls without one."""
+    """Pattern for principals of a gateway. `None` includes calls without one."""
 
     def __str__(self) -> str:
         text = self.tool if self.specifier is None else f"{self.tool}({self.specifier})"
@@ -77,24 +73,24 @@ class Rule:
         return f"{self.effect.value} {self} ({self.file or f'the {self.origin.value}'})"
 
     def names(self, tool: str) -> bool:
-        """Tell whether the rule is about a tool of this name: its own, or the one that a list has for it."""
+        """Return whether the rule names a tool, by its name or its second name."""
         return any(match_glob(self.tool, name) for name in (tool, SECOND_NAMES.get(tool, tool)))
 
 
 @lru_cache(maxsize=4096)
 def match_glob(pattern: str, text: str) -> bool:
-    """Compare a whole text with a pattern: `*` is any characters, `?` is one."""
+    """Match a whole text against a pattern with `*` and `?`."""
     regex = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(regex, text, re.DOTALL) is not None
 
 
 def ask_about_everything(origin: RuleOrigin, file: str | None) -> Rule:
-    """Give the rule that replaces unreadable rules."""
+    """Return the rule that stands in for unreadable rules."""
     return Rule(effect=Effect.ASK, tool="*", origin=origin, file=file)
 
 
 def split_command_pattern(specifier: str) -> tuple[tuple[str, ...], bool]:
-    """Split the specifier of a command rule into words, and tell whether more words may follow."""
+    """Split the specifier of a command rule into its words and whether more words may follow."""
     text = specifier.strip()
     if text.endswith(":*"):
         text = f"{text[:-2]} *"
@@ -105,17 +101,17 @@ def split_command_pattern(specifier: str) -> tuple[tuple[str, ...], bool]:
 
 
 def parse_action_pattern(specifier: str) -> tuple[str | None, str | None, str | None] | None:
-    """Parse the specifier of an action rule: method, host pattern, slug pattern; None if it has another form."""
+    """Parse an action rule's specifier into method, host and slug pattern, or return `None` for another form."""
     match = _ACTION.fullmatch(specifier)
     return None if match is None else (match["method"], match["host"], match["slug"])
 
 
 def parse_rule(text: str, effect: Effect, origin: RuleOrigin = RuleOrigin.USER, file: str | None = None) -> Rule | Note:
-    """Parse a rule; a note names the file, the mistake and the correct form."""
+    """Parse a rule, or return a note with the file, the mistake and the correct form."""
     owner = f"rule {text!r}" + (f" in {file}" if file else "")
-    match = _RULE.fullmatch(text.strip()) if len(text) <= _LONGEST_RULE else None
+    match = _RULE.fullmatch(text.strip()) if len(text) <= _MAX_RULE_CHARS else None
     if match is None:
-        return Note(owner, "is no rule", "write tool or tool(specifier), as in bash(git status *)")
+        return Note(owner, "is not a rule", "write tool or tool(specifier), as in bash(git status *)")
     tool, specifier, principal = match.groups()
     problem = None if specifier is None else _find_mistake(tool, specifier)
     if problem is not None:
@@ -124,21 +120,21 @@ def parse_rule(text: str, effect: Effect, origin: RuleOrigin = RuleOrigin.USER, 
 
 
 def _find_mistake(tool: str, specifier: str) -> tuple[str, str] | None:
-    """Describe the mistake in a specifier, and its correction."""
+    """Return the mistake in a specifier and its correction."""
     if not specifier.strip():
         return "has nothing in its brackets", f"write {tool} alone to mean every call"
     if any(not char.isprintable() for char in specifier):
-        return "holds characters that cannot be seen", "type it again"
-    if specifier.replace("**", "*").count("*") > _MOST_STARS:
-        return "has too many stars", f"use {_MOST_STARS} at most"
+        return "has invisible characters", "type it again"
+    if specifier.replace("**", "*").count("*") > _MAX_STARS:
+        return "has too many stars", f"use {_MAX_STARS} at most"
     if tool in _COMMAND_TOOLS and re.search(r"[;&|<>`$\\]", specifier):
         return "is about one command only", "write a rule for each: bash(git status *)"
     if tool in _COMMAND_TOOLS and "*" in split_command_pattern(specifier)[0][:1]:
-        return "names no command", "begin with its name, or write bash(*)"
+        return "does not name a command", "start with its name, or write bash(*)"
     if tool == "webfetch" and not re.fullmatch(r"domain:[A-Za-z0-9.*-]+", specifier):
         return "is not about a domain", "write webfetch(domain:example.org)"
     if tool == ACTION_TOOL and parse_action_pattern(specifier) is None:
-        return "is about no action", f"write {ACTION_TOOL}(GET domain:example.org) or {ACTION_TOOL}(slug:NAME_*)"
+        return "does not name an action", f"write {ACTION_TOOL}(GET domain:example.org) or {ACTION_TOOL}(slug:NAME_*)"
     if tool == "websearch":
         return "has brackets", "write websearch alone"
     return None
@@ -147,7 +143,7 @@ def _find_mistake(tool: str, specifier: str) -> tuple[str, str] | None:
 def parse_rules(
     texts: Iterable[str], effect: Effect, origin: RuleOrigin, file: str | None = None
 ) -> tuple[list[Rule], list[Note]]:
-    """Parse several rules; an invalid deny or ask rule asks about everything."""
+    """Parse several rules. An invalid deny or ask rule becomes one that asks about everything."""
     rules: list[Rule] = []
     notes: list[Note] = []
     for text in texts:
@@ -162,12 +158,12 @@ def parse_rules(
 
 
 def parse_settings(settings: JsonValue, file: str, origin: RuleOrigin) -> tuple[list[Rule], list[Note]]:
-    """Parse `{"allow": […], "ask": […], "deny": […]}`; the `allow` rules of a project are ignored."""
+    """Parse `{"allow": […], "ask": […], "deny": […]}`, ignoring the `allow` rules of a project."""
+    if not is_json_object(settings):
+        note = Note(file, "its rules are not an object", "write allow, ask and deny in it")
+        return [ask_about_everything(origin, file)], [note]
     rules: list[Rule] = []
     notes: list[Note] = []
-    if not is_json_object(settings):
-        notes.append(Note(file, "its rules are no object", "write allow, ask and deny in it"))
-        return [ask_about_everything(origin, file)], notes
     for effect in Effect:
         value = settings.get(effect.value)
         items = value if isinstance(value, list) else []
@@ -189,5 +185,5 @@ def parse_settings(settings: JsonValue, file: str, origin: RuleOrigin) -> tuple[
         rules += parsed
         notes += problems
     unknown = sorted(set(settings) - set(Effect))
-    notes += [Note(file, f"{name!r} is not known among its rules") for name in unknown]
+    notes += [Note(file, f"its rules have an unknown key {name!r}") for name in unknown]
     return rules, notes

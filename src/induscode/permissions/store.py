@@ -1,10 +1,10 @@
-"""Rules that hold before a session begins: those the user stored for always, and those of the project.
+"""Stored rules: the user's "always" rules, and the project's.
 
-The user's rules are in one private file outside of every project. Writers lock its directory, a reader sees the old
-file or the new one, and a damaged file is set aside before a change; until then everything is asked about.
+The user's rules are in one private file outside any project. Writers lock its directory, and readers see either the old
+file or the new one. The next change sets a damaged file aside; until then, every call needs the user's permission.
 
-A project denies, or asks about, calls in `.indusvx/permissions.json`:
-`{"deny": ["bash(git push *)"], "ask": ["write(migrations/**)"]}`. It allows nothing.
+A project can deny calls, or require a question, in `.indusvx/permissions.json`:
+`{"deny": ["bash(git push *)"], "ask": ["write(migrations/**)"]}`. It can't allow anything.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 _FILE_NAME = "permissions.json"
 _VERSION = 1
-_LARGEST_BYTES = 4 * 1024 * 1024
-_LARGEST_PROJECT_FILE = 1024 * 1024
+_MAX_BYTES = 4 * 1024 * 1024
+_MAX_PROJECT_BYTES = 1024 * 1024
 
 
 def rules_path() -> str:
-    """Give the path of the user's rules.
+    """Return the path of the user's rules.
 
     Raises:
-        OSError: There is no home directory.
+        OSError: The user has no home directory.
     """
     return os.path.join(state_dir(), _FILE_NAME)
 
 
 def project_rules_path(cwd: str) -> str:
-    """Give the path of a project's rules."""
+    """Return the path of a project's rules."""
     return os.path.join(cwd, ".indusvx", _FILE_NAME)
 
 
 def has_rules(cwd: str) -> bool:
-    """Tell whether one of the two files exists, in whatever state."""
+    """Return whether either file exists, even if damaged."""
     if os.path.lexists(project_rules_path(cwd)):
         return True
     try:
@@ -56,16 +56,16 @@ def has_rules(cwd: str) -> bool:
 
 
 def load_startup_rules(store: RuleStore, cwd: str) -> tuple[Sequence[Rule], Sequence[Note]]:
-    """Load the rules of the user and of the project; an unreadable file asks about everything."""
+    """Load the user's and the project's rules. An unreadable file becomes a rule that asks about everything."""
     rules, notes = store.load()
     path = project_rules_path(cwd)
     try:
-        settings: JsonValue = json.loads(read_small_file(path, _LARGEST_PROJECT_FILE, follow=False))
+        settings: JsonValue = json.loads(read_small_file(path, _MAX_PROJECT_BYTES, follow=False))
     except (FileNotFoundError, NotADirectoryError):
         return rules, notes
     except (OSError, ValueError, RecursionError) as exc:
-        reason = exc.strerror if isinstance(exc, OSError) else "it is no JSON"
-        note = Note(path, f"its rules cannot be read: {reason}", "everything is asked about meanwhile")
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not JSON"
+        note = Note(path, f"its rules cannot be read: {reason}", "until it's fixed, every call needs your permission")
         return (*rules, ask_about_everything(RuleOrigin.PROJECT, path)), (*notes, note)
     project_rules, problems = parse_settings(settings, path, RuleOrigin.PROJECT)
     return (*rules, *project_rules), (*notes, *problems)
@@ -78,7 +78,7 @@ class _Content:
 
 
 class RuleStore:
-    """The rules that the user stored for always. The methods block: call them in a thread."""
+    """The user's "always" rules. The methods block: call them in a thread."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
@@ -88,15 +88,15 @@ class RuleStore:
         """Path of the file.
 
         Raises:
-            OSError: There is no home directory.
+            OSError: The user has no home directory.
         """
         return self._path or rules_path()
 
     def _file(self) -> PrivateJsonFile[_Content]:
-        return PrivateJsonFile(self.path, _LARGEST_BYTES, _parse_content, _dump_content)
+        return PrivateJsonFile(self.path, _MAX_BYTES, _parse_content, _dump_content)
 
     def load(self) -> tuple[Sequence[Rule], Sequence[Note]]:
-        """Load the rules; an unreadable row or file asks about everything."""
+        """Load the rules. An unreadable row or file becomes a rule that asks about everything."""
         try:
             path = self.path
         except OSError:
@@ -116,10 +116,10 @@ class RuleStore:
         return tuple(rules), tuple(notes)
 
     def add(self, rules: Iterable[Rule]) -> None:
-        """Store rules; duplicates are stored once.
+        """Store rules, without duplicates.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file can't be written.
         """
         with self._file().change() as content:
             for rule in rules:
@@ -128,10 +128,10 @@ class RuleStore:
                     content.rows.append(row)
 
     def remove(self, rule: Rule) -> int:
-        """Remove the rows with the effect, the text and the scope of a rule, and give their number.
+        """Remove the rows with the effect, text and scope of a rule, and return their number.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file can't be written.
         """
         facts = dump_rule(rule)
         with self._file().change() as content:
@@ -141,17 +141,17 @@ class RuleStore:
         return count
 
     def allows_unsandboxed(self, workspace: str) -> bool:
-        """Tell whether rules may allow commands in a workspace although there is no sandbox."""
+        """Return whether rules may allow commands in a workspace without a sandbox."""
         try:
             return workspace in self._file().read()[0].unsandboxed
         except OSError:
             return False
 
     def allow_unsandboxed(self, workspace: str) -> None:
-        """Let rules allow commands in a workspace although there is no sandbox.
+        """Let rules allow commands in a workspace without a sandbox.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file can't be written.
         """
         with self._file().change() as content:
             if workspace not in content.unsandboxed:
@@ -159,7 +159,7 @@ class RuleStore:
 
 
 def dump_rule(rule: Rule) -> JsonObject:
-    """Give a rule as a row for `parse_rule_row`."""
+    """Convert a rule to a row for `parse_rule_row`."""
     return {
         "effect": rule.effect.value,
         "rule": str(rule),
@@ -170,10 +170,10 @@ def dump_rule(rule: Rule) -> JsonObject:
 
 
 def parse_rule_row(row: JsonObject, path: str) -> Rule | Note:
-    """Parse a stored rule; a note says what is wrong with the row of the file `path`."""
+    """Parse a row of the file `path`, or return a note about its mistake."""
     text, effect = row.get("rule"), row.get("effect")
     if not isinstance(text, str) or effect not in set(Effect):
-        return Note(path, f"a row of it is no rule: {json.dumps(row)[:200]}", "remove the row")
+        return Note(path, f"a row is not a rule: {json.dumps(row)[:200]}", "remove the row")
     rule = parse_rule(text, Effect(str(effect)), RuleOrigin.USER, path)
     if isinstance(rule, Note):
         return rule

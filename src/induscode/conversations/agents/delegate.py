@@ -1,9 +1,8 @@
 """Sub-sessions for the `task` card: a new history on the same servers, with the same permissions or fewer.
 
-A sub-session has the deck of its parent, narrowed by the list of its agent, and takes its requests from the parent's
-budget. Sub-sessions that only read run at once; one that changes something waits until it is alone. Each holds a lease
-of the servers it may call, which ends with it on every path. At a limit it reports what it has, with an id under which
-it can be continued.
+A sub-session gets its parent's deck, narrowed by its agent's list, and spends the parent's budget. Read-only
+sub-sessions run concurrently; others run alone. Each holds a lease on the servers it may call until it ends. At a limit
+it reports its partial result, with an id to resume it by.
 """
 
 from __future__ import annotations
@@ -39,23 +38,23 @@ if TYPE_CHECKING:
     from induscode.deck.contract import DelegateRequest
 
 MOST_AT_ONCE = 4
-"""Sub-agents that run at once, in all; others wait."""
+"""Concurrent sub-agents in total; others wait."""
 MOST_WAITING = 16
-"""Background tasks that have not ended."""
+"""Unfinished background tasks."""
 MOST_KEPT = 100
-"""Tasks of a gateway that can be resumed; the logs of older ones are removed."""
-_TIME_S = 600.0
+"""Resumable tasks of a gateway. Logs of older ones are deleted."""
+_DEFAULT_TIMEOUT_S = 600.0
 
 
 class SubSessions:
-    """Runs sub-sessions. It exists before its session does; `attach` connects the two.
+    """Runs sub-sessions. Created before its session; `attach` connects the two.
 
     Args:
-        directory: Where the logs of tasks are.
+        directory: Directory of task logs.
         cwd: The working directory.
-        files: The agents; without them there are `general` and `explore`.
-        has_background: Whether a notice of an end reaches the model, so that tasks may run in the background.
-        most_kept: Tasks that can be resumed; None for all.
+        files: The agents, by default `general` and `explore`.
+        has_background: Whether tasks may run in the background, which requires notices to reach the model.
+        most_kept: Number of resumable tasks; `None` for all.
     """
 
     def __init__(
@@ -71,9 +70,9 @@ class SubSessions:
         self._agents: Mapping[str, AgentDefinition] = files.agents
         self.has_background = has_background
         self.tasks: dict[str, DelegatedTask] = {}
-        """The tasks of this run by id, the oldest first."""
+        """This run's tasks by id, oldest first."""
         self.on_end: Callable[[DelegatedTask], None] = lambda task: None
-        """Called at the end of a background task."""
+        """Called when a background task ends."""
         self._root: Callable[[], Awaitable[ParentSession]] | None = None
         self._parent: ParentSession | None = None
         self._order = ReadWriteLock()
@@ -83,7 +82,7 @@ class SubSessions:
         self._closing = CancelToken()
 
     def attach(self, parent: ParentSession) -> None:
-        """Connect the session whose tasks are run here."""
+        """Connect the session that starts tasks here."""
 
         async def give() -> ParentSession:
             return parent
@@ -91,29 +90,22 @@ class SubSessions:
         self._root, self._parent = give, parent
 
     def attach_factory(self, make: Callable[[], Awaitable[ParentSession]]) -> None:
-        """Connect a host that makes a parent for each task; a CoreError that it raises is the report."""
+        """Connect a host that creates a parent for each task. If it raises a `CoreError`, that's the report."""
         self._root = make
-
-    @property
-    def is_attached(self) -> bool:
-        """Whether tasks can be started."""
-        return self._root is not None
-
-    # -- agents -------------------------------------------------------------------------------
 
     def list_agents(self) -> Sequence[str]:
         """List the names of the agents."""
         return tuple(self._agents)
 
     def describe_agents(self) -> Mapping[str, str]:
-        """Map the names of the agents to what each is for."""
+        """Map agent names to descriptions."""
         return {name: agent.description for name, agent in self._agents.items()}
 
     def is_reading(self, agent: str | None, resume: str | None) -> bool:
-        """Tell whether a task certainly only reads; what it depends on may change until it starts."""
+        """Return whether a task is certainly read-only, as of now: the deck may change before it starts."""
         known = self._find(resume)
         if known is not None and not known.is_over:
-            return True  # it is only waited for
+            return True  # the call just waits for it
         name = agent or (GENERAL.name if resume is None else known.agent if known is not None else "")
         definition = self._agents.get(name)
         if definition is None:
@@ -122,10 +114,8 @@ class SubSessions:
             self._parent is not None and is_reading_deck(select_deck(self._parent.deck(), definition, depth=1))
         )
 
-    # -- running ------------------------------------------------------------------------------
-
     async def run(self, request: DelegateRequest, ctx: ToolContext) -> DelegateReport:
-        """Run a sub-session and give its report, or start it in the background and give its id."""
+        """Run a sub-session and return its report, or start it in the background and return its id."""
         level = self._nested.get(ctx.context_id)
         known = self._find(request.resume)
         if known is not None and not known.is_over:
@@ -167,23 +157,23 @@ class SubSessions:
         return DelegateReport(ok=True, text=text, id=task.id, is_running=True)
 
     def list_running(self) -> Sequence[DelegatedTask]:
-        """List the background tasks that have not ended, the oldest first."""
+        """List unfinished background tasks, oldest first."""
         return [task for task in self.tasks.values() if task.is_background and not task.is_over]
 
     async def wait_for_all(self, cancel: CancelToken) -> bool:
-        """Wait until every background task has ended; tell whether there are reports that the model has not seen."""
+        """Wait for all background tasks. Return whether there are reports for the model."""
         with cancel.guard():
             for task in self.list_running():
                 await task.ended.wait()
         return bool(self._notices)
 
     def take_notices(self) -> Sequence[str]:
-        """Give each report of a background task once, for the model."""
+        """Return new reports of background tasks for the model, each once."""
         notices, self._notices = self._notices, []
         return [task.write_notice() for task in notices]
 
     async def aclose(self) -> None:
-        """End the tasks; called before the servers and the model are closed."""
+        """End the tasks. Call this before closing the servers and the model."""
         self._closing.cancel("the end of the session")
         owners = [task.owner for task in self.tasks.values() if task.owner is not None]
         with anyio.move_on_after(CLOSING_S, shield=True):
@@ -194,7 +184,7 @@ class SubSessions:
             await owner.join()
 
     async def _join(self, task: DelegatedTask, ctx: ToolContext) -> DelegateReport:
-        """Wait for a task that runs, and give its report here instead of in a notice."""
+        """Wait for a running task, and return its report here instead of in a notice."""
         with ctx.cancel.guard():
             await task.ended.wait()
         if task in self._notices:
@@ -202,17 +192,17 @@ class SubSessions:
         return task.report or _refuse("The wait was cancelled; the task goes on.")
 
     async def _open(self, request: DelegateRequest) -> tuple[AgentDefinition, Transcript]:
-        """Open the log of a task, and find its agent: the one that is named, or the one it began with.
+        """Open a task's log and find its agent: the requested one, or the one it started with.
 
         Raises:
-            OSError: The log cannot be opened.
-            ConversationError: There is no such task, or no such agent.
+            OSError: The log can't be opened.
+            ConversationError: The task or the agent is unknown.
         """
         name = request.resume or new_ulid()
         directory = self._name_log(name, _find_principal())
         if request.resume is not None and not (is_ulid(name) and await to_thread.run_sync(os.path.isdir, directory)):
             raise ConversationError(
-                f"There is no task {name!r} to go on with: call task again without resume to start one."
+                f"There is no task {name!r} to resume: call task again without resume to start one."
             )
 
         def open_log() -> tuple[AgentDefinition, Transcript]:
@@ -230,12 +220,12 @@ class SubSessions:
         return await to_thread.run_sync(open_log)
 
     def _find(self, identity: str | None) -> DelegatedTask | None:
-        """Find a task of the client for which this call is made; that of another principal does not exist for it."""
+        """Find a task of the calling client. It can't see tasks of other principals."""
         task = self.tasks.get(identity or "")
         return task if task is not None and task.principal == _find_principal() else None
 
     def _name_log(self, identity: str, principal: str) -> str:
-        # The name of a principal may hold anything; each has a directory of its own.
+        # A principal's name may contain anything, so its digest names the directory.
         parts = [hashlib.sha256(principal.encode()).hexdigest()] if principal else []
         return os.path.join(self._directory, *parts, identity)
 
@@ -267,20 +257,20 @@ class SubSessions:
         transcript: Transcript,
         report_progress: Callable[[ToolProgress], None],
     ) -> DelegateReport:
-        """Wait for the turn of a task, run it, and release everything it holds."""
+        """Wait for a task's turn, run it, and release everything it holds."""
         report = _refuse("The task was cancelled.", task.id, "cancelled")
         try:
             async with AsyncExitStack() as stack:
                 stack.push_async_callback(_close_log, transcript)
-                # The agent sees what its parent sees; what only reads is decided once, and holds to its end.
+                # Whether the task is read-only is decided once, and holds until it ends.
                 is_reading = is_reading_deck(select_deck(level.parent.deck(), agent, level.depth + 1))
                 times = [float(agent.timeout_s)] if agent.timeout_s is not None else list[float]()
                 times += [request.timeout_ms / 1_000] if request.timeout_ms is not None else []
-                limit_s = min(times, default=_TIME_S)
+                limit_s = min(times, default=_DEFAULT_TIMEOUT_S)
                 with anyio.move_on_after(limit_s), task.cancel.guard():
                     await stack.enter_async_context(level.order.hold(shared=is_reading))
                     if level.depth and self._slots.value == 0:
-                        # Waiting could last for ever: the tasks above hold the places.
+                        # Waiting could deadlock: the parent tasks hold the slots.
                         report = _refuse(f"{MOST_AT_ONCE} agents run at once: do the work yourself.", task.id)
                         return report
                     await stack.enter_async_context(self._slots)

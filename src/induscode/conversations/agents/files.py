@@ -1,9 +1,9 @@
-"""Agents from Markdown files: sub-agents that the user or the project has described for the `task` card.
+"""Loads sub-agents for the `task` card from Markdown files.
 
-The user's files are in `$XDG_CONFIG_HOME/indus/agents`, the project's in `.indusvx/agents`. A file begins with front
-matter between two lines `---`: `name`, `description`, `tools`, `model`, `max_turns` and `timeout`; its text is the
-prompt. A file permits nothing: its tools are those of the session or fewer, and every call is checked as the session's
-own. It never replaces an agent of `indus`, and one of the project never replaces the user's.
+User files are in `$XDG_CONFIG_HOME/indus/agents`, project files in `.indusvx/agents`. A file starts with front matter
+between two `---` lines: `name`, `description`, `tools`, `model`, `max_turns` and `timeout`. The rest is the prompt. A
+file grants no permissions: it can only narrow the session's tools, and calls go through the session's checks. It never
+replaces a built-in agent, and a project agent never replaces a user's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 AgentOrigin: TypeAlias = Literal["indus", "user", "project"]
 MAX_FILE_BYTES = 64 * 1024
 MAX_FILES = 50
-"""Files of one directory; every agent is part of each request."""
+"""Files per directory. Every agent adds to each request."""
 MAX_DESCRIPTION = 300
 MOST_TURNS, MOST_SECONDS = 200, 3_600
 NARROWED_TOOLS = frozenset({"bash", "edit", "webfetch", "write"})
@@ -38,7 +38,7 @@ _KEYS = {"name", "description", "tools", "model", "max_turns", "timeout"}
 
 
 class AgentFileError(CoreError):
-    """A file describes no agent; the message names the mistake."""
+    """A file doesn't describe an agent. The message explains the mistake."""
 
 
 @record(kw_only=True)
@@ -49,11 +49,11 @@ class AgentDefinition:
     description: str
     prompt: str = ""
     tools: tuple[Rule, ...] | None = None
-    """The tools it may have; None: those of its parent but `task`."""
+    """Its tools; `None` for the parent's, except `task`."""
     reads_only: bool = False
-    """Whether it has the read-only tools only."""
+    """Whether it gets read-only tools only."""
     model: str | None = None
-    """None: the model of the session."""
+    """Its model; `None` for the session's."""
     max_turns: int | None = None
     timeout_s: int | None = None
     origin: AgentOrigin = "indus"
@@ -65,7 +65,7 @@ EXPLORE = AgentDefinition(name="explore", description="only reads.", reads_only=
 
 @record
 class AgentFiles:
-    """The agents of a session by name, and notes about files that were left out."""
+    """The agents of a session by name, and notes about skipped files."""
 
     agents: Mapping[str, AgentDefinition]
     notes: Sequence[str] = ()
@@ -75,7 +75,7 @@ BUILT_IN = AgentFiles({agent.name: agent for agent in (GENERAL, EXPLORE)})
 
 
 def load_agents(cwd: str) -> AgentFiles:
-    """Load the agents of the user, then those of the project. It blocks: call it in a thread."""
+    """Load the user's agents, then the project's. Blocks: call it in a thread."""
     agents, notes = dict(BUILT_IN.agents), list[str]()
     home = os.environ.get("HOME") or os.path.expanduser("~")
     config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
@@ -118,11 +118,11 @@ def _list_files(folder: str, notes: list[str]) -> Sequence[str]:
 
 
 def _read_agent(path: str, folder: str, origin: AgentOrigin, notes: list[str]) -> AgentDefinition:
-    """Read one file.
+    """Read a file.
 
     Raises:
-        OSError: It cannot be read, is too large, or leads out of its directory.
-        AgentFileError: It describes no agent.
+        OSError: It's unreadable, too large, or a link out of its directory.
+        AgentFileError: It doesn't describe an agent.
     """
     real = os.path.realpath(path)
     if not is_within(real, os.path.realpath(folder)):
@@ -157,7 +157,7 @@ def _read_agent(path: str, folder: str, origin: AgentOrigin, notes: list[str]) -
 
 
 def _parse_front_matter(text: str) -> dict[str, list[str]]:
-    """Parse lines `key: value`, and lists of lines `- value` below a key."""
+    """Parse `key: value` lines, and lists of `- value` lines below a key."""
     values: dict[str, list[str]] = {}
     key = ""
     for line in text.splitlines():
@@ -185,7 +185,7 @@ def _parse_tools(values: Sequence[str]) -> tuple[Rule, ...]:
         is_list = value.startswith("[") and value.endswith("]")
         text = re.sub("[\"']", "", value[1:-1]) if is_list else value
         entries = [entry.strip().strip("\"'") for entry in _ENTRY.findall(text)]
-        if _LIST.fullmatch(text) is None:  # half a specifier would be dropped, and with it the limit
+        if _LIST.fullmatch(text) is None:  # dropping half a specifier would drop the limit
             raise AgentFileError(f"its tools cannot be read: {cut_text(text, 60)!r}; write read, grep, bash(git log *)")
         for entry in filter(None, entries):
             rule = parse_rule(entry, Effect.ALLOW, RuleOrigin.FLAG)

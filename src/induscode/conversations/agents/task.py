@@ -1,4 +1,4 @@
-"""Delegated tasks: one run of a sub-agent, as `/tasks` shows it, with the facts of its report."""
+"""Delegated tasks: the runs of sub-agents that `/tasks` lists, with the facts for their reports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, path_of
 from induscode.deck.cards.task import describe_work, format_report
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.tasks import BackgroundTask
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 TaskState: TypeAlias = Literal["waiting", "running", "done", "ended early"]
 AGENT_OP = "agent"
-"""Row in the log of a task: the name of its agent, and its objective."""
-_SHOWN_OBJECTIVE = 60
+"""Row in a task's log with its agent's name and its objective."""
+_MAX_OBJECTIVE_CHARS = 60
 
 
 class TaskActivity:
-    """What a task has done: the calls of each tool, and the files it wrote or edited, each once, in order."""
+    """A task's call counts by tool, and the files it wrote or edited, in order."""
 
     def __init__(self, cwd: str) -> None:
         self._cwd = cwd
@@ -39,7 +39,7 @@ class TaskActivity:
         self._paths: dict[str, None] = {}
         self._calls: Counter[str] = Counter()
         self.last = ""
-        """The tool that was called last."""
+        """The last tool called."""
 
     def follow(self, event: RunEvent) -> None:
         """Count a call, and record its path when it succeeds."""
@@ -61,11 +61,11 @@ class TaskActivity:
 
     @property
     def calls(self) -> Mapping[str, int]:
-        """How often each tool was called."""
+        """Number of calls by tool."""
         return dict(self._calls)
 
     def paths(self) -> tuple[str, ...]:
-        """List the paths, relative to the working directory if they are in it."""
+        """List the paths, relative to the working directory where possible."""
         return tuple(self._paths)
 
     def _add(self, path: str) -> None:
@@ -75,7 +75,7 @@ class TaskActivity:
 
 @dataclass(slots=True, kw_only=True)
 class DelegatedTask:
-    """One run of a sub-agent."""
+    """A run of a sub-agent."""
 
     id: str
     agent: str
@@ -89,10 +89,10 @@ class DelegatedTask:
     finished: float | None = None
     report: DelegateReport | None = None
     principal: str = ""
-    """The client of a gateway it belongs to; empty where the clients are not told apart."""
+    """The gateway client that owns it; empty if clients have no identity."""
     ended: anyio.Event = field(default_factory=anyio.Event)
     owner: BackgroundTask | None = None
-    """Runs it, if it is in the background."""
+    """Runs a background task."""
 
     @property
     def is_over(self) -> bool:
@@ -101,14 +101,14 @@ class DelegatedTask:
 
     @property
     def age_s(self) -> float:
-        """For how long it has run, or ran."""
+        """Its running time so far, or in total."""
         return (monotonic() if self.finished is None else self.finished) - self.started
 
     @property
     def title(self) -> str:
         """The agent and the first words of the objective."""
         words = " ".join(clean_text(self.objective)[0].split())
-        return f"{self.agent}: {cut_text(words, _SHOWN_OBJECTIVE)}"
+        return f"{self.agent}: {cut_text(words, _MAX_OBJECTIVE_CHARS)}"
 
     def finish(self, report: DelegateReport) -> None:
         """End it with a report."""
@@ -125,7 +125,7 @@ class DelegatedTask:
         return f"{self.state}{reason}, {calls}"
 
     def describe_end(self) -> str:
-        """Describe the end in one line, for a person."""
+        """Describe the end in one line, for the user."""
         state = "is done" if self.state == "done" else self.describe_state()
         return f"task {self.id} ({self.title}) {state} after {self.age_s:.0f} s"
 
@@ -137,11 +137,6 @@ class DelegatedTask:
 
 
 def find_objective(transcript: Transcript) -> str:
-    """Find what a task was to do at first, by its log."""
+    """Return a task's original objective from its log."""
     objectives = [row.get("objective") for row in transcript.rows() if row.get("op") == AGENT_OP]
     return next((text for text in objectives if isinstance(text, str)), "")
-
-
-def list_titles(tasks: Sequence[DelegatedTask]) -> str:
-    """List tasks in one line."""
-    return ", ".join(f"{task.id} ({task.title})" for task in tasks)

@@ -1,11 +1,11 @@
 """The model loop, built on pydantic-ai (https://ai.pydantic.dev/). No other package imports that library.
 
-Importing this package takes most of a second: import it late, or in a thread.
+Importing this package takes most of a second, so import it late or in a thread.
 """
 
 import os
 
-# The library prints an advertisement at the first run on a terminal; the variable is its own switch.
+# The library prints an advertisement on its first run on a terminal unless this is set.
 os.environ.setdefault("PYDANTIC_AI_NO_BANNER", "1")
 
 from induscode.conversations.model_loop.loop import ModelLoop as ModelLoop

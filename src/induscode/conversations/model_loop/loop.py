@@ -1,7 +1,7 @@
-"""The model loop: one agent run of pydantic-ai over the tools of a deck.
+"""The model loop: a pydantic-ai agent run over the tools of a deck.
 
-The deck is read again before every request, arguments reach the tools as the model wrote them, and a failed tool is a
-result like any other. The library's own tool retries, usage limits and MCP client are off: the deck has its own.
+It re-reads the deck before every request, passes arguments to tools unchanged, and treats a failed tool as a result
+like any other. The library's tool retries, usage limits and MCP client are off; the deck replaces them.
 """
 
 from __future__ import annotations
@@ -62,29 +62,27 @@ if TYPE_CHECKING:
     from induscode.deck.provision import DeckToolBox
 
 SAMPLING_FAILED = -32000
-"""Error code of a sampling request that the model did not answer."""
-_REQUEST_S = 600.0
-"""Longest silence of a model's server."""
-_SAVE_S = 2.0
-"""Time to save the last messages after a cancellation."""
+"""Error code of a sampling request that the model didn't answer."""
+_REQUEST_TIMEOUT_S = 600.0
+"""Maximum silence of a model's server."""
+_SAVE_TIMEOUT_S = 2.0
+"""Limit for saving the last messages after a cancellation."""
 _MAX_RETRIES = 1_000
-"""Retries for unknown tools; the request limit is reached first."""
-
-
+"""Retries for unknown tools. The request limit always comes first."""
 _NATIVE_SEARCH = "tool_search"
-"""Kind of the search of a provider: https://ai.pydantic.dev/native-tools/"""
+"""Kind of a provider's own search: https://ai.pydantic.dev/native-tools/"""
 _UNLISTED = "unlisted"
-"""Mark in the metadata of a tool that a model may call and isn't sent."""
+"""Metadata key of a callable tool that requests don't list."""
 
 
 def has_native_search(model: Model) -> bool:
-    """Tell whether the provider of a model searches cards that the model isn't listed."""
+    """Return whether the model's provider can search for unlisted cards."""
     native = model.profile.get("supported_native_tools", ())
     return model.system == "anthropic" and any(tool.kind == _NATIVE_SEARCH for tool in native)
 
 
 class ListingModel(WrapperModel):
-    """A model that isn't sent the cards it may call without a listing."""
+    """A model whose requests omit unlisted tools."""
 
     @asynccontextmanager
     async def request_stream(
@@ -94,7 +92,7 @@ class ListingModel(WrapperModel):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[StreamedResponse]:
-        """Send a request with the listed tools."""
+        """Send a request with the listed tools only."""
         tools = [tool for tool in model_request_parameters.function_tools if not (tool.metadata or {}).get(_UNLISTED)]
         listed = replace(model_request_parameters, function_tools=tools)
         async with super().request_stream(messages, model_settings, listed, run_context) as stream:
@@ -110,13 +108,13 @@ class DeckToolset(ToolBoxToolset):
     def __init__(
         self, plan: RunPlan, *, rich_results: bool = False, text_only: bool = False, native_search: bool = False
     ) -> None:
-        """Take the plan of the run.
+        """Prepare the toolset.
 
         Args:
-            plan: Where the deck and the event sink come from.
-            rich_results: Whether the API has images and an error mark in tool results.
-            text_only: Whether the model accepts no images at all.
-            native_search: Whether the provider searches the cards that the model isn't listed.
+            plan: Provides the deck and the event sink.
+            rich_results: Whether the API supports images and an error flag in tool results.
+            text_only: Whether the model rejects all images.
+            native_search: Whether the provider can search for unlisted cards.
         """
         super().__init__("deck", _MAX_RETRIES)
         self._plan = plan
@@ -127,12 +125,12 @@ class DeckToolset(ToolBoxToolset):
         self._step = -1
 
     async def list_tools(self, ctx: RunContext[None]) -> list[tuple[ToolDescriptor, bool]]:
-        """Read the deck, with the tools that servers have listed since the last step."""
+        """Read the deck, including tools that servers added since the last step."""
         if self._toolbox is None or ctx.run_step != self._step:
             self._toolbox, self._step = self._plan.toolbox(), ctx.run_step
             await self._plan.on_turn(self._toolbox.descriptors())
         toolbox = self._toolbox
-        # `ToolCalls` orders the calls of a card that decides about each of them.
+        # `ToolCalls` orders the calls of a card that decides per call whether they may overlap.
         return [
             (describe(card), not only_reads(card) and find_overlapping(card) is None)
             for name, card in toolbox.runner.cards.items()
@@ -140,7 +138,7 @@ class DeckToolset(ToolBoxToolset):
         ]
 
     async def get_tools(self, ctx: RunContext[None]) -> dict[str, ToolsetTool[Any]]:
-        """Build the definitions; cards that the model isn't listed are marked."""
+        """Build the definitions, marking unlisted cards."""
         tools, box = await super().get_tools(ctx), self._toolbox
         second, hidden = ((), ()) if box is None else (box.runner.second_names, box.hidden)
         for name in tools.keys() & {*second, *hidden}:
@@ -150,17 +148,17 @@ class DeckToolset(ToolBoxToolset):
         return tools
 
     async def find_tools(self, ctx: RunContext[None], queries: Sequence[str], _: Sequence[ToolDefinition]) -> list[str]:
-        """Find hidden cards for the search of the provider."""
+        """Find hidden cards for the provider's search."""
         find = None if self._toolbox is None else self._toolbox.find
         return [] if find is None else [*await find(queries)]
 
     async def run_call(self, call: ToolCall) -> ModelContent:
-        """Run a call, and report it."""
+        """Run a call and report it."""
         assert self._toolbox is not None
         return await self._calls.run(self._toolbox, call)
 
     def to_return(self, content: ModelContent, name: str) -> Any:
-        """Convert a result to the form that the model's API accepts."""
+        """Convert a result for the model's API."""
         if content.is_error and not self._rich_results:
             return content.marked_text
         if not content.attachments or (self._rich_results and not self._text_only):
@@ -168,16 +166,16 @@ class DeckToolset(ToolBoxToolset):
         files = [BinaryContent(file.data, media_type=file.media_type) for file in content.attachments]
         if self._text_only:
             return "\n".join((content.text, *map(describe_file, files)))
-        # In the Chat Completions API tool results are text: files follow in a message of their own.
-        return ToolReturn(content.text, content=[f"What {name} gave beside its text:", *files])
+        # Tool results in the Chat Completions API are text, so files follow in a separate message.
+        return ToolReturn(content.text, content=[f"Files returned by {name}:", *files])
 
     async def report_unknown_tool(self, event: FunctionToolResultEvent) -> None:
-        """Report a call that the library answered itself, because the deck has no such tool."""
+        """Report a call of an unknown tool, which the library answered itself."""
         part, toolbox = event.part, self._toolbox
         if toolbox is None or part.tool_name in (*toolbox.runner.cards, ToolSearch.function_tool_name):
             return
         if toolbox.hidden:
-            # The library names every tool that can be called, also those that are hidden because they are too many.
+            # The library's answer lists every callable tool, including the many hidden ones.
             asked = ToolCall(part.tool_call_id, CALL_TOOL, {"name": part.tool_name})
             part.content = str((await toolbox.runner.run(asked)).output)
         await self._calls.report_unknown_tool(part.tool_call_id, part.tool_name, str(part.content))
@@ -194,14 +192,14 @@ class RunState:
     token: CancellationToken
     usage: RunUsage = field(default_factory=RunUsage)
     passages: list[list[str]] = field(default_factory=list[list[str]])
-    """Text of the model: one list of pieces for each request."""
+    """The model's text, as a list of pieces per request."""
     messages: list[ModelMessage] = field(default_factory=list["ModelMessage"])
     """The conversation so far."""
     saved: int = 0
-    """Number of new messages that `on_message` has received."""
+    """Number of new messages already passed to `on_message`."""
 
     async def report_text(self, event: AgentStreamEvent) -> None:
-        """Collect the text of a stream event, and report it."""
+        """Collect and report the text of a stream event."""
         passage = self.passages[-1]
         text, starts = "", False
         if isinstance(event, PartStartEvent) and isinstance(event.part, TextPart):
@@ -215,7 +213,7 @@ class RunState:
             await self.plan.sink(TextDelta(text, starts))
 
     async def save_messages(self, run: AgentRun[None, str]) -> None:
-        """Pass on the messages that are complete since the last time."""
+        """Pass newly completed messages to `on_message`."""
         self.messages = run.all_messages()
         new: list[ModelMessage] = run.new_messages()
         for message in new[self.saved :]:
@@ -224,14 +222,14 @@ class RunState:
                 await self.save_message(message)
 
     async def save_message(self, message: ModelMessage) -> None:
-        """Pass on one message as JSON."""
+        """Pass a message to `on_message` as JSON."""
         (row,) = ModelMessagesTypeAdapter.dump_python([message], mode="json")
         if is_json_object(row):
             await self.plan.on_message(row)
 
 
 class ModelLoop:
-    """Client of one model. Enter it before the first run: it owns the connection."""
+    """Client for one model. It owns the connection, so enter it before the first run."""
 
     def __init__(self, model: Model) -> None:
         self._model = ListingModel(model)
@@ -247,25 +245,25 @@ class ModelLoop:
         await self._model.__aexit__(*error)
 
     async def run(self, prompt: str | None, plan: RunPlan) -> RunResult:
-        """Run the loop until the model has answered `prompt`; failures and cancellation are results too.
+        """Run until the model has answered `prompt`. Failures and cancellation are results too.
 
-        Without a prompt it answers the end of the history.
+        Without a prompt, the model continues from the end of the history.
 
         Raises:
-            OSError: The sink failed: its reader is gone.
+            OSError: The sink failed because its reader is gone.
             ConversationError: The history is invalid.
         """
-        # pydantic-ai and the kernel each have a cancel token: this one stops requests to the model.
+        # pydantic-ai and the kernel each have a cancel token. This one stops requests to the model.
         state = RunState(plan, CancellationToken())
         forget = plan.cancel.on_cancel(state.token.cancel)
         try:
             result = await self._retry_without_images(prompt, state)
         except failures.RunTimedOut:
-            result = RunResult(reason="time", message="the time it was given is over")
+            result = RunResult(reason="time", message="the time limit was reached")
         except failures.RunCancelled:
             result = RunResult(reason="cancelled", message=f"stopped by {plan.cancel.reason}")
         except RepeatedCallError as exc:
-            message = f"{exc} was called again and again with the same outcome"
+            message = f"{exc} was called repeatedly with the same result"
             result = RunResult(reason="repeat", message=message)
         except failures.UserError as exc:
             result = RunResult(reason="error", message=str(exc))
@@ -284,16 +282,16 @@ class ModelLoop:
         return replace(result, text=last, passages=passages, usage=usage, context_tokens=context)
 
     async def complete_message(self, params: JsonObject, budget: RequestBudget) -> JsonObject:
-        """Complete the sampling request of a server with one request to the model, outside of every conversation.
+        """Complete a server's sampling request with one request to the model, outside any conversation.
 
         Raises:
-            RpcError: The request is invalid, the budget is spent, or the model gave no answer.
+            RpcError: The request is invalid, the budget is spent, or the model didn't answer.
         """
         messages, settings = parse_sampling_request(params)
         if budget.left == 0:
             raise RpcError(SAMPLING_FAILED, f"the limit of {budget.limit} requests to the model is reached")
         budget.spend()
-        settings["timeout"] = _REQUEST_S
+        settings["timeout"] = _REQUEST_TIMEOUT_S
         try:
             async with self._model.request_stream(messages, settings, ModelRequestParameters()) as stream:
                 async for _ in stream:
@@ -308,13 +306,13 @@ class ModelLoop:
         return build_sampling_result(response, self._model.model_name)
 
     async def _retry_without_images(self, prompt: str | None, state: RunState) -> RunResult:
-        """Run the loop; if the model refuses images, continue once with text in their place."""
+        """Run the loop. If the model rejects images, continue once with text in their place."""
         try:
-            # Calls without a result, left by a run that was interrupted, get one here.
+            # An interrupted run leaves calls without a result; add one to each.
             history = repair_messages(ModelMessagesTypeAdapter.validate_python([*state.plan.history]))
         except ValueError as exc:
-            raise ConversationError(f"what was kept of it cannot be read: {exc}") from exc
-        if self._text_only:  # images of earlier turns would be refused again
+            raise ConversationError(f"its stored messages cannot be read: {exc}") from exc
+        if self._text_only:  # the model would reject images of earlier turns again
             history = [replace_images(message) for message in history]
         try:
             return await self._iterate(prompt, history, state)
@@ -339,7 +337,7 @@ class ModelLoop:
             toolsets=[deck],
             capabilities=[ToolSearch(strategy=deck.find_tools, max_results=FOUND)],
             retries={"tools": _MAX_RETRIES, "output": 1},
-            model_settings=ModelSettings(timeout=_REQUEST_S),
+            model_settings=ModelSettings(timeout=_REQUEST_TIMEOUT_S),
         )
         files = [BinaryContent(file.data, media_type=file.media_type) for file in plan.attachments]
         if self._text_only:
@@ -356,7 +354,7 @@ class ModelLoop:
                 return await self._run_nodes(agent, run, deck, state)
             finally:
                 # An interrupted message belongs to the conversation too.
-                with anyio.move_on_after(_SAVE_S, shield=True):
+                with anyio.move_on_after(_SAVE_TIMEOUT_S, shield=True):
                     await state.save_messages(run)
 
     async def _run_nodes(
@@ -367,7 +365,7 @@ class ModelLoop:
         async for node in run:
             if agent.is_model_request_node(node):
                 if budget.left == 0:
-                    await state.save_message(node.request)  # tool results that the model has not received
+                    await state.save_message(node.request)  # tool results the model hasn't received yet
                     message = f"the limit of {budget.limit} requests to the model is reached"
                     return RunResult(reason="limit", message=message)
                 budget.spend()
@@ -398,14 +396,14 @@ def _to_usage(used: RunUsage) -> Usage:
 
 
 def _find_truncation(messages: Sequence[ModelMessage]) -> str:
-    """Describe why the last answer is incomplete; empty if it is complete."""
+    """Describe why the last answer is incomplete, or return an empty string."""
     last = messages[-1] if messages else None
     if not isinstance(last, ModelResponse):
         return ""
-    # The library treats a stream that breaks off as one that stops: only the provider's own reason tells.
+    # The library can't tell a broken stream from a finished one; only the provider's own reason can.
     if last.provider_name is not None and "finish_reason" not in (last.provider_details or {}):
-        return "the answer may be cut off: its end was not told"
+        return "the answer may be cut off: the provider sent no finish reason"
     return {
-        "length": "the answer is cut off: the model has reached its limit of words",
+        "length": "the answer is cut off: the model reached its token limit",
         "content_filter": "the answer is cut off by a filter of the model's provider",
     }.get(last.finish_reason or "", "")

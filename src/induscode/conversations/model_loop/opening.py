@@ -1,4 +1,4 @@
-"""Open the model loop of a choice."""
+"""Opens the model loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_loop(choice: ModelChoice, telemetry: CallTelemetry | None = None) -> AsyncGenerator[ModelLoop]:
-    """Open the loop of a model inside the block. With `telemetry` each request is a span, without its texts."""
+    """Open a model's loop for the duration of the block. `telemetry` records each request as a span without texts."""
     model = await to_thread.run_sync(open_model, choice)
     if telemetry is not None:
         from pydantic_ai.models.instrumented import InstrumentationSettings, InstrumentedModel  # noqa: PLC0415 — for a collector

@@ -1,4 +1,4 @@
-"""Clients of models, and their errors as faults."""
+"""Creates model clients, and converts their errors to faults."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
 
 VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_prompts=True)
 """Profile that sends schemas and tool results unchanged (https://ai.pydantic.dev/models/)."""
-
 _OPENAI_URL = "https://api.openai.com/v1"
 _OPENAI_ACCOUNT = {"openai-organization": "OPENAI_ORG_ID", "openai-project": "OPENAI_PROJECT_ID"}
 """https://platform.openai.com/docs/api-reference/authentication"""
 
 
 def open_model(choice: ModelChoice) -> Model:
-    """Create the client of a model; the first request opens the connection."""
+    """Create a client for a model. The first request opens the connection."""
     if choice.api == "anthropic":
         from pydantic_ai.models.anthropic import AnthropicModel, AnthropicModelSettings  # noqa: PLC0415 — a second of imports
         from pydantic_ai.providers.anthropic import AnthropicProvider  # noqa: PLC0415 — a second of imports
 
         provider = AnthropicProvider(api_key=choice.api_key or "none", base_url=choice.base_url)
-        # System prompt and deck are the same bytes in every request as long as the deck is:
+        # Until the deck changes, every request has the same system prompt and tools, byte for byte:
         # https://docs.anthropic.com/en/docs/build-with-claude/prompt-caching.
         settings = AnthropicModelSettings(
             anthropic_cache_instructions=True, anthropic_cache_tool_definitions=True, anthropic_cache_messages=True
@@ -41,7 +40,7 @@ def open_model(choice: ModelChoice) -> Model:
         return AnthropicModel(choice.name, provider=provider, settings=settings, profile=VERBATIM)
     headers = {"authorization": f"Bearer {choice.api_key}"} if choice.api_key else {}
     if choice.api == "openai":
-        # The organisation and project that pay.
+        # The organisation and project to bill.
         headers |= {
             header: value for header, variable in _OPENAI_ACCOUNT.items() if (value := os.environ.get(variable))
         }
@@ -66,7 +65,7 @@ _KINDS: tuple[tuple[type[Exception], FaultKind, str], ...] = (
 
 
 def to_model_fault(error: failures.AgentRunError, address: str | None = None) -> ModelFault:
-    """Convert an error of a model request to a fault with a remedy."""
+    """Convert a model error to a fault with a remedy."""
     if not isinstance(error, failures.ModelAPIError):
         message = f"the model did not answer as it should: {error}"
     elif isinstance(error, failures.ModelConnectionError) and address:

@@ -1,7 +1,7 @@
-"""Sampling requests of servers as requests to the model, and its answer as their result.
+"""Converts servers' sampling requests to model requests, and the response to their result.
 
-https://modelcontextprotocol.io/specification/2025-06-18/client/sampling#creating-messages. The model of the session
-answers, without tools and without the conversation: a server receives nothing that it has not sent.
+https://modelcontextprotocol.io/specification/2025-06-18/client/sampling#creating-messages. The session's model answers
+without tools and without the conversation, so a server learns nothing that it didn't send.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def parse_sampling_request(params: JsonObject) -> tuple[list[ModelMessage], Mode
     """Convert the parameters of `sampling/createMessage` to messages and settings of a model request.
 
     Raises:
-        RpcError: They are invalid, or need what is not offered.
+        RpcError: They're invalid or require an unsupported feature.
     """
     if params.get("tools"):
         raise RpcError(INVALID_PARAMS, "sampling with tools is not offered")
@@ -75,7 +75,7 @@ def _parse_block(block: JsonValue) -> str | BinaryContent:
 
 
 def build_sampling_result(response: ModelResponse, model: str) -> JsonObject:
-    """Convert the answer of the model to the result of `sampling/createMessage`."""
+    """Convert a model response to the result of `sampling/createMessage`."""
     text = "\n\n".join(part.content for part in response.parts if isinstance(part, TextPart))
     result: JsonObject = {
         "role": "assistant",

@@ -1,8 +1,8 @@
-"""Check of a command's arguments: whether a rule with a `*` covers them.
+"""Checks whether a rule with a `*` covers a command's arguments.
 
-A rule such as `bash(sort *)` covers `sort` with operands and with the options that the table of programs calls
-harmless. Everything else is a `Problem`, unless the rule names the word literally: an option that is not in the table,
-a word that only the shell can resolve (`$x`, `*`), a program text that may run or write something.
+A rule such as `bash(sort *)` covers `sort` with operands and with the options that the program table lists as harmless.
+Anything else is a `Problem` unless the rule spells out the word: an unlisted option, a word that only the shell can
+resolve (`$x`, `*`), a program text that may run or write something.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNKNOWN_PROGRAM = Program()
 _PLAIN_OPERAND = re.compile(r"(?![-+@])(?!/(?:dev|proc)/)[\w./:@,+%~^-]+")
 _VERSIONED = re.compile(r"(python|pypy|lua|perl|ruby|php)[0-9.]+w?")
 _INPUT_FILE = re.compile(r"/(?:dev|proc)/.*|(?:.*/)?(?:stdin|fd/[0-9]+|[0-9]+)|\+.*|[a-z][a-z0-9+.-]+:.*")
-"""Scripts that are not files: standard input, URLs. A shell takes `+x` for an option."""
+"""Scripts that aren't files: standard input, URLs. Shells treat `+x` as an option."""
 _PRINTS_VARIABLE = re.compile(r"%[-+ #0-9.*']*[hlLjzt]*n")
 """`%n` of bash's `printf` sets a variable: https://man7.org/linux/man-pages/man1/bash.1.html, `printf`."""
 _PACKAGE = re.compile(PACKAGE)
@@ -44,7 +44,7 @@ _AWK_ACTS = re.compile(r"system|getline|close|printf?[^;}\n]*[>|]|[>|]|@|\bcmd\b
 _SED_TEXT = r"(?:(?!\1)[^\\\n]|\\[^\n])*"
 _SED_CLASS = r"\[[:.=]\w+[:.=]\]"
 _SED_LIST = rf"\[\^?+\]?+(?:{_SED_CLASS}|(?!\1)[^\]\[/\\\n])*\]"
-"""A bracket expression without the delimiter: sed does not end the pattern at a delimiter inside of one."""
+"""A bracket expression without the delimiter: a delimiter inside brackets doesn't end the pattern."""
 _SED_PATTERN = rf"(?:(?!\1)[^\[\\\n]|\\[^\n]|{_SED_LIST})*"
 _SED_ADDRESS_PATTERN = _SED_PATTERN.replace(r"(?!\1)", "(?!/)")
 _SED_ADDRESS = rf"(?:[0-9]+|\$|/{_SED_ADDRESS_PATTERN}/I?)"
@@ -54,13 +54,13 @@ _SED_COMMAND = re.compile(
     r"\s*(?=[;\n}]|$))"
 )
 _SPREADS = re.compile(r"[\s*?\[]|^$")
-"""Values that an unquoted expansion does not keep as one word."""
+"""Values that an unquoted expansion splits, globs or drops."""
 _CURL_DATA = frozenset({"-d", "-H", "--header"})
 _CURL_FILE = re.compile(r"@.*", re.DOTALL)
 _TAR_HOST = re.compile(r"[^/]*:")
 """An archive on another host: https://man7.org/linux/man-pages/man1/tar.1.html, `--force-local`."""
 _ENVIRONMENT_PROGRAM = re.compile(r"(?:python|pypy)[0-9.]*|ruby|node|pytest|py\.test|ruff|mypy|black")
-"""Programs of a project's environment: others in the table need a rule of their own."""
+"""Programs of a project's environment. Others in the table need a separate rule."""
 _ENVIRONMENT_TOOLS = frozenset({"pytest", "py.test", "ruff", "mypy", "black"})
 _STARTED = re.compile(r"(?![-+])[\w./+@-]+")
 """A plain name: Bundler passes any other single word to a shell."""
@@ -70,15 +70,15 @@ _SHELL_TEXT = re.compile(r"[;&|<>$`(){}\n]")
 
 @record
 class Problem:
-    """Why a rule does not cover the arguments of a command."""
+    """The reason a rule doesn't cover a command's arguments."""
 
     reason: str
     acts: bool = False
-    """Whether the arguments run or write something else; such a command never gets a rule."""
+    """Whether the arguments run or write something else. Such a command never gets a rule."""
 
 
 def find_program(name: str) -> Program | None:
-    """Find a program in the table by its name, with a directory or a version."""
+    """Look up a program, ignoring its directory and version."""
     base = os.path.basename(name.rstrip("/"))
     program = PROGRAMS.get(base)
     versioned = _VERSIONED.fullmatch(base) if program is None else None
@@ -86,11 +86,11 @@ def find_program(name: str) -> Program | None:
 
 
 def find_problem(words: Sequence[Word], named: frozenset[int] = frozenset(), *, fed: bool = False) -> Problem | None:
-    """Find the first problem with the arguments of a command; None if they are harmless.
+    """Return the first problem with a command's arguments, or `None` if they're harmless.
 
     Args:
-        words: The command, its name first.
-        named: Indexes of the words that a rule names literally.
+        words: The command, starting with its name.
+        named: Indexes of the words that a rule spells out.
         fed: Whether another command writes to its standard input.
     """
     name = words[0].shown
@@ -103,7 +103,7 @@ def find_problem(words: Sequence[Word], named: frozenset[int] = frozenset(), *, 
 
 
 def starts_commands(name: str) -> bool:
-    """Tell whether a program that a rule may allow can take its arguments for a command."""
+    """Return whether a program that a rule may allow can run its arguments as a command."""
     program = find_program(name)
     if program is None or program.check == "npx":
         return True
@@ -111,7 +111,7 @@ def starts_commands(name: str) -> bool:
 
 
 def is_never_saved(words: Sequence[Word]) -> bool:
-    """Tell whether no rule is ever saved for a command: it would allow whatever the program starts."""
+    """Return whether a command must never get a saved rule, which would allow anything the program starts."""
     name = os.path.basename(words[0].shown)
     program = find_program(name)
     starts = program is not None and program.check in {"awk", "npx", "sed"}
@@ -119,10 +119,10 @@ def is_never_saved(words: Sequence[Word]) -> bool:
 
 
 def count_saved_words(texts: Sequence[str | None]) -> int | None:
-    """Count the words at the beginning of a command that say what it does; None if only all of them do.
+    """Count the leading words that define what a command does; `None` if it takes all of them.
 
-    "Always" names these words: `git commit -m x` becomes `git commit *`, `pipenv run pytest -q` becomes
-    `pipenv run pytest *`, and a script stays as it was written.
+    "Always" saves a rule with these words: `git commit -m x` becomes `git commit *`, `pipenv run pytest -q` becomes
+    `pipenv run pytest *`, and a script stays as written.
     """
     name = texts[0] if texts else None
     if name is None or "/" in name or name in SAVED_AS_WRITTEN | NEVER_SAVED:
@@ -152,7 +152,7 @@ def count_saved_words(texts: Sequence[str | None]) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _parse_options(text: str) -> Mapping[str, bool]:
-    """Parse a list of options; the values tell whether each takes a value."""
+    """Parse a list of options, mapping each to whether it takes a value."""
     return {word.removesuffix("="): word.endswith("=") for word in text.split()}
 
 
@@ -171,10 +171,8 @@ class _ArgumentReader:
         self.scripts: list[Word] = []
         """Program texts in option values."""
 
-    # -- programs ---------------------------------------------------------------------------
-
     def check_unknown(self, *, fed: bool) -> Problem | None:
-        """Check a program that is not in the table: plain operands, and words that the rule names."""
+        """Check an unlisted program, which may have plain operands and the words that the rule spells out."""
         if fed:
             return Problem(f"{self.name} is not a known program, and another command feeds it")
         for index in range(1, len(self.words)):
@@ -187,7 +185,7 @@ class _ArgumentReader:
         return None
 
     def check(self) -> Problem | None:
-        """Check a program in the table, subcommand by subcommand."""
+        """Check a listed program, subcommand by subcommand."""
         program = self.program
         all_named = len(self.words) > 1 and self.named.issuperset(range(1, len(self.words)))
         if program.always_acts and not all_named:
@@ -204,7 +202,7 @@ class _ArgumentReader:
                 named = frozenset(position - index for position in self.named if position >= index)
                 return _ArgumentReader(shown, module, self.words[index:], named).check()
             if problem is None and index not in self.named:
-                return Problem(f"{shown} may be given text as code", acts=True)
+                return Problem(f"{shown} may run text as code", acts=True)
             return problem
         problem = self._read_words()
         if problem is not None:
@@ -214,7 +212,7 @@ class _ArgumentReader:
         return self._check_operands()
 
     def _find_module(self) -> int | None:
-        """Find the module of `python -m`, which ends the options of python itself."""
+        """Find the module of `python -m`, which ends Python's own options."""
         if self.program.check != "script" or not self.name.startswith(("python", "pypy")):
             return None
         for index, word in enumerate(self.words[1:-1], 1):
@@ -225,7 +223,7 @@ class _ArgumentReader:
         return None
 
     def _check_operands(self) -> Problem | None:
-        # `@file` stands for the arguments in that file.
+        # `@file` reads arguments from the file.
         for index, word in enumerate(self.words[1:] if self.program.argument_files else (), 1):
             for text in _get_texts(word) or [word.prefix or "@"]:
                 if text.startswith("@") and index not in self.named:
@@ -240,10 +238,8 @@ class _ArgumentReader:
                 return Problem(f"only the shell knows what {word.shown} is to {self.name}")
             for text in texts or ():
                 if not re.fullmatch(self.program.operand, text, re.DOTALL):
-                    return Problem(f"{self.name} is given {text}, which may do more than it says")
+                    return Problem(f"{self.name} {text} may do more than it seems to")
         return None
-
-    # -- words ------------------------------------------------------------------------------
 
     def _read_words(self) -> Problem | None:
         while self.index < len(self.words):
@@ -306,7 +302,7 @@ class _ArgumentReader:
             return Problem(f"only the shell knows whether {word.shown} is an option of {self.name}")
         if word.text is not None:
             return self._read_text(word, word.text, is_named=is_named)
-        # A variable with known values may be empty at run time: the words behind it must mean the same in every case.
+        # A variable with known values may be empty at run time, so the words after it must mean the same either way.
         first = self.program.options_first or self._has_commands() or self.program.old_style
         if any(text.startswith("-") for text in texts) or (first and not word.single):
             return Problem(f"only the shell knows what {word.shown} is to {self.name}")
@@ -329,7 +325,7 @@ class _ArgumentReader:
         if self.program.any_options:
             return None
         if is_named:
-            # The rule names the option; its value is skipped too.
+            # The rule spells out the option; skip its value too.
             name = text.lstrip("-")
             has_value = _parse_options(self.program.long).get(name) or _parse_options(self.program.words).get(name)
             if has_value or (len(name) == 1 and name in self.program.values):
@@ -354,7 +350,7 @@ class _ArgumentReader:
         return self._check_value(f"--{name}", value, is_joined=True)
 
     def _read_letters(self, letters: str, *, is_joined: bool) -> Problem | None:
-        """Read a bundle of short options; in the old style (`tar cf`) values are separate words."""
+        """Read a bundle of short options. In the old style (`tar cf`), values are separate words."""
         if self.program.numeric and letters.isdigit():
             return None
         for place, letter in enumerate(letters):
@@ -374,7 +370,7 @@ class _ArgumentReader:
         return None
 
     def _take_value(self, option: str) -> Problem | None:
-        """Take the next word as the value of an option."""
+        """Consume the next word as the value of an option."""
         self.index += 1
         if self.index >= len(self.words) or self.index in self.named:
             return None
@@ -383,8 +379,8 @@ class _ArgumentReader:
             self.scripts.append(word)
         texts = _get_texts(word)
         if word.glob or (texts is None and not word.single):
-            return Problem(f"only the shell knows what it makes of {word.shown} behind {option}")
-        # A value with an unknown end may be `host:archive` or `@file`.
+            return Problem(f"only the shell knows the value {word.shown} of {option}")
+        # A value with an unknown suffix may be `host:archive` or `@file`.
         is_archive = self.program.check == "tar" and option in {"-f", "--file"}
         is_data = self.name == "curl" and option in _CURL_DATA
         may_name_more = (is_archive and "/" not in word.prefix) or (is_data and not word.prefix)
@@ -398,7 +394,7 @@ class _ArgumentReader:
 
     def _check_value(self, option: str, text: str, *, is_joined: bool = False) -> Problem | None:
         if not is_joined and text.startswith("-") and len(text) > 1 and not text[1:2].isdigit():
-            return Problem(f"{text} behind {self.name} {option} may be an option")
+            return Problem(f"{text} after {self.name} {option} may be an option")
         pattern = self.program.value_patterns.get(option)
         if pattern is not None and not re.fullmatch(pattern, text, re.DOTALL):
             return Problem(f"{self.name} {option} {text} can run or write more", acts=True)
@@ -417,12 +413,12 @@ class _ArgumentReader:
 
 
 def _is_path_like(prefix: str) -> bool:
-    """Tell whether a word with this prefix cannot be an option."""
+    """Return whether a word with this prefix can't be an option."""
     return bool(prefix) and not prefix.startswith(("-", "+"))
 
 
 def _get_texts(word: Word) -> Sequence[str] | None:
-    """Give all possible texts of a word; None if they are unknown."""
+    """Return all possible texts of a word, or `None` if they're unknown."""
     if word.glob:
         return None
     if word.text is not None:
@@ -431,15 +427,15 @@ def _get_texts(word: Word) -> Sequence[str] | None:
     return None if word.hole or spreads else word.guesses
 
 
-# -- programs whose operands say what they do ---------------------------------------------------
+# -- checks for particular programs -------------------------------------------------------------
 
 
 def _check_script(reader: _ArgumentReader) -> Problem | None:
-    """Check an interpreter: its script must be a file."""
+    """Check that an interpreter's script is a file."""
     name, words = reader.name, reader.words
     if not reader.operands:
         asked = {word.text for word in words[1:]} & {"--version", "-V", "-v", "--test"}
-        return None if asked else Problem(f"{name} runs what it is fed", acts=True)
+        return None if asked else Problem(f"{name} runs its standard input", acts=True)
     script = reader.operands[0]
     for text in _get_texts(script) or [""]:
         debugs = name.startswith("node") and text == "inspect"
@@ -451,35 +447,35 @@ def _check_script(reader: _ArgumentReader) -> Problem | None:
 def _check_sed(reader: _ArgumentReader) -> Problem | None:
     scripts = reader.scripts or reader.operands[:1]
     if not scripts:
-        return Problem("sed is given no program that can be read")
+        return Problem("sed has no readable program")
     for word in scripts:
         text = "" if word.text is None or word.glob else word.text
         index = 0
         while text[index:].strip("; \t\n") and (match := _SED_COMMAND.match(text, index)) is not None:
             index = match.end()
         if index == 0 or text[index:].strip("; \t\n"):
-            return Problem("sed is given a program that may write or run something", acts=True)
+            return Problem("sed has a program that may write or run something", acts=True)
     return None
 
 
 def _check_awk(reader: _ArgumentReader) -> Problem | None:
     if not reader.operands:
-        return Problem(f"{reader.name} is given no program that can be read")
+        return Problem(f"{reader.name} has no readable program")
     program, *others = reader.operands
     unknown = any(word.text is None for word in reader.operands)
     writes = any(_AWK_ACTS.search(word.shown) for word in others)
-    # Only output statements, in braces, have redirections; in a pattern, `>` and `|` compare:
+    # Only output statements, which are in braces, redirect. In a pattern, `>` and `|` compare:
     # https://pubs.opengroup.org/onlinepubs/9799919799/utilities/awk.html.
     pattern, _, statements = program.shown.partition("{")
     if unknown or writes or _AWK_RUNS.search(pattern) or _AWK_ACTS.search(statements):
-        return Problem(f"{reader.name} is given a program that may write or run", acts=True)
+        return Problem(f"{reader.name} has a program that may write or run something", acts=True)
     return None
 
 
 def _check_printf(reader: _ArgumentReader) -> Problem | None:
     for word in reader.operands[:1]:
         if word.text is None or word.glob or _PRINTS_VARIABLE.search(word.text):
-            return Problem("printf is given a format that may set a variable", acts=True)
+            return Problem("printf has a format that may set a variable", acts=True)
     return None
 
 
@@ -493,9 +489,9 @@ def _check_npx(reader: _ArgumentReader) -> Problem | None:
 
 
 def _check_test(reader: _ArgumentReader) -> Problem | None:
-    """Check `test`: operators on files and texts are harmless; `-v` and others evaluate an array index.
+    """Check `test`. Operators on files and texts are harmless; `-v` and others evaluate an array index.
 
-    The number of arguments decides which one is the operator:
+    The argument count decides which argument is the operator:
     https://pubs.opengroup.org/onlinepubs/9799919799/utilities/test.html.
     """
     words = [*reader.words[1:]]
@@ -516,7 +512,7 @@ def _check_test(reader: _ArgumentReader) -> Problem | None:
 
 
 def _check_integers(words: Sequence[Word]) -> Problem | None:
-    """Check the operands of `-eq`, `-t` and others: some shells evaluate them."""
+    """Check the operands of `-eq`, `-t` and others, which some shells evaluate."""
     for index, word in enumerate(words):
         operands: list[Word] = []
         if word.text in _TEST_INTEGER and len(words) > 2:
@@ -536,13 +532,13 @@ _CHECKS: dict[Check, Callable[[_ArgumentReader], Problem | None]] = {
     "printf": _check_printf,
     "script": _check_script,
     "sed": _check_sed,
-    "tar": lambda reader: None if reader.words[1:] else Problem("tar is given nothing to do"),
+    "tar": lambda reader: None if reader.words[1:] else Problem("tar has nothing to do"),
     "test": _check_test,
 }
 
 
 def list_options(program: Program) -> Iterator[str]:
-    """List the harmless options of a program, as they are written."""
+    """List the harmless options of a program as written on a command line."""
     yield from (f"-{letter}" for letter in program.flags + program.values + program.optional)
     yield from (f"--{name}" for name in _parse_options(program.long))
     yield from (f"-{name}" for name in _parse_options(program.words))

@@ -1,8 +1,7 @@
-"""Programs that run other commands, as `launches` of the table of programs says.
+"""Programs that run other commands, marked by `launches` in the program table.
 
-A wrapper (`nohup`, `timeout`) adds nothing to the command it starts: rules are compared with that command. A runner
-(`xargs`, `ssh`) starts what its arguments say in its own way: no rule allows it, and everything that it may start is
-compared with deny rules.
+A wrapper (`nohup`, `timeout`) adds nothing to the command it starts, so rules match that command. A runner (`xargs`,
+`ssh`) interprets its arguments in its own way, so no rule allows it, and deny rules match everything it may start.
 """
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ SHELL_CHANGERS = names(
 """Builtins that can change the meaning of later names."""
 MOVERS = frozenset({"cd", "pushd", "popd"})
 COPIERS = names("alias cat cp dd hash install ln mv rsync tee")
-"""Programs that can copy another program, or give it another name."""
+"""Programs that can copy or rename another program."""
 VARIABLE_SETTERS = names(
     "read mapfile readarray getopts let wait eval source . unset declare typeset local readonly export printf"
 )
-"""Builtins that assign variables in ways the parser does not follow."""
+"""Builtins that assign variables in ways the parser doesn't follow."""
 
 
 def base_name(text: str) -> str:
-    """Give the name of a program without its directory."""
+    """Return the name of a program without its directory."""
     return os.path.basename(text.rstrip("/"))
 
 
 def find_launch(name: str) -> Launch | None:
-    """Find how a program runs other commands; None if it doesn't, or only because of an option."""
+    """Return how a program runs other commands, or `None` if it doesn't, or only with some option."""
     return PROGRAMS[name].launches if name in PROGRAMS else None
 
 
 def find_runner(words: Sequence[Word]) -> str | None:
-    """Describe why no rule allows a command; None if rules may."""
+    """Return the reason why no rule can allow a command, or `None` if rules can."""
     name = base_name(words[0].shown)
     if len(words) > 1 and words[1].text in (PROGRAMS[name].subcommands if name in PROGRAMS else ()):
         return None
@@ -65,9 +64,9 @@ def find_runner(words: Sequence[Word]) -> str | None:
 
 
 def runs_input(words: Sequence[Word]) -> bool:
-    """Tell whether a command runs its standard input: a shell without a script, most runners.
+    """Return whether a command runs its standard input, like a shell without a script and most runners.
 
-    The input of xargs and parallel becomes arguments; it is run if they start a shell, a runner or nothing named.
+    For xargs and parallel, input becomes arguments. It runs if they start a shell or runner, or name no program.
     """
     name, *arguments = (base_name(word.shown) for word in words)
     operands = [text for text in arguments if not text.startswith("-")]
@@ -77,7 +76,7 @@ def runs_input(words: Sequence[Word]) -> bool:
 
 
 def find_shell_code(words: Sequence[Word]) -> Word | None:
-    """Give the argument of a shell's `-c`; None if its commands are elsewhere."""
+    """Return the argument of a shell's `-c`, if any."""
     options = [index for index, word in enumerate(words) if _RUNS_TEXT.fullmatch(word.shown)]
     for word in words[options[0] + 1 :] if options else ():
         if word.text is None or not word.text.startswith(("-", "+")):
@@ -89,9 +88,9 @@ _STARTS = frozenset({"{", "(", "!", "if", "for", "while", "until", "case", "func
 
 
 def unwrap_command(words: Sequence[Word]) -> Sequence[Word] | None:
-    """Give the command that a wrapper starts, empty if there is none; None if it is uncertain.
+    """Return the command that a wrapper starts (possibly empty), or `None` if that's uncertain.
 
-    For `env` the assignments before the command are a part of the result.
+    For `env`, the result includes the assignments before the command.
     """
     wrapper = PROGRAMS[words[0].shown]
     index = 1
@@ -111,7 +110,7 @@ def unwrap_command(words: Sequence[Word]) -> Sequence[Word] | None:
         if not letters or letters[0] not in wrapper.values:
             return None
         if len(letters) == 1:
-            index += 1  # the next word is its value
+            index += 1  # skip its value
     index += wrapper.further
     rest = words[index:]
     if not rest or words[0].shown == "env":
@@ -120,5 +119,5 @@ def unwrap_command(words: Sequence[Word]) -> Sequence[Word] | None:
 
 
 def is_lookup(words: Sequence[Word]) -> bool:
-    """Tell whether this is `command -v name`, which looks up a name and runs nothing."""
+    """Return whether this is `command -v name`, which just looks up a name."""
     return len(words) > 1 and words[0].text == "command" and words[1].text in {"-v", "-V"}

@@ -1,8 +1,8 @@
-"""Shell commands taken apart: every command in a text, every redirection, and everything that was not understood.
+"""Shell parser: finds every command and redirection in a text, and reports everything it doesn't understand.
 
-Allow rules need an empty `flaws`. Deny rules are compared with `commands` and `suspects`, which run as far as one can
-tell; with `possible`, which runs if a program takes its argument for a command; and with `opaque`, the reasons why any
-command at all may run. Grammar: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html.
+Allow rules need an empty `flaws`. Deny rules match `commands` and `suspects`, which (probably) run; `possible`, which
+run if a program treats an argument as a command; and `opaque`, the reasons why any command at all may run.
+Grammar: https://pubs.opengroup.org/onlinepubs/9799919799/utilities/V3_chap02.html.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 
 @record
 class Command:
-    """One command with its arguments."""
+    """A command with its arguments."""
 
     words: tuple[Word, ...]
     fed: bool = False
@@ -72,7 +72,7 @@ class Command:
 
 @record
 class Redirect:
-    """A file that a command is connected to by `<`, `>` or a variant."""
+    """The target of `<`, `>` or a variant."""
 
     target: Word
     writes: bool
@@ -80,35 +80,35 @@ class Redirect:
 
 @record(kw_only=True)
 class Script:
-    """What a text does when the shell runs it."""
+    """The effects of a text if a shell runs it."""
 
     text: str
     commands: tuple[Command, ...]
     suspects: tuple[Command, ...]
-    """Further commands that probably run."""
+    """More commands that probably run."""
     possible: tuple[Command, ...] = ()
-    """Commands that run if a program takes an argument for one."""
+    """Commands that run if a program treats an argument as one."""
     opaque: tuple[str, ...] = ()
     """Reasons why any command at all may run."""
     copied: tuple[Word, ...] = ()
-    """Programs that may get another name."""
+    """Programs that may get a new name."""
     redirects: tuple[Redirect, ...]
     flaws: tuple[str, ...]
-    """What was not understood; with any of them no rule allows the text."""
+    """Parts the parser doesn't understand. Any flaw keeps rules from allowing the text."""
     whole: bool
-    """Whether all of the text was examined."""
+    """Whether the parser examined all of the text."""
 
 
 LONGEST_TEXT = 32 * 1024
-_MOST_DOCUMENTS = 100
-"""Limit of here-documents: the time of the grammar grows with each."""
+_MAX_HEREDOCS = 100
+"""Parse time grows with each here-document."""
 MOST_COMMANDS = 2_000
-_DEEPEST = 5
-"""Limit of nesting of texts within texts."""
-_MOST_READ = 256 * 1024
-"""Limit of characters in all, those of nested texts included."""
-_COMPARED_WORDS = 32
-"""Words of a possible command that a rule is compared with."""
+_MAX_DEPTH = 5
+"""Nesting limit of texts within texts."""
+_MAX_TOTAL_CHARS = 256 * 1024
+"""Limit for the text and all texts nested in it."""
+_MAX_COMPARED_WORDS = 32
+"""Words of a possible command to match against rules."""
 _UNDERSTOOD = names(
     "program list pipeline command command_name redirected_statement file_redirect file_descriptor"
     " negated_command subshell compound_statement if_statement elif_clause else_clause"
@@ -117,7 +117,7 @@ _UNDERSTOOD = names(
     " command_substitution process_substitution variable_assignment variable_assignments"
     " comment"
 )
-"""Node types that a rule may allow; only a person can allow others."""
+"""Node types that a rule may allow. Only the user can allow others."""
 _PLAIN_NAME = re.compile(rb"[A-Za-z0-9_./+@%-]+|\[|:")
 _RESERVED = frozenset({"{", "}", "then", "do", "done", "fi", "esac", "in", "else", "elif", "[["})
 _HARMLESS_VARIABLES = re.compile(
@@ -131,14 +131,14 @@ _SEPARATORS = re.compile(r"[\s;&|<>(){}`$,]+")
 _ANY_TEXT = re.compile(r"[\s;&|<>`$(){}]")
 _ALL_SEPARATORS = re.compile(r"""[\s;&|<>(){}`$,=!:+"'\[\]]+""")
 _QUOTED_COMMAND = re.compile(r"\$\(|`")
-"""Runs inside quotes if bash evaluates the text as an array index."""
+"""Runs even inside quotes if bash evaluates the text as an array index."""
 _TEXTS = ("raw_string", "ansi_c_string", "string", "concatenation", "word")
 _AWK_RUNS = re.compile(r"system|getline|\||@")
 _SED_RUNS = re.compile(r"(?:^|[;{}\n/,0-9$!\s])e(?:\s|$)|/[gpiImMw0-9]*e[gpiImMw0-9]*\s*(?:[;}\n]|$)")
 
 
 def parse_command(text: str) -> Script:
-    """Parse a command; what is not understood is reported, never skipped."""
+    """Parse a command. The result reports parts that the parser doesn't understand; nothing is skipped."""
     reader = _CommandReader()
     reader.read(text)
     return Script(
@@ -173,7 +173,7 @@ class _CommandReader:
     maybe_fed: bool = False
     """Whether a program may run its standard input."""
     spent: list[int] = field(default_factory=lambda: [0])
-    """Characters read, shared by the readers of nested texts."""
+    """Characters read so far, shared with the readers of nested texts."""
 
     def read(self, text: str) -> None:
         """Read a complete text."""
@@ -191,11 +191,11 @@ class _CommandReader:
         strange = {char for char in text if is_strange(char)}
         if strange:
             listed = ", ".join(f"U+{ord(char):04X}" for char in sorted(strange))
-            self._add_opaque_flaw(f"it holds characters that cannot be told apart or seen: {listed}")
+            self._add_opaque_flaw(f"it has invisible or ambiguous characters: {listed}")
         if expand_braces(text) is None:
-            self._add_opaque_flaw("its braces stand for too many words")
+            self._add_opaque_flaw("its braces expand to too many words")
         if re.search(r"[^\s\\]\\\n", text):
-            self.flaws.append("a line goes on in the middle of a word")
+            self.flaws.append("a line break splits a word")
 
     def _add_opaque_flaw(self, flaw: str) -> None:
         """Add a flaw behind which a denied command may hide."""
@@ -203,21 +203,21 @@ class _CommandReader:
         self.opaque.append(flaw)
 
     def _read_tree(self, text: str) -> None:
-        if text.count("<<") > _MOST_DOCUMENTS:
+        if text.count("<<") > _MAX_HEREDOCS:
             self.whole = False
-            self.flaws.append(f"it has more than {_MOST_DOCUMENTS} here-documents")
+            self.flaws.append(f"it has more than {_MAX_HEREDOCS} here-documents")
             self._suspect_words(text)
             return
         data = text.encode("utf-8", "replace")
         root = parse_tree(data)
         if root.has_error:
-            self._add_opaque_flaw("its syntax is not understood")
+            self._add_opaque_flaw("its syntax can't be parsed")
             self._suspect_words(text)
         nodes = self._replace_brackets(list(iter_nodes(root)))
         self._collect_variables(nodes)
         if not is_covered(root, data):
-            self._add_opaque_flaw("a part of it was passed over")
-        looks: dict[str, Callable[[Node], None]] = {
+            self._add_opaque_flaw("the parser skipped part of it")
+        readers: dict[str, Callable[[Node], None]] = {
             "command": self._read_command,
             "file_redirect": self._read_redirect,
             "heredoc_redirect": self._read_input_text,
@@ -229,8 +229,8 @@ class _CommandReader:
         }
         for node in nodes:
             self._check_node(node, data)
-            if node.type in looks:
-                looks[node.type](node)
+            if node.type in readers:
+                readers[node.type](node)
 
     def _replace_brackets(self, nodes: Sequence[Node]) -> list[Node]:
         """Read `[ … ]` as the command `test …`: https://man7.org/linux/man-pages/man1/test.1.html."""
@@ -250,7 +250,7 @@ class _CommandReader:
         return result
 
     def _collect_variables(self, nodes: Sequence[Node]) -> None:
-        """Collect the values that the text assigns to variables; None for an unknown value."""
+        """Collect the values that the text assigns to variables, with `None` for unknown values."""
         for node in nodes:
             if node.type == "variable_assignment":
                 name, value = node.named_children[0], node.named_children[-1]
@@ -284,21 +284,20 @@ class _CommandReader:
     def _check_node(self, node: Node, data: bytes) -> None:
         if node.is_missing or (node.is_named and node.type not in _UNDERSTOOD):
             kind = "here-document" if node.type.startswith("heredoc") else node.type
-            what = kind.replace("_", " ")
-            self.flaws.append(f"it has parts that are left to a person ({what})")
+            self.flaws.append(f"it has parts that only the user can allow ({kind.replace('_', ' ')})")
         if node.type in _ONE_LINE and spans_lines(node):
-            self.flaws.append("a command goes over the end of a line")
+            self.flaws.append("a command continues on the next line")
         if node.type == "word" and _BROKEN_WORD.search(node.text or b""):
-            self.flaws.append("a word goes over the end of a line")
+            self.flaws.append("a word continues on the next line")
             self._suspect_words(get_source(node))
         if node.type == "comment" and data[: node.start_byte].rstrip(b" \t")[-1:] not in {b"", b"\n"}:
-            self.flaws.append("a comment stands behind something")
+            self.flaws.append("a comment follows a command")
         if node.type == "variable_assignment" and (node.parent is None or node.parent.type != "command"):
             self._check_assignment(node, _OWN_VARIABLES)
         if node.type == "for_statement" and not _OWN_VARIABLES.fullmatch(get_source(node.named_children[0])):
             self._check_environment(get_source(node.named_children[0]))
         if node.type == "expansion" and not is_plain_expansion(node):
-            self.flaws.append(f"an expansion that may do more than give a value: {get_source(node)}")
+            self.flaws.append(f"an expansion may do more than return a value: {get_source(node)}")
 
     # -- nodes of the tree ----------------------------------------------------------------------
 
@@ -312,18 +311,18 @@ class _CommandReader:
     def _read_command(self, node: Node) -> None:
         words = self._read_words(node)
         if any(not child.is_named for child in node.children):
-            self.flaws.append("a sign stands alone among the words of a command")
+            self.flaws.append("a command has a stray symbol among its words")
         if any(left.end_byte == right.start_byte for left, right in pairwise(node.children)):
-            self.flaws.append("two words stand without a space between them")
+            self.flaws.append("two words have no space between them")
             self._suspect_words(get_source(node))
         name = node.child_by_field_name("name")
         for child in find_redirects(node):
-            # The grammar takes the words behind the target of a redirection for a part of it.
+            # The grammar makes the words after a redirection's target part of the redirection.
             words += [read_word(word, self.variables) for word in get_redirect_words(child)[1:]]
         if name is None or not words:
             return
         if not _PLAIN_NAME.fullmatch(name.text or b"") or get_source(name) in _RESERVED:
-            self.flaws.append(f"the name of a command is not plain: {get_source(name)}")
+            self.flaws.append(f"a command's name isn't plain: {get_source(name)}")
             self._suspect_arguments(words[1:])
         for child in node.named_children:
             if child.type == "variable_assignment":
@@ -339,7 +338,7 @@ class _CommandReader:
             self.flaws.append(f"the variable {name} may change what a command does")
 
     def _check_assignment(self, node: Node, harmless: re.Pattern[str]) -> None:
-        """Check an assignment: some variables hold commands that programs run."""
+        """Check an assignment, because programs run commands from some variables."""
         name, value = node.named_children[0], node.named_children[-1]
         if harmless.fullmatch(get_source(name)):
             return
@@ -352,7 +351,7 @@ class _CommandReader:
             self._consider_text(guess)
 
     def _read_quoted_text(self, node: Node) -> None:
-        """Read a quoted text: `test -v 'a[$(command)]'` runs the command in it."""
+        """Look for commands in quotes: `test -v 'a[$(command)]'` runs one."""
         text = read_word(node, self.variables).guesses[0]
         if _QUOTED_COMMAND.search(text):
             self._consider_text(text)
@@ -361,7 +360,7 @@ class _CommandReader:
     def _read_substitution(self, node: Node) -> None:
         text = get_source(node)
         if text.startswith("`") and "\\" in text:
-            self.flaws.append("backticks that hold a backslash")
+            self.flaws.append("backticks contain a backslash")
             self.texts.append(re.sub(r"\\([`\\$])", r"\1", text[1:-1]))
             self.fed = True
 
@@ -371,8 +370,8 @@ class _CommandReader:
         if not words:
             return
         if words[1:]:
-            # The words behind a redirection belong to the command.
-            self.flaws.append("arguments stand behind a redirection")
+            # Words after a redirection belong to the command.
+            self.flaws.append("arguments follow a redirection")
             extra = [read_word(word, self.variables) for word in words[1:]]
             body = node.parent.child_by_field_name("body") if node.parent is not None else None
             inside = [child for child in iter_nodes(body) if child.type == "command"] if body else []
@@ -391,7 +390,7 @@ class _CommandReader:
             if child.type == "heredoc_body":
                 body = get_source(child)
                 self.texts.append(body)
-                # The grammar misses some substitutions in a here-document; in double quotes it finds them.
+                # The grammar misses some substitutions in here-documents that it finds in double quotes.
                 self._suspect_text(': "' + body.replace('"', "") + '"')
             elif child.type in WORDS:
                 self.texts.extend(read_word(child, self.variables).guesses)
@@ -407,12 +406,12 @@ class _CommandReader:
         where.append(Command(tuple(words), fed))
 
     def _add_command(self, words: Sequence[Word], *, fed: bool = False) -> None:
-        """Add a command without its wrappers; `[ … ]` is `test …`."""
+        """Add a command without its wrappers, and `[ … ]` as `test …`."""
         while find_launch(words[0].text or "") == "wrapper" and not is_lookup(words):
             self._append_command(self.suspects, words)
             inner = unwrap_command(words)
             if inner is None:
-                self.flaws.append(f"what {words[0].shown} starts cannot be told for sure")
+                self.flaws.append(f"it isn't certain which command {words[0].shown} starts")
                 self._append_command(self.commands, words)
                 self._suspect_arguments(words[1:])
                 return
@@ -448,9 +447,9 @@ class _CommandReader:
         if launch is not None or (name == "find" and problem is not None):
             self._suspect_arguments(words[1:])
         elif problem is not None or reason is not None or starts_commands(name):
-            # Arguments, and values joined to an option, may be commands.
+            # Arguments and values joined to an option may be commands.
             for index, word in enumerate(words[1:], 1):
-                self._append_command(self.possible, words[index : index + _COMPARED_WORDS])
+                self._append_command(self.possible, words[index : index + _MAX_COMPARED_WORDS])
                 for guess in word.guesses:
                     self._consider_text(guess)
                     self._consider_text(guess[2:] if guess.startswith("-") else "")
@@ -460,44 +459,41 @@ class _CommandReader:
         self.fed = self.fed or runs_input(words)
         self.maybe_fed = self.maybe_fed or (problem is not None and fed and launch != "runner")
         for index, word in enumerate(words):
-            # The values of variables and braces may be several words.
+            # Variables and braces may expand to several words.
             for guess in [guess for guess in word.guesses if word.text is None and " " in guess]:
                 spread = [literal_word(part) for part in guess.split()]
                 self._append_command(self.suspects, [*words[:index], *spread, *words[index + 1 :]])
-        # The output of one command may be the input of the next one.
+        # One command's output may be the next one's input.
         self.texts.extend(guess for word in words[1:] for guess in word.guesses)
 
     def _note_opaque(self, name: str, words: Sequence[Word], problem: Problem | None) -> None:
-        """Record a command that runs code which the text does not contain."""
+        """Record a command that runs code from outside the text."""
         if find_launch(name) == "shell":
             code = find_shell_code(words)
             if code is None and len(words) > 1 and words[1].text == "--version":
                 return
             if code is None or code.text is None:
-                self.opaque.append(f"{name} runs commands that do not stand here")
+                self.opaque.append(f"{name} runs commands that aren't in the text")
             return
         if name in {".", "source", "run-parts"} or (
             name in {"eval", "trap"} and any(word.text is None for word in words[1:])
         ):
-            self.opaque.append(f"{name} runs commands that do not stand here")
+            self.opaque.append(f"{name} runs commands that aren't in the text")
             return
         program = find_program(name)
         if program is None or problem is None or not problem.acts:
             return
-        texts = [word.shown for word in words[1:]]
         runs = {"awk": _AWK_RUNS, "sed": _SED_RUNS}.get(program.check or "")
-        if (
-            (runs is not None and any(word.text is None for word in words[1:]))
-            or (runs is not None and any(runs.search(text) for text in texts))
-            or program.check == "script"
+        if program.check == "script" or (
+            runs is not None and any(word.text is None or runs.search(word.shown) for word in words[1:])
         ):
             self.opaque.append(problem.reason)
 
     def _suspect_arguments(self, words: Sequence[Word]) -> None:
-        """Add every reading of arguments as a command to the suspects."""
+        """Suspect each argument of starting a command."""
         words = [UNKNOWN if "{}" in word.shown else word for word in words]
         for index, word in enumerate(words):
-            self._append_command(self.suspects, words[index : index + _COMPARED_WORDS])
+            self._append_command(self.suspects, words[index : index + _MAX_COMPARED_WORDS])
             name = base_name(word.shown)
             if find_launch(name) == "shell" or name in {".", "source", "eval"}:
                 self._note_opaque(name, words[index:], None)
@@ -509,17 +505,17 @@ class _CommandReader:
         self._suspect_text(" ".join(word.guesses[0] for word in words))
 
     def _suspect_words(self, text: str) -> None:
-        """Take every word of a text as the start of a command."""
+        """Suspect each word of a text of starting a command."""
         self._append_words(self.suspects, _SEPARATORS, text)
 
     def _append_words(self, where: list[Command], separators: re.Pattern[str], text: str) -> None:
         bare = separators.split(re.sub(r"""["'\\]""", "", text))
         words = [literal_word(word) for word in bare if word]
         for index in range(len(words)):
-            self._append_command(where, words[index : index + _COMPARED_WORDS])
+            self._append_command(where, words[index : index + _MAX_COMPARED_WORDS])
 
     def _suspect_text(self, text: str) -> None:
-        """Read a text that probably runs as a command."""
+        """Read a text that probably runs."""
         inner = self._read_nested(text)
         if inner is not None:
             for command in (*inner.commands, *inner.suspects):
@@ -527,7 +523,7 @@ class _CommandReader:
             self.opaque += inner.opaque
 
     def _consider_text(self, text: str) -> None:
-        """Read a text that a program may take for a command."""
+        """Read a text that a program may treat as a command."""
         inner = self._read_nested(text) if text else None
         if inner is not None:
             for command in (*inner.commands, *inner.suspects):
@@ -536,10 +532,10 @@ class _CommandReader:
                 self._append_words(self.possible, _ALL_SEPARATORS, text)
 
     def _read_nested(self, text: str) -> _CommandReader | None:
-        """Read a nested text, and take over what may run in it."""
+        """Read a nested text and adopt its possible commands."""
         self.spent[0] += len(text)
-        if self.depth >= _DEEPEST or self.spent[0] > _MOST_READ:
-            self.flaws.append("there is text within text, too deep or too much to be followed")
+        if self.depth >= _MAX_DEPTH or self.spent[0] > _MAX_TOTAL_CHARS:
+            self.flaws.append("it has nested text that is too deep or too long to follow")
             self.whole = False
             return None
         inner = _CommandReader(variables=self.variables, depth=self.depth + 1, spent=self.spent)
@@ -551,7 +547,7 @@ class _CommandReader:
         return inner
 
     def _finish(self) -> None:
-        """Add what is only known at the end of the text."""
+        """Run the checks that need the whole text."""
         for text in dict.fromkeys(self.texts):
             if self.fed:
                 self._suspect_text(text)
@@ -559,12 +555,12 @@ class _CommandReader:
                 self._consider_text(text)
         moved = any(base_name(command.words[0].shown) in MOVERS for command in self.commands)
         if moved and any(not redirect.target.shown.startswith(("/", "~")) for redirect in self.redirects):
-            self.flaws.append("it writes or reads a file after it has changed the directory")
+            self.flaws.append("it writes or reads a file after changing the directory")
         programs = [command.words[0].shown for command in self.commands]
         if moved and any("/" in program and not program.startswith("/") for program in programs):
-            self.flaws.append("it runs a file by a relative path after it has changed the directory")
+            self.flaws.append("it runs a file by a relative path after changing the directory")
         if any(redirect.target.text is None for redirect in self.redirects):
-            self.flaws.append("only the shell knows which file it is connected to")
+            self.flaws.append("only the shell knows which file it redirects to or from")
         written = {posixpath.normpath(redirect.target.shown) for redirect in self.redirects if redirect.writes}
         if written & set(map(posixpath.normpath, programs)):
-            self.opaque.append("it runs a file that it has written")
+            self.opaque.append("it runs a file that it wrote")

@@ -1,7 +1,7 @@
-"""Syntax of shell commands: the tree of tree-sitter-bash, words and their possible values, brace expansion.
+"""Shell syntax: the tree-sitter-bash tree, words and their possible values, brace expansion.
 
-A word has a known text only if the shell can make nothing else of it. Otherwise it has guesses, so that a deny rule
-finds a command behind quotes, escapes and variables; a guess never allows anything. Order of expansions:
+A word has a known text only if the shell can't turn it into anything else. Otherwise it has guesses, so that deny rules
+see through quotes, escapes and variables. A guess never allows anything. Order of expansions:
 https://www.gnu.org/software/bash/manual/html_node/Shell-Expansions.html.
 """
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 # -- words --------------------------------------------------------------------------------------
 
 Variables: TypeAlias = "Mapping[str, Sequence[str | None]]"
-"""Values that the command itself assigns to variables; None for an unknown value."""
+"""Values that the command itself assigns to variables, with `None` for unknown values."""
 ALL_VARIABLES = "*"
-"""Key which says that any variable may have another value."""
-_MOST_GUESSES = 8
+"""Key that means any variable may have another value."""
+_MAX_GUESSES = 8
 _GLOB = re.compile(r"[*?\[]")
 _ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r'\\(\n|["\\$`])')
@@ -37,7 +37,7 @@ _ANSI = re.compile(
 _ANSI_LETTERS = {"a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _NUMBERS = frozenset({"$?", "$#", "$$", "${#}", "${?}", "$!"})
 _MANY_WORDS = re.compile(r"\$\{?@|\[@\]")
-"""Expansions that are many words inside double quotes as well."""
+"""Expansions that are many words even inside double quotes."""
 _LAST_CHARACTER = 0x10FFFF
 _PLAIN_EXPANSION = re.compile(r"\$\{?[A-Za-z_][A-Za-z0-9_]*\}?")
 _WITH_DEFAULT = re.compile(r"\$\{!?([A-Za-z_][A-Za-z0-9_]*)(?::?[-=+](.*))?.*\}", re.DOTALL)
@@ -45,20 +45,20 @@ _WITH_DEFAULT = re.compile(r"\$\{!?([A-Za-z_][A-Za-z0-9_]*)(?::?[-=+](.*))?.*\}"
 
 @record
 class Word:
-    """One word of a command."""
+    """A word of a command."""
 
     text: str | None
-    """Its text; None if only the shell will know."""
+    """`None` if only the shell can resolve it."""
     guesses: tuple[str, ...]
-    """Possible texts, with unknown parts left empty."""
+    """Possible texts, in which unknown parts are empty."""
     hole: bool = False
-    """Whether a part of it is unknown."""
+    """Whether part of it is unknown."""
     glob: bool = False
-    """Whether the shell replaces it by matching file names."""
+    """Whether the shell replaces it with matching file names."""
     single: bool = True
-    """Whether it is always one word; an unquoted expansion may be many words, or none."""
+    """Whether it's always exactly one word. An unquoted expansion may yield many words, or none."""
     prefix: str = ""
-    """The known text it begins with."""
+    """Its known start."""
 
     @property
     def shown(self) -> str:
@@ -75,23 +75,23 @@ def literal_word(text: str) -> Word:
 
 
 def read_word(node: Node, variables: Variables) -> Word:
-    """Read a word of the tree; `variables` are the values that the command itself assigns."""
+    """Read a word of the tree."""
     read = _READERS.get(node.type)
     return UNKNOWN if read is None else read(node, variables)
 
 
 def get_source(node: Node) -> str:
-    """Give the text of a node."""
+    """Return the text of a node."""
     return (node.text or b"").decode("utf-8", "replace")
 
 
 def is_plain_expansion(node: Node) -> bool:
-    """Tell whether an expansion is the value of a variable and nothing else (`$x`, `${x}`)."""
+    """Return whether an expansion is just the value of a variable (`$x`, `${x}`)."""
     return _PLAIN_EXPANSION.fullmatch(get_source(node)) is not None
 
 
 def join_words(words: Sequence[Word]) -> Word:
-    """Join parts of one word."""
+    """Join the parts of a word."""
     texts = [word.text for word in words]
     whole = None if None in texts else "".join(text for text in texts if text is not None)
     glob = any(word.glob for word in words)
@@ -103,9 +103,9 @@ def join_words(words: Sequence[Word]) -> Word:
             break
     if whole is not None:
         return Word(whole, (whole,), glob=glob, single=single, prefix=prefix)
-    combinations = list(islice(product(*(word.guesses for word in words)), _MOST_GUESSES + 1))
-    guesses = tuple("".join(parts) for parts in combinations[:_MOST_GUESSES])
-    hole = any(word.hole for word in words) or len(combinations) > _MOST_GUESSES
+    combinations = list(islice(product(*(word.guesses for word in words)), _MAX_GUESSES + 1))
+    guesses = tuple("".join(parts) for parts in combinations[:_MAX_GUESSES])
+    hole = any(word.hole for word in words) or len(combinations) > _MAX_GUESSES
     return Word(None, guesses, hole, glob, single, prefix)
 
 
@@ -148,7 +148,7 @@ def _read_literal(data: bytes) -> Word:
 def _read_ansi_quoted(node: Node, _variables: Variables) -> Word:
     """Read `$'…'`: https://www.gnu.org/software/bash/manual/html_node/ANSI_002dC-Quoting.html.
 
-    The text is known in principle, and treated as unknown: an honest command does not need the escapes.
+    The text could be known, but counts as unknown: an honest command doesn't need these escapes.
     """
     text = _ANSI.sub(_decode_ansi_escape, get_source(node)[2:-1])
     return Word(None, (text,), prefix=text)
@@ -183,8 +183,8 @@ def _read_expansion(node: Node, variables: Variables) -> Word:
     guesses = tuple(dict.fromkeys(texts))
     is_certain = is_plain_expansion(node) and bool(values) and None not in values
     is_unchanged = ALL_VARIABLES not in variables and "IFS" not in variables
-    hole = not (is_certain and is_unchanged) or len(guesses) > _MOST_GUESSES
-    return Word(None, guesses[:_MOST_GUESSES] or ("",), hole=hole, single=False)
+    hole = not (is_certain and is_unchanged) or len(guesses) > _MAX_GUESSES
+    return Word(None, guesses[:_MAX_GUESSES] or ("",), hole=hole, single=False)
 
 
 def _read_children(node: Node, variables: Variables) -> Word:
@@ -235,7 +235,7 @@ def _load_parser() -> Parser:
 
 
 def iter_nodes(root: Node) -> Iterator[Node]:
-    """Give a node and all nodes below it, in the order of the text."""
+    """Yield a node and all its descendants in text order."""
     waiting = [root]
     while waiting:
         node = waiting.pop()
@@ -244,7 +244,7 @@ def iter_nodes(root: Node) -> Iterator[Node]:
 
 
 def parse_bracket_command(node: Node) -> Node | None:
-    """Parse `[ a ]` again as `test a`; None unless that is one plain command of the same words."""
+    """Reparse `[ a ]` as `test a`. Return `None` unless that's one plain command with the same words."""
     text = node.text or b""
     if node.type != "test_command" or node.has_error or not _BRACKETS.fullmatch(text):
         return None
@@ -256,7 +256,7 @@ def parse_bracket_command(node: Node) -> Node | None:
 
 
 def is_covered(root: Node, data: bytes) -> bool:
-    """Tell whether only white space lies between the leaves of the tree."""
+    """Return whether the leaves of the tree have only white space between them."""
     position = 0
     waiting = [root]
     while waiting:
@@ -271,7 +271,7 @@ def is_covered(root: Node, data: bytes) -> bool:
 
 
 def is_fed(command: Node) -> bool:
-    """Tell whether a pipe, here-document or here-string writes to the standard input of a command."""
+    """Return whether a pipe, here-document or here-string writes to the standard input of a command."""
     node: Node | None = command
     while node is not None:
         parent = node.parent
@@ -279,7 +279,7 @@ def is_fed(command: Node) -> bool:
             first = parent.named_child(0)
             if first is None or first.start_byte != node.start_byte:
                 return True
-        # The children of a list of statements are skipped: with many commands that would take quadratic time.
+        # Skip the children of statement lists, which would take quadratic time with many commands.
         if node.type in _REDIRECTED and any(child.type in _TEXT_REDIRECTS for child in node.children):
             return True
         node = parent
@@ -287,7 +287,7 @@ def is_fed(command: Node) -> bool:
 
 
 def find_redirects(command: Node) -> Iterator[Node]:
-    """Give the redirections before and after a command."""
+    """Yield the redirections before and after a command."""
     parent = command.parent
     outer = parent.children if parent and parent.type == "redirected_statement" else []
     for child in (*command.children, *outer):
@@ -296,12 +296,12 @@ def find_redirects(command: Node) -> Iterator[Node]:
 
 
 def get_redirect_words(node: Node) -> list[Node]:
-    """Give the target of a redirection, and the words behind it that the grammar takes for a part of it."""
+    """Return the target of a redirection, and the words after it that the grammar attaches to it."""
     return [child for child in node.named_children if child.type in WORDS]
 
 
 def spans_lines(node: Node) -> bool:
-    """Tell whether a line ends between the parts of a node without a backslash."""
+    """Return whether a node has a line break without a backslash between its parts."""
     text, start = node.text or b"", node.start_byte
     return any(
         b"\n" in text[first.end_byte - start : second.start_byte - start].replace(b"\\\n", b"")
@@ -311,22 +311,22 @@ def spans_lines(node: Node) -> bool:
 
 # -- characters and braces ----------------------------------------------------------------------
 
-_MOST_WORDS = 256
+_MAX_EXPANDED_WORDS = 256
 _PIECE = re.compile(r"""'[^']*'|"(?:[^"\\]|\\.)*"|\\.|\$\{[^}]*\}|[\s;&|()<>]|.""", re.DOTALL)
 _RANGE = re.compile(r"(?:(-?[0-9]+)\.\.(-?[0-9]+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?[0-9]+)?")
 
 
 def is_strange(char: str) -> bool:
-    """Tell whether a character is invisible, or looks like another kind of space."""
+    """Return whether a character is invisible, or looks like another kind of space."""
     if char in "\n\t " or "!" <= char <= "~":
         return False
     return unicodedata.category(char)[0] in "CZ"
 
 
 def iter_readings(text: str) -> Iterator[str]:
-    """Give other readings of a text: without line continuations, with braces expanded, with other white space."""
+    """Yield other readings of a text: without line continuations, with braces expanded, with other white space."""
     if "`" in text:
-        # The grammar sometimes takes one backtick for the end of another pair.
+        # The grammar sometimes pairs up the wrong backticks.
         yield from text.split("`")
     if re.search(r"\\\r?\n", text):
         yield re.sub(r"\\\r?\n", "", text)
@@ -340,9 +340,9 @@ def iter_readings(text: str) -> Iterator[str]:
 
 
 def expand_braces(text: str) -> str | None:
-    """Expand `{a,b}` and `{a..c}`; None if a word becomes too many.
+    """Expand `{a,b}` and `{a..c}`, but not in quotes or `${…}`. Return `None` if a word expands to too many.
 
-    https://www.gnu.org/software/bash/manual/html_node/Brace-Expansion.html. Quoted parts and `${…}` are unchanged.
+    https://www.gnu.org/software/bash/manual/html_node/Brace-Expansion.html.
     """
     if "{" not in text:
         return text
@@ -353,7 +353,7 @@ def expand_braces(text: str) -> str | None:
         else:
             words[-1].append(piece)
     expanded = [_expand_word(pieces) for pieces in words]
-    if any(len(results) > _MOST_WORDS for results in expanded):
+    if any(len(results) > _MAX_EXPANDED_WORDS for results in expanded):
         return None
     return "".join(" ".join(results) for results in expanded)
 
@@ -372,12 +372,12 @@ def _expand_word(pieces: list[str]) -> list[str]:
         is_numeric = match[1] is not None
         first, last = (int(match[1]), int(match[2])) if is_numeric else (ord(match[3]), ord(match[4]))
         step = 1 if first <= last else -1
-        numbers = islice(range(first, last + step, step), _MOST_WORDS + 1)
+        numbers = islice(range(first, last + step, step), _MAX_EXPANDED_WORDS + 1)
         alternatives = [[str(number) if is_numeric else chr(number)] for number in numbers]
     results: list[str] = []
     for alternative in alternatives:
         results += _expand_word([*pieces[:start], *alternative, *pieces[end + 1 :]])
-        if len(results) > _MOST_WORDS:
+        if len(results) > _MAX_EXPANDED_WORDS:
             break
     return results
 

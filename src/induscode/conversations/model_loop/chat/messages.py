@@ -1,4 +1,4 @@
-"""Messages of the model loop as messages of a Chat Completions request, and text in the place of images.
+"""Chat Completions wire format: conversion of messages, text in place of images, and errors.
 
 Format: https://platform.openai.com/docs/api-reference/chat/create.
 """
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from pydantic_ai.tools import ToolDefinition
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
-"""Fields for a model's reasoning: DeepSeek, vLLM and llama.cpp; Ollama and OpenRouter."""
+"""Fields with a model's reasoning: DeepSeek, vLLM and llama.cpp use the first, Ollama and OpenRouter the second."""
 THINKING_TAGS = ("<think>", "</think>")
 
 # -- images -------------------------------------------------------------------------------------
 
 
 def is_image_refusal(error: ModelAPIError, messages: Sequence[ModelMessage]) -> bool:
-    """Tell whether a model refused a request because of the images in `messages`."""
+    """Return whether a model rejected a request because of the images in `messages`."""
     text = str(error).lower()
     if not any(word in text for word in ("image", "multimodal", "vision")):
         return False
@@ -49,7 +49,7 @@ def is_image_refusal(error: ModelAPIError, messages: Sequence[ModelMessage]) -> 
 
 
 def replace_images(message: ModelMessage) -> ModelMessage:
-    """Replace the files in a message by descriptions; a message without files is returned itself."""
+    """Replace files in a message with descriptions. Returns a message without files unchanged."""
     if not isinstance(message, ModelRequest):
         return message
     parts = [*message.parts]
@@ -63,7 +63,7 @@ def replace_images(message: ModelMessage) -> ModelMessage:
 
 
 def describe_file(file: BinaryContent) -> str:
-    """Name a file that the model does not receive."""
+    """Describe a file that the model doesn't receive."""
     return f"[{file.media_type}, {len(file.data):,} bytes: left out, this model does not take it]"
 
 
@@ -71,10 +71,10 @@ def describe_file(file: BinaryContent) -> str:
 
 
 def write_messages(messages: Sequence[ModelMessage], instructions: Sequence[str], system: str) -> list[dict[str, Any]]:
-    """Write a conversation with the instructions of this request before it.
+    """Write the instructions of this request, then the conversation.
 
-    A model's reasoning returns to the server it came from in the field it came in: DeepSeek refuses a tool call
-    without it. Other servers receive it as text in tags.
+    A model's reasoning goes back to the same server in the same field, because DeepSeek rejects a tool call without
+    it. Other servers get it as text in tags.
     """
     rows = [{"role": "system", "content": text} for text in instructions]
     for message in messages:
@@ -103,7 +103,7 @@ def _write_request(message: ModelRequest) -> Iterator[dict[str, Any]]:
             text, extra = part.model_response_str_and_user_content()
             files.extend(extra)
             yield {"role": "tool", "tool_call_id": part.tool_call_id, "content": text}
-    if files:  # a tool result is text in this API: files follow in a message of their own
+    if files:  # tool results are text in this API, so files follow in a separate message
         yield _write_prompt(files)
 
 
@@ -130,7 +130,7 @@ def _write_prompt(content: str | Sequence[UserContent]) -> dict[str, Any]:
 
 
 def _write_response(message: ModelResponse, system: str) -> dict[str, Any] | None:
-    """Write an answer of the model; None if it has neither text nor calls."""
+    """Write a response, or return `None` if it has neither text nor calls."""
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
     thoughts: dict[str, list[str]] = {}
@@ -157,9 +157,9 @@ def _write_response(message: ModelResponse, system: str) -> dict[str, Any] | Non
 
 
 def _complete_reasoning(rows: list[dict[str, Any]]) -> None:
-    """Add an empty reasoning field to the calls since the last prompt that have none.
+    """Add an empty reasoning field to calls since the last prompt that lack one.
 
-    DeepSeek refuses them otherwise, once one of them has the field:
+    Once one of them has the field, DeepSeek rejects the others without it:
     https://api-docs.deepseek.com/guides/thinking_mode#tool-calls.
     """
     fields = {name for row in rows for name in REASONING_FIELDS if name in row}
@@ -173,12 +173,10 @@ def _complete_reasoning(rows: list[dict[str, Any]]) -> None:
             row.setdefault(field, "")
 
 
-# -- errors -----------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------------
 
-
-_LONGEST_BODY = 500
-"""Characters of a non-JSON body, such as a proxy's page, that an error message quotes."""
-
+_MAX_QUOTED_BODY = 500
+"""Characters to quote from a non-JSON body, such as a proxy's page, in an error message."""
 _QUOTA_CODES = {
     "insufficient_quota",
     "billing_hard_limit_reached",
@@ -211,7 +209,7 @@ _STATUS_OF_CODE = {
     **dict.fromkeys(_QUOTA_CODES, 429),
     **dict.fromkeys(_CONTEXT_CODES, 400),
 }
-"""Status for an error inside a stream that began with status 200."""
+"""Status for an error inside a stream that started with status 200."""
 
 Category: TypeAlias = type[
     failures.ModelRateLimitError
@@ -240,20 +238,11 @@ def build_status_error(model: str, status: int, body: str, headers: Mapping[str,
     value = parse_body(body)
     if status < 400:
         value = f"it has moved to {headers.get('location', 'somewhere else')}: give that address"
-    code, kind = _find_codes(value)
-    return failures.ModelHTTPError.for_category(
-        _find_category(status, code, kind, _find_message(value)),
-        status_code=status,
-        model_name=model,
-        body=value,
-        headers=headers,
-        provider_error_code=code,
-        provider_error_type=kind,
-    )
+    return _build_http_error(model, status, value, headers=headers)
 
 
 def build_stream_error(model: str, error: object) -> failures.ModelAPIError:
-    """Build the exception for an error object in a stream that began with status 200."""
+    """Build the exception for an error object in a stream that started with status 200."""
     body: object = {"error": error}
     code, kind = _find_codes(body)
     status = next((_STATUS_OF_CODE[name] for name in (code, kind) if name in _STATUS_OF_CODE), None)
@@ -261,14 +250,22 @@ def build_stream_error(model: str, error: object) -> failures.ModelAPIError:
         status = int(code)  # OpenRouter and llama.cpp send the status as the code
     if status is None:
         return failures.ModelAPIError(model, _find_message(body) or str(error), body=body, in_stream=True)
+    return _build_http_error(model, status, body, in_stream=True)
+
+
+def _build_http_error(
+    model: str, status: int, body: object, *, headers: Mapping[str, str] | None = None, in_stream: bool = False
+) -> failures.ModelHTTPError:
+    code, kind = _find_codes(body)
     return failures.ModelHTTPError.for_category(
         _find_category(status, code, kind, _find_message(body)),
         status_code=status,
         model_name=model,
         body=body,
+        headers=headers,
         provider_error_code=code,
         provider_error_type=kind,
-        in_stream=True,
+        in_stream=in_stream,
     )
 
 
@@ -286,12 +283,12 @@ def build_connection_error(model: str, error: httpx2.RequestError) -> failures.M
 
 
 def parse_body(body: str) -> object:
-    """Parse an error body; invalid JSON is returned as shortened text."""
+    """Parse an error body. Invalid JSON becomes shortened text."""
     try:
         return json.loads(body)
     except ValueError:
         text = " ".join(body.split())
-        return text if len(text) <= _LONGEST_BODY else text[:_LONGEST_BODY] + "…"
+        return text if len(text) <= _MAX_QUOTED_BODY else text[:_MAX_QUOTED_BODY] + "…"
 
 
 def _find_error(body: object) -> object:
@@ -299,7 +296,7 @@ def _find_error(body: object) -> object:
 
 
 def _find_codes(body: object) -> tuple[str | None, str | None]:
-    """Find the code and the type in an error body."""
+    """Return the code and type of an error body."""
     error = _find_error(body)
     if not is_json_object(error):
         return None, None

@@ -1,7 +1,7 @@
-"""Client for one model of a Chat Completions server, and its streamed answer.
+"""Client for a model on a Chat Completions server, with streamed responses.
 
-Requests are sent again after a passing failure. The stream is read as server-sent events
-(https://html.spec.whatwg.org/multipage/server-sent-events.html); an answer in one JSON object is read too.
+It retries requests after transient failures. It reads server-sent events
+(https://html.spec.whatwg.org/multipage/server-sent-events.html) and, from servers without streaming, a JSON object.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
 
-
 _END = "[DONE]"
 _FINISH_REASONS: dict[str, FinishReason] = {
     "stop": "stop",
@@ -60,7 +59,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {
 
 @dataclass
 class ChatStream(StreamedResponse):
-    """Streamed answer: text, reasoning and tool calls as parts of pydantic-ai."""
+    """Streamed response: text, reasoning and tool calls as pydantic-ai parts."""
 
     response: httpx2.Response
     name: str
@@ -68,14 +67,14 @@ class ChatStream(StreamedResponse):
     address: str
     started: datetime = field(default_factory=lambda: datetime.fromtimestamp(now_ms() / 1000, UTC))
     calls: dict[object, tuple[str, object]] = field(default_factory=dict[Any, Any])
-    """By index: the id of the current call, and the key of its part."""
+    """Maps an index to the id of the current call and the key of its part."""
     segment: int = 0
-    """Number of times that reasoning or a call interrupted the text."""
+    """How often reasoning or a call has interrupted the text."""
     open_text: bool = False
 
     @property
     def model_name(self) -> str:
-        """Model name, as the server reports it."""
+        """Model name as reported by the server."""
         return self.name
 
     @property
@@ -90,7 +89,7 @@ class ChatStream(StreamedResponse):
 
     @property
     def timestamp(self) -> datetime:
-        """Time at which the answer began."""
+        """Start time of the response."""
         return self.started
 
     async def close_stream(self) -> None:
@@ -116,7 +115,7 @@ class ChatStream(StreamedResponse):
             details = usage.get("prompt_tokens_details")
             cached = details if is_json_object(details) else {}
             cost = usage.get("cost")  # OpenRouter sends it
-            # Some servers send the usage with every chunk: the last one is the total.
+            # Some servers send usage with every chunk; the last one has the total.
             self._usage = RequestUsage(
                 input_tokens=_read_count(usage, "prompt_tokens"),
                 output_tokens=_read_count(usage, "completion_tokens"),
@@ -165,7 +164,7 @@ class ChatStream(StreamedResponse):
         index = place if isinstance(place, int) else None
         new_id = call_id if isinstance(call_id, str) and call_id else None
         known, key = self.calls.get(index, ("", None))
-        # Some servers send index 0 for every call, or no index: a new id starts a new call.
+        # Some servers send index 0 for every call, or no index, so a new id starts a new call.
         if key is None or (new_id is not None and new_id != known):
             known, key = new_id or "", (index, len(self.calls), new_id)
             self.calls[index] = (known, key)
@@ -187,7 +186,7 @@ class ChatStream(StreamedResponse):
 
 
 async def _read_chunks(response: httpx2.Response, model: str) -> AsyncIterator[JsonObject]:
-    """Read the chunks of an answer; a server without streaming sends one JSON object."""
+    """Read the chunks of a response. A server without streaming sends one JSON object."""
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     count = 0
     if kind == "application/json":
@@ -196,7 +195,7 @@ async def _read_chunks(response: httpx2.Response, model: str) -> AsyncIterator[J
             count += 1
             yield chunk
     else:
-        # httpx2 requires this type; some servers stream with another one.
+        # httpx2 requires this type, but some servers stream with another one.
         response.headers["content-type"] = "text/event-stream"
         async for event in httpx2.EventSource(response, max_event_size=None):
             if event.data.strip() == _END:
@@ -220,7 +219,7 @@ def _parse_chunk(text: str, model: str) -> JsonObject:
 
 
 def _split_answer(answer: JsonObject) -> Iterator[JsonObject]:
-    """Split an answer without streaming into chunks."""
+    """Split a non-streamed response into chunks."""
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get("message") if is_json_object(choice) else None
@@ -243,7 +242,7 @@ def _split_answer(answer: JsonObject) -> Iterator[JsonObject]:
 
 
 def _join_text(content: object) -> str:
-    """Join the text of a delta; some servers send a list of parts."""
+    """Join the text of a delta, which some servers send as a list of parts."""
     if isinstance(content, str):
         return content
     parts = cast("list[object]", content) if isinstance(content, list) else []
@@ -256,37 +255,37 @@ def _read_count(counts: JsonObject, key: str) -> int:
     return count if isinstance(count, int) and count > 0 else 0
 
 
-_CONNECT_S = 30.0
-_SILENCE_S = 600.0
-_RETRIES = 2
+_CONNECT_TIMEOUT_S = 30.0
+_READ_TIMEOUT_S = 600.0
+_MAX_RETRIES = 2
 _FIRST_DELAY_S = 0.5
-_LONGEST_DELAY_S = 60.0
-_RETRIED = {408, 409, 429}
-"""Sent again, like 5xx: https://platform.openai.com/docs/guides/error-codes."""
-_FINAL = (httpx2.ReadTimeout, httpx2.WriteTimeout, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
-"""Errors for which another attempt is useless or takes very long."""
+_MAX_DELAY_S = 60.0
+_RETRY_STATUSES = {408, 409, 429}
+"""Retried like 5xx: https://platform.openai.com/docs/guides/error-codes."""
+_FINAL_ERRORS = (httpx2.ReadTimeout, httpx2.WriteTimeout, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
+"""Errors for which a retry is useless or takes very long."""
 
 
 class ChatModel(Model[httpx2.AsyncClient]):
-    """Client for one model of one server. Enter it before the first request: it owns the connections."""
+    """Client for one model on one server. It owns the connections, so enter it before the first request."""
 
     def __init__(
         self, name: str, *, system: str, base_url: str, headers: Mapping[str, str], profile: ModelProfile
     ) -> None:
-        """Take the name of the model, the name of its provider, and the address of the API."""
+        """Create a client for model `name` of provider `system`, with the API at `base_url`."""
         super().__init__(profile=profile)
         self._name, self._system, self._address = name, system, base_url
         self._client = httpx2.AsyncClient(
             headers=dict(headers),
-            timeout=httpx2.Timeout(_SILENCE_S, connect=_CONNECT_S),
+            timeout=httpx2.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
             verify=_choose_tls(base_url),
-            # A redirect is an error: the key goes to no other address.
+            # A redirect is an error, so that the key never goes to another address.
             follow_redirects=False,
         )
 
     @property
     def model_name(self) -> str:
-        """Model name, as configured."""
+        """Model name as configured."""
         return self._name
 
     @property
@@ -309,7 +308,7 @@ class ChatModel(Model[httpx2.AsyncClient]):
         model_settings: ModelSettings | None,
         model_request_parameters: ModelRequestParameters,
     ) -> ModelResponse:
-        """Send a request, and read its answer to the end."""
+        """Send a request and read the whole response."""
         async with self.request_stream(messages, model_settings, model_request_parameters) as stream:
             async for _ in stream:
                 pass
@@ -323,7 +322,7 @@ class ChatModel(Model[httpx2.AsyncClient]):
         model_request_parameters: ModelRequestParameters,
         run_context: RunContext[Any] | None = None,
     ) -> AsyncGenerator[ChatStream]:
-        """Send a request, and give its answer as a stream."""
+        """Send a request and stream the response."""
         settings, parameters = self.prepare_request(model_settings, model_request_parameters)
         instructions = self._get_instruction_parts(messages, parameters) or []
         body: dict[str, Any] = {
@@ -334,7 +333,7 @@ class ChatModel(Model[httpx2.AsyncClient]):
         }
         if tools := [write_tool(tool) for tool in parameters.declared_tool_defs.values()]:
             body |= {"tool_choice": "auto", "tools": tools}
-        # Models of OpenAI that reason refuse the older name, and compatible servers may not know the newer one.
+        # OpenAI's reasoning models reject the older name; compatible servers may not know the newer one.
         values = cast("Mapping[str, object]", settings or {})
         limit = "max_completion_tokens" if self._system == "openai" else "max_tokens"
         for name, key in (("max_tokens", limit), ("temperature", "temperature"), ("stop_sequences", "stop")):
@@ -347,16 +346,16 @@ class ChatModel(Model[httpx2.AsyncClient]):
             await response.aclose()
 
     async def _send(self, body: Mapping[str, Any]) -> httpx2.Response:
-        """Send a request, again after a passing failure.
+        """Send a request, retrying after transient failures.
 
         Raises:
-            ModelAPIError: The server refused it, or cannot be reached.
+            ModelAPIError: The server rejected it or can't be reached.
         """
-        # A lone surrogate has no UTF-8 form, and servers refuse it as a JSON escape (RFC 8259 §8.2).
+        # A lone surrogate has no UTF-8 form, and servers reject it as a JSON escape (RFC 8259 §8.2).
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
         url = self._address.rstrip("/") + "/chat/completions"
-        for attempt in range(_RETRIES + 1):
-            last = attempt == _RETRIES
+        for attempt in range(_MAX_RETRIES + 1):
+            last = attempt == _MAX_RETRIES
             request = self._client.build_request(
                 "POST",
                 url,
@@ -369,15 +368,15 @@ class ChatModel(Model[httpx2.AsyncClient]):
                     return response
                 refusal = (await response.aread()).decode("utf-8", "replace")
             except httpx2.RequestError as exc:
-                if last or isinstance(exc, _FINAL):
+                if last or isinstance(exc, _FINAL_ERRORS):
                     raise build_connection_error(self._name, exc) from exc
                 delay = None
             else:
                 delay = _find_delay(response)
                 status, headers = response.status_code, dict(response.headers)
                 advice = response.headers.get("x-should-retry")
-                may_succeed = advice == "true" if advice else status in _RETRIED or status >= 500
-                if last or not may_succeed or (delay or 0) > _LONGEST_DELAY_S:
+                may_succeed = advice == "true" if advice else status in _RETRY_STATUSES or status >= 500
+                if last or not may_succeed or (delay or 0) > _MAX_DELAY_S:
                     raise build_status_error(self._name, status, refusal, headers)
             if delay is None:
                 delay = _FIRST_DELAY_S * 2**attempt * random.uniform(0.75, 1.0)
@@ -386,9 +385,9 @@ class ChatModel(Model[httpx2.AsyncClient]):
 
 
 def _choose_tls(base_url: str) -> ssl.SSLContext | bool:
-    """Choose the TLS settings: the default ones (True) unless the address and the proxies are plain HTTP.
+    """Skip loading the certificate authorities for plain HTTP without a proxy.
 
-    Loading the certificate authorities takes longer than the answer of a local server.
+    Loading them takes longer than a local server's response. `True` means the default settings.
     """
     if base_url.startswith("http://") and not getproxies():
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no authority
