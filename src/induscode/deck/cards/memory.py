@@ -19,7 +19,7 @@ from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Mem
 MEMORY_NAME = os.path.join(".indusvx", "memory.md")
 """The file of a project's notes, which people can read and change too."""
 LARGEST_BYTES = 32 * 1024
-_LARGEST_FILE = 1024 * 1024
+_MAX_FILE_BYTES = 1024 * 1024
 _DIFF_LINES = 80
 _PARAMETERS: JsonSchema = {
     "type": "object",
@@ -80,7 +80,7 @@ class FileMemory:
 
     def _read(self) -> str:
         try:
-            data = read_small_file(self._path, _LARGEST_FILE, follow=False)
+            data = read_small_file(self._path, _MAX_FILE_BYTES, follow=False)
         except FileNotFoundError:
             return ""
         return data.decode("utf-8", "replace")

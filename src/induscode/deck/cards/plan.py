@@ -19,7 +19,7 @@ from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Pro
 
 PLANS_DIRNAME = "plans"
 SLUG_LENGTH = 48
-_LARGEST_PLAN = 1024 * 1024
+_MAX_PLAN_BYTES = 1024 * 1024
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _EMPTY: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 _PLAN: JsonSchema = {
@@ -117,6 +117,6 @@ def write_plan(session_dir: str | os.PathLike[str], plan: str) -> str:
 def read_plan(path: str | os.PathLike[str]) -> str | None:
     """Read a plan; None if the file is absent or unreadable."""
     try:
-        return read_small_file(path, _LARGEST_PLAN).decode("utf-8")
+        return read_small_file(path, _MAX_PLAN_BYTES).decode("utf-8")
     except (OSError, ValueError):
         return None

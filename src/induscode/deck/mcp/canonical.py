@@ -52,7 +52,7 @@ STEERING = frozenset(
 _SEQUENCE = frozenset({"if", "then", "else", "otherwise", "when", "before", "after", "first", "until", "because"})
 """Words of a condition or a sequence: commas between such clauses do not separate members of a set."""
 _NEVER_IN_ITEMS = STEERING | _SEQUENCE
-_LONGEST_ITEM = 4
+_MAX_ITEM_WORDS = 4
 """Words in one item of a list; longer items are prose, whose commas do not separate items."""
 _CLAUSE_ENDS = re.compile(r"([\n:;()\[\]{}<>]|[.!?](?=\s|$))")
 _ITEM_ENDS = re.compile(r"\s*[,|]\s*(?:(and|or)\s+)?|\s+(and|or)\s+")
@@ -197,7 +197,7 @@ def _sort_clause(clause: str) -> str:
     items = [" ".join(item.split()) for item in pieces[::3]]
     for item in items:
         words = [word.strip(_EDGES).lower() for word in item.split()]
-        if not 0 < len(words) <= _LONGEST_ITEM or not _NEVER_IN_ITEMS.isdisjoint(words):
+        if not 0 < len(words) <= _MAX_ITEM_WORDS or not _NEVER_IN_ITEMS.isdisjoint(words):
             return clause
     joints = sorted(joint for joint in (*pieces[1::3], *pieces[2::3]) if joint)
     return " ".join([", ".join(sorted(items)), *joints]) if len(items) > 1 else clause

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
     from induscode.core.consent import Consent
 
-_LONGEST_FIELD = 40
+_MAX_FIELD_CHARS = 40
 
 DisabledCause: TypeAlias = Literal["changed", "added", "unread"]
 """Its definition differs from the approved one, its server added it later, or the ledger can't say what's approved."""
@@ -182,7 +182,7 @@ def name_item(ref: RemoteToolRef) -> str:
 def _list_fields(fields: Sequence[str]) -> str:
     """List parts of a definition in one line; a server may name further ones as it likes."""
     return ", ".join(
-        field if field.isidentifier() and len(field) <= _LONGEST_FIELD else repr(field[:_LONGEST_FIELD])
+        field if field.isidentifier() and len(field) <= _MAX_FIELD_CHARS else repr(field[:_MAX_FIELD_CHARS])
         for field in fields
     )
 

@@ -41,7 +41,7 @@ _SECTIONS: dict[ItemKind, str] = {
 """The sections of the file, each by server; "servers" is older than the other kinds."""
 _EMPTY = ""
 """The name of a definition that stands for an empty entry."""
-_LARGEST_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 def lock_text(
@@ -99,7 +99,7 @@ def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
         BridgeFault: It is absent, unreadable, or was changed by hand.
     """
     try:
-        lock: JsonValue = json.loads(read_small_file(path, _LARGEST_BYTES))
+        lock: JsonValue = json.loads(read_small_file(path, _MAX_BYTES))
     except (OSError, ValueError, RecursionError) as exc:
         raise BridgeFault(f"{path} cannot be read: {describe_error(exc)}") from exc
     servers = lock.get("servers") if is_json_object(lock) else None

@@ -24,7 +24,7 @@ from induscode.servers.clients import config_places
 from induscode.servers.clients.entry import Client, Entry, format_toml_table, is_own_row
 from induscode.servers.clients.jsonc import JsoncError, append_item, remove_item, remove_member, set_member
 
-_LARGEST_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
 _BOM = "\ufeff"
 
 
@@ -198,7 +198,7 @@ def _parse(client: Client, path: str, text: str) -> JsonObject:
 
 def _read(path: str) -> str | None:
     try:
-        return read_small_file(path, _LARGEST_BYTES).decode("utf-8")
+        return read_small_file(path, _MAX_BYTES).decode("utf-8")
     except FileNotFoundError:
         return None
     except OSError as exc:

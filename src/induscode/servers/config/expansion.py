@@ -33,7 +33,7 @@ _PATTERNS: dict[Expansion, re.Pattern[str]] = {
     "editor": _EDITOR,
     "braces": _BRACES,
 }
-_LARGEST_FILE = 64 * 1024
+_MAX_FILE_BYTES = 64 * 1024
 
 
 class UnresolvedVariableError(Exception):
@@ -75,7 +75,7 @@ class ExpansionContext:
         if whole in self.contents:
             return self.contents[whole]
         try:
-            if not os.path.isfile(whole) or os.path.getsize(whole) > _LARGEST_FILE:
+            if not os.path.isfile(whole) or os.path.getsize(whole) > _MAX_FILE_BYTES:
                 raise UnresolvedVariableError(f"the file {path} is absent, or not a small file")
             with open(whole, encoding="utf-8") as file:
                 return self.contents.setdefault(whole, file.read().removesuffix("\n"))

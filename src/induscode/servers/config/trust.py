@@ -25,7 +25,7 @@ from induscode.servers.config.references import find_references, quote, show_url
 from induscode.servers.config.rows import SWITCHES, TYPES, ServerRow
 
 _VERSION = 1
-_LARGEST_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
 _STEERING = re.compile(
     r"(?:npm|uv|pip|ld|dyld|docker|containers?|git|ssl|xdg|bun|deno|yarn|corepack)_.*|python.*|bash_env|env|ifs|shell"
     r"|node_(?:options|path|extra_ca_certs|tls_reject_unauthorized)|path|home|tmpdir|perl5(?:lib|opt)|ruby(?:lib|opt)"
@@ -190,7 +190,7 @@ class TrustStore:
         return self._path or os.path.join(state_dir(), "trust.json")
 
     def _file(self) -> PrivateJsonFile[_Consents]:
-        return PrivateJsonFile(self.path, _LARGEST_BYTES, _parse_consents, _dump_consents)
+        return PrivateJsonFile(self.path, _MAX_BYTES, _parse_consents, _dump_consents)
 
     def consent(self, row: ServerRow) -> ConsentState:
         """Look up the consent to this server of this file, as it is now; a damaged store has none."""

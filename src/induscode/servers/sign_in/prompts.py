@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 SignInWay: TypeAlias = Literal["browser", "paste", "device"]
 _PASTE_PORT: Final = 33_418
 """In the address that a browser ends at when its answer is pasted; nothing listens there."""
-_LONGEST_LINE: Final = 64 * 1024
+_MAX_LINE_BYTES: Final = 64 * 1024
 _STDIN: Final = 0
 
 
@@ -177,7 +177,7 @@ class StandardInputDialog:
         for line in (question.title, *question.lines):
             print_status(line)
         data = bytearray()
-        while b"\n" not in data and len(data) < _LONGEST_LINE:
+        while b"\n" not in data and len(data) < _MAX_LINE_BYTES:
             try:
                 await anyio.wait_readable(_STDIN)
             except OSError:

@@ -70,7 +70,7 @@ _OUTSIDE_CODES = frozenset(
 """Result codes whose cause is outside the file: https://www.sqlite.org/rescode.html."""
 _TRUSTED_OPS = frozenset({PIN, "list"})
 """Rows that decide what is approved."""
-_MOST_NOTES = 100
+_MAX_NOTES = 100
 """The first failures of a store that fails at every step say enough."""
 
 
@@ -201,11 +201,11 @@ class FallbackStore:
         """Keep a note, each once; past the limit only their number."""
         if note in self.notes:
             return
-        if len(self.notes) < _MOST_NOTES:
+        if len(self.notes) < _MAX_NOTES:
             self.notes.append(note)
             return
         self._uncounted += 1
-        self.notes[_MOST_NOTES:] = [Note("the ledger", f"{self._uncounted:,} further failures are not listed")]
+        self.notes[_MAX_NOTES:] = [Note("the ledger", f"{self._uncounted:,} further failures are not listed")]
 
     def use(self, action: Callable[[LedgerDb], T], *, can_wait: bool = False) -> T:
         """Run an action on the database; if its file fails, on what replaces it (recovered file, then memory).

@@ -43,10 +43,10 @@ LATE = "late"
 """The subject of a `connect` row: a list or a prompt has waited for this start, and went on without it."""
 STANDARD_ERROR = "stderr"
 """The subject of a `fault` row with what a server wrote to standard error before it failed."""
-_LONGEST_DETAIL = 2_000
-_MOST_SEARCHES = 1_000
+_MAX_DETAIL_CHARS = 2_000
+_MAX_SEARCHES = 1_000
 """Searches of one run that are recorded."""
-_LONGEST_QUERY = 200
+_MAX_QUERY_CHARS = 200
 """Characters of a query that are recorded."""
 
 
@@ -129,7 +129,7 @@ class Journal:
     def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
         """Record another event of a server."""
         clean = self._redaction.clean
-        facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_LONGEST_DETAIL]}
+        facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_MAX_DETAIL_CHARS]}
         identity = self._identities.get(server)
         # These decide how long the next start may take, and whether a first list waits for it.
         is_outcome = (
@@ -202,11 +202,11 @@ class Journal:
     def record_search(self, queries: Sequence[str], server: str | None, found: Sequence[str], left_out: int) -> None:
         """Record a search of tools: what was looked for, and which tools were shown; of one run the first thousand."""
         self._searches += 1
-        if self._searches > _MOST_SEARCHES:
+        if self._searches > _MAX_SEARCHES:
             return
         clean = self._redaction.clean
         facts: JsonObject = {
-            "queries": [clean(query)[:_LONGEST_QUERY] for query in queries],
+            "queries": [clean(query)[:_MAX_QUERY_CHARS] for query in queries],
             "found": [*found],
             "left_out": left_out,
         }
@@ -215,7 +215,7 @@ class Journal:
             facts["principal"] = client.principal
         if server is not None:
             facts["server"] = server
-        if self._searches == _MOST_SEARCHES:
+        if self._searches == _MAX_SEARCHES:
             facts["last"] = True  # further searches of this run are not recorded
         self._append("search", facts)
 

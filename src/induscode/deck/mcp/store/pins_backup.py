@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PIN = "pin"
 # Built once: `json.dumps` builds an encoder per call, which takes as long as encoding a line.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-_LARGEST_BYTES = 256 * 1024 * 1024
+_MAX_BYTES = 256 * 1024 * 1024
 _SPARE_LINES = 200
 """Lines beyond two per pin that the file may have before it is compacted."""
 
@@ -67,7 +67,7 @@ def read_backup(ledger: str) -> PinsBackup | None:
         OSError: It cannot be read.
     """
     try:
-        data = read_small_file(pins_path(ledger), _LARGEST_BYTES, follow=False)
+        data = read_small_file(pins_path(ledger), _MAX_BYTES, follow=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     lines = data.splitlines()
