@@ -34,7 +34,7 @@ class Address:
 
 @record(kw_only=True)
 class Entry:
-    """A command that starts the gateway, or its address if it serves over HTTP."""
+    """The command that starts the gateway, plus its address if it serves over HTTP."""
 
     name: str
     command: Sequence[str]
