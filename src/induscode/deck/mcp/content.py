@@ -7,7 +7,7 @@ https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps.
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -40,7 +40,7 @@ from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.enrolment import refuse_disabled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.interop.protocol_bridge.contract import ItemKind
@@ -107,13 +107,12 @@ class ServerContent:
             ContentRefused: It's disabled, its content doesn't match its pin, or a rule denies it.
             ProtocolFault: The server is unavailable or refused.
         """
-        with self._observe(RemoteToolRef(server, uri, "resource"), {"uri": uri}) as results:
-            results.append(await self._read_resource(server, uri, on_progress))
-        return results[0]
-
-    async def _read_resource(self, server: str, uri: str, on_progress: ProgressSink | None) -> JsonObject:
-        name = qualify_tool_name(RemoteToolRef(server, READ_RESOURCE))
         ref = RemoteToolRef(server, uri, "resource")
+        return await self._observe(ref, {"uri": uri}, self._read_resource(ref, on_progress))
+
+    async def _read_resource(self, ref: RemoteToolRef, on_progress: ProgressSink | None) -> JsonObject:
+        server, uri = ref.server, ref.name
+        name = qualify_tool_name(RemoteToolRef(server, READ_RESOURCE))
         self._refuse_disabled(ref)
         result = await self._request(name, ref, "resources/read", {"uri": uri}, {"uri": uri}, on_progress)
         contents = result.get("contents")
@@ -145,9 +144,7 @@ class ServerContent:
             ProtocolFault: The server is unavailable or refused.
         """
         ref = RemoteToolRef(server, name, "prompt")
-        with self._observe(ref, arguments or {}) as results:
-            results.append(await self._get_prompt(ref, arguments, on_progress))
-        return results[0]
+        return await self._observe(ref, arguments or {}, self._get_prompt(ref, arguments, on_progress))
 
     async def _get_prompt(
         self, ref: RemoteToolRef, arguments: JsonObject | None, on_progress: ProgressSink | None
@@ -249,24 +246,22 @@ class ServerContent:
             raise UnlistedPrompt(f"server {ref.server!r} lists no prompt {ref.name!r}; {remedy}")
         return endpoint
 
-    @contextmanager
-    def _observe(self, ref: RemoteToolRef, arguments: JsonObject) -> Generator[list[JsonObject]]:
-        """Report the use of a resource or prompt to the call observer. The block appends its result to the list.
+    async def _observe(self, ref: RemoteToolRef, arguments: JsonObject, use: Awaitable[JsonObject]) -> JsonObject:
+        """Await the use of a resource or prompt, reporting it to the call observer.
 
         An unlisted name comes from the caller, like arguments, so the observer sees `UNLISTED` instead.
         """
         observer = None if self._context is None else self._context.framework.observer
-        results: list[JsonObject] = []
         if observer is None:
-            yield results
-            return
+            return await use
         is_listed = self._bridge.ledger.find(ref) is not None or any(item.ref == ref for item in self._bridge.disabled)
         shown = ContentUse(ref if is_listed else replace(ref, name=UNLISTED))
         observed = observer.start(ToolCall("", qualify_tool_name(shown.ref), arguments), shown)
         outcome: ToolOutcome | None = None
         try:
-            yield results
-            outcome = ToolOutcome("", ToolResult(to_content_blocks(results[0])))
+            result = await use
+            outcome = ToolOutcome("", ToolResult(to_content_blocks(result)))
+            return result
         except (ContentRefused, ProtocolFault) as failure:
             outcome = ToolOutcome("", describe_failure(failure, ref.server))
             raise

@@ -212,7 +212,11 @@ def grade_drift(before: JsonObject | None, after: JsonObject | None, kind: ItemK
         return DriftGrade.BREAKING
     if before is None:
         return DriftGrade.ROUTING
-    if _breaks_tool(before, after) if kind == "tool" else _breaks_item(before, after):
+    if kind == "tool":
+        is_breaking = _breaks_tool(before, after)
+    else:
+        is_breaking = not same_json(*map(_list_requirements, (before, after)))
+    if is_breaking:
         return DriftGrade.BREAKING
     return DriftGrade.COSMETIC if differ_in_order_alone(before, after) else DriftGrade.ROUTING
 
@@ -225,17 +229,12 @@ def _breaks_tool(before: JsonObject, after: JsonObject) -> bool:
     return not same_json(*results) or not same_json(before.get("execution"), after.get("execution"))
 
 
-def _breaks_item(before: JsonObject, after: JsonObject) -> bool:
-    """Tell whether clients of a resource, template, prompt, skill or content must change.
-
-    They must for changes to a prompt's arguments, a resource's type or pinned content, and an app's permissions
-    (`_meta.ui`: https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps).
-    """
-    return not same_json(*map(_list_requirements, (before, after)))
-
-
 def _list_requirements(raw: JsonObject) -> JsonValue:
-    """List the parts of an item its clients rely on."""
+    """List the parts of a resource, template, prompt, skill or content its clients rely on.
+
+    These are a prompt's arguments, a resource's type and pinned content, and an app's permissions (`_meta.ui`:
+    https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps).
+    """
     arguments, meta = raw.get("arguments"), raw.get("_meta")
     rows = filter(is_json_object, arguments if isinstance(arguments, list) else ())
     named: list[JsonValue] = [[row.get("name"), row.get("required") is True] for row in rows]

@@ -52,7 +52,7 @@ def lock_text(
     """Format the lock of these tools, deterministically.
 
     A tool that differs from `before` only in order keeps its text. Items of other kinds have separate sections. Each of
-    `servers` gets an entry in every section, so its later additions aren't locked.
+    `servers` gets an entry in every section, so anything it adds later shows up as not locked.
     """
     names = sorted(servers)
     sections: dict[ItemKind, dict[str, JsonValue]] = {"tool": {name: {} for name in names}}

@@ -14,35 +14,14 @@ if TYPE_CHECKING:
 DEFAULT_ADDRESS = "127.0.0.1:7332"
 """Where `indus serve --http` listens by default."""
 CLIENT_NAMES = (
-    "claude",
-    "claude-code",
-    "claude-desktop",
-    "cursor",
-    "vscode",
-    "codex",
-    "gemini",
-    "windsurf",
-    "zed",
-    "opencode",
-    "qwen",
-    "copilot",
-)
+    "claude", "claude-code", "claude-desktop", "cursor", "vscode", "codex", "gemini", "windsurf", "zed", "opencode",
+    "qwen", "copilot",
+)  # fmt: skip
 """The clients `indus serve --install` supports: the keys of `clients.entry.CLIENTS`, without importing it."""
 PROGRAMS = (
-    "claude-desktop",
-    "claude-code",
-    "vscode",
-    "cursor",
-    "codex",
-    "gemini",
-    "opencode",
-    "windsurf",
-    "zed",
-    "qwen",
-    "amp",
-    "copilot",
-    "cline",
-)
+    "claude-desktop", "claude-code", "vscode", "cursor", "codex", "gemini", "opencode", "windsurf", "zed", "qwen",
+    "amp", "copilot", "cline",
+)  # fmt: skip
 """Command-line names of the clients whose files we know."""
 _EDITORS = ("Code", "Code - Insiders", "VSCodium")
 _CLINE_EXTENSION = ("User", "globalStorage", "saoudrizwan.claude-dev", "settings")

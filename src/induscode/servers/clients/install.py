@@ -23,6 +23,7 @@ from indusagi.core.records import record
 from induscode.servers.clients import config_places
 from induscode.servers.clients.entry import Client, Entry, format_toml_table, is_own_row
 from induscode.servers.clients.jsonc import JsoncError, append_item, remove_item, remove_member, set_member
+from induscode.servers.config.writer import replace_text
 
 _MAX_BYTES = 16 * 1024 * 1024
 _BOM = "\ufeff"
@@ -72,8 +73,8 @@ class Change:
                 backup = f"{self.path}.{stamp}.bak"
                 if os.path.lexists(backup):
                     backup = f"{self.path}.{stamp}.{new_ulid()}.bak"
-                _write(backup, self.before, mode)
-            _write(self.path, self.after, mode)
+                replace_text(backup, self.before, mode)
+            replace_text(self.path, self.after, mode)
             return backup
 
 
@@ -205,23 +206,6 @@ def _read(path: str) -> str | None:
         raise InstallError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except UnicodeDecodeError as exc:
         raise InstallError(f"{path} is not UTF-8 at byte {exc.start}: correct it first") from exc
-
-
-def _write(path: str, text: str, mode: int) -> None:
-    temporary = f"{path}.{new_ulid()}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        handle = os.open(temporary, flags, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, mode)
-            file.write(text.encode())
-            file.flush()
-            os.fsync(handle)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
 
 
 # -- TOML tables ------------------------------------------------------------------------------

@@ -120,7 +120,8 @@ def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
         yield config
         after = _format(document, text)
         if after != before:
-            _write(path, after, private=private)
+            mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else None
+            replace_text(path, after, 0o600 if private else mode)
 
 
 @contextmanager
@@ -168,14 +169,15 @@ def _format(document: JsonObject, before: str) -> str:
     return f"{text}\n"
 
 
-def _write(path: str, text: str, *, private: bool) -> None:
+def replace_text(path: str, text: str, mode: int | None) -> None:
+    """Atomically write a text file with a mode (`None`: the umask's default)."""
     temporary = f"{path}.{new_ulid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        handle = os.open(temporary, flags, 0o600 if private else 0o666)
+        handle = os.open(temporary, flags, 0o666 if mode is None else 0o600)
         with os.fdopen(handle, "wb") as file:
-            if not private and os.path.exists(path):
-                os.fchmod(handle, stat.S_IMODE(os.stat(path).st_mode))
+            if mode is not None:
+                os.fchmod(handle, mode)
             # UTF-8 can't encode a lone surrogate, but JSON allows it as an escape (RFC 8259 §8.2).
             file.write(text.encode("utf-8", "backslashreplace"))
             file.flush()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def find_auth_problem(config: ServerConfig) -> tuple[str, str] | None:
-    """Return why a server has no sign-in, as a state and a sentence, or `None` if it has one."""
+    """Return why users can't sign in to a server, as a state and a sentence, or `None` if they can."""
     if isinstance(config, StdioServerConfig):
         return "process", f"server {config.id!r} is a process, which has no sign-in: its row has its variables"
     if any(name.lower() == "authorization" for name in config.headers):

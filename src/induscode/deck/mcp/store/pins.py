@@ -84,7 +84,7 @@ class StorePins:
         self._filters: dict[str, JsonValue] = {}
         """The tool filter of each server's last listing."""
         self._unread: set[str] = set()
-        """Servers with unreadable forms: nothing of theirs gets approved or pinned."""
+        """Servers whose forms we couldn't read (yet): nothing of theirs gets approved or pinned."""
         self._growing: Collection[str] = ()
         """Servers whose rows approve additions (`"added": "allow"`)."""
         self.added = 0
