@@ -87,7 +87,7 @@ class RunningCommand:
 
 
 class FileCheckpoints:
-    """A store in one private directory. Sync methods block: call them in a thread.
+    """A store in one private directory. Sync methods block: call them in a thread. I/O errors raise `OSError`.
 
     With a `workspace`, it also records the changes commands make there (`begin_command`, `end_command`). Changes made
     before the next node begins belong to the old node, the rest to the new one.
@@ -109,11 +109,7 @@ class FileCheckpoints:
     # -- recording --------------------------------------------------------------------------
 
     def begin(self, node: str) -> None:
-        """Begin a new node of the session.
-
-        Raises:
-            OSError: The log can't be written.
-        """
+        """Begin a new node of the session."""
         with self._running_lock:
             self._record_running()
             with self._lock:
@@ -126,9 +122,6 @@ class FileCheckpoints:
         """Store the state of an absolute path before it changes. The first record per node wins.
 
         For bytes, reads the mode from the file. For a missing file, also records its missing parent directories.
-
-        Raises:
-            OSError: It can't be stored.
         """
         with self._lock:
             log = self._open_log()
@@ -144,11 +137,7 @@ class FileCheckpoints:
             self._append_before(log, [*states, (path, _to_state(image))], self.node)
 
     def settle(self, path: str, content: bytes | FileImage | None) -> None:
-        """Record the state the deck left a path in, to detect later changes by others.
-
-        Raises:
-            OSError: The log can't be written.
-        """
+        """Record the state the deck left a path in, to detect later changes by others."""
         row = _build_row("after", path, _to_state(_complete_image(path, content)))
         with self._lock:
             self._open_log().append(row)
@@ -161,11 +150,7 @@ class FileCheckpoints:
     # -- commands -----------------------------------------------------------------------------
 
     def begin_command(self) -> RunningCommand | None:
-        """Take a snapshot of the work tree before a command, or return `None` without a workspace.
-
-        Raises:
-            OSError: The log can't be written.
-        """
+        """Take a snapshot of the work tree before a command, or return `None` without a workspace."""
         if self._workspace is None:
             return None
         with self._lock:
@@ -180,19 +165,11 @@ class FileCheckpoints:
         return command
 
     def end_command(self, command: RunningCommand) -> tuple[list[str], list[str]]:
-        """Record the changes since the snapshot and return the changed paths, and notes on anything not covered.
-
-        Raises:
-            OSError: The changes can't be recorded.
-        """
+        """Record the changes since the snapshot and return the changed paths, and notes on anything not covered."""
         return self._advance(command, is_over=True)
 
     def follow_command(self, command: RunningCommand, is_running: Callable[[], bool]) -> tuple[list[str], list[str]]:
-        """Record the changes so far of a command that continues as a job; the next node or restore records the rest.
-
-        Raises:
-            OSError: The changes can't be recorded.
-        """
+        """Record the changes so far of a command that continues as a job; the next node or restore records the rest."""
         command.is_running = is_running
         return self._advance(command, is_over=False)
 
@@ -224,22 +201,14 @@ class FileCheckpoints:
         return [change.path for change in changed], notes
 
     def add_note(self, text: str) -> None:
-        """Record something a restore doesn't cover, once per node.
-
-        Raises:
-            OSError: The log can't be written.
-        """
+        """Record something a restore doesn't cover, once per node."""
         with self._lock:
             row: JsonObject = {"op": "note", "node": self.node, "text": text}
             if row not in self._open_log().rows:
                 self._open_log().append(row)
 
     def notes_since(self, node: str) -> list[str]:
-        """List the notes on anything a restore to a node doesn't cover.
-
-        Raises:
-            OSError: The log can't be read.
-        """
+        """List the notes on anything a restore to a node doesn't cover."""
         rows = self._rows_since(node)
         notes = [str(row["text"]) for row in rows if row["op"] == "note"]
         begun, ended = (sum(row["op"] == op for row in rows) for op in ("command", "ended"))
@@ -248,11 +217,7 @@ class FileCheckpoints:
         return list(dict.fromkeys(notes))
 
     def changed_paths(self, node: str) -> list[str]:
-        """List the paths changed under a node.
-
-        Raises:
-            OSError: The log can't be read.
-        """
+        """List the paths changed under a node."""
         with self._lock:
             rows = self._open_log().rows
         return [str(row["path"]) for row in rows if row["op"] == "before" and row["node"] == node]
@@ -295,11 +260,7 @@ class FileCheckpoints:
                 self._log = None
 
     def nodes(self) -> Sequence[str]:
-        """List the nodes in order.
-
-        Raises:
-            OSError: The log can't be read.
-        """
+        """List the nodes in order."""
         with self._lock:
             rows = self._open_log().rows
         return tuple(dict.fromkeys(str(row["node"]) for row in rows if "node" in row))
