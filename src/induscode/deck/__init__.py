@@ -1,4 +1,4 @@
-"""The capability deck: every tool a model may call, managed in one place."""
+"""The capability deck: all tools a model may call, in one place."""
 
 from induscode.deck.contract import Capability as Capability
 from induscode.deck.contract import CapabilityCard as CapabilityCard

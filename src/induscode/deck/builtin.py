@@ -1,6 +1,6 @@
-"""Native tools of the framework as cards: one table, from which every view is derived.
+"""The framework's native tools as cards, in one table.
 
-The framework defines what a tool does; the deck adds a title, a summary and the profiles.
+The framework defines a tool's behaviour; the deck adds title, summary and profiles.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BridgeBuilder: TypeAlias = Callable[[DeckContext], Capability]
 
 
 class BuiltinCard:
-    """A native tool with a title of the deck."""
+    """A native tool with the deck's title."""
 
     def __init__(self, tool: DefinedTool, title: str, *, read_only: bool) -> None:
         self._tool = tool
@@ -48,7 +48,7 @@ class BuiltinCard:
 
     @property
     def name(self) -> str:
-        """The name a model calls."""
+        """The name models call it by."""
         return self._tool.name
 
     @property
@@ -58,12 +58,12 @@ class BuiltinCard:
 
     @property
     def description(self) -> str:
-        """The description a model is shown."""
+        """The description models see."""
         return self._tool.description
 
     @property
     def parameters(self) -> JsonSchema:
-        """The schema of the arguments."""
+        """The JSON schema of the arguments."""
         return self._tool.parameters
 
     @property
@@ -72,7 +72,7 @@ class BuiltinCard:
         return self._read_only
 
     async def prepare_call(self, arguments: JsonValue) -> JsonObject | ToolResult:
-        """Return the arguments that the tool will run with, or an error result."""
+        """Return the arguments the tool will run with, or an error result."""
         return await self._tool.prepare_call(arguments)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
@@ -100,7 +100,7 @@ def _row(name: str, title: str, summary: str, profiles: tuple[Profile, ...]) -> 
     def build(_: DeckContext) -> Capability:
         from indusagi.capabilities.tools import native_tool  # noqa: PLC0415 — a listing loads no tools
 
-        # AUTHORING is the read-only profile: no second table says which tools change nothing.
+        # AUTHORING is the read-only profile, so it doubles as the list of read-only tools.
         return BuiltinCard(native_tool(name), title, read_only=Profile.AUTHORING in profiles)
 
     return BuiltinDescriptor(capability_id(name), title, summary, profiles, build)
@@ -108,7 +108,7 @@ def _row(name: str, title: str, summary: str, profiles: tuple[Profile, ...]) -> 
 
 @cache
 def builtin_descriptors() -> tuple[BuiltinDescriptor, ...]:
-    """Return the twelve rows, in the order of the catalog."""
+    """Return the twelve rows in catalog order."""
     return (
         _row("read", "Read file", "Read a file, page by page", READ_ONLY),
         _row("ls", "List directory", "List what is in a directory", READ_ONLY),
@@ -147,11 +147,7 @@ def builtin_cards() -> Sequence[CapabilityCard]:
 
 
 def build_builtin(identity: str, ctx: DeckContext) -> Capability:
-    """Build one built-in.
-
-    Raises:
-        UnknownCapability: The id is unknown.
-    """
+    """Build one built-in; raises `UnknownCapability` if the id is unknown."""
     row = builtin_bridge().get(cast("CapabilityId", identity))
     if row is None:
         raise UnknownCapability(identity, find_similar_name(identity, builtin_ids()))
@@ -159,9 +155,5 @@ def build_builtin(identity: str, ctx: DeckContext) -> Capability:
 
 
 def build_builtins_for_profile(profile: Profile | str, ctx: DeckContext) -> Sequence[Capability]:
-    """Build every built-in that a profile selects.
-
-    Raises:
-        DeckFault: There is no such profile, or a tool cannot be built.
-    """
+    """Build every built-in of a profile; raises `DeckFault` if the profile is unknown or a tool can't be built."""
     return tuple(build_card(card, ctx) for card in builtin_cards() if card.in_profile(profile))

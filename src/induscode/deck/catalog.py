@@ -1,4 +1,4 @@
-"""The catalog: built-ins, then app cards, in one tuple from which every look-up is derived."""
+"""The catalog: built-ins, then app cards, in one tuple."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _PLAN_CARDS = frozenset({"enter_plan_mode", "exit_plan_mode"})
 
 @cache
 def capability_cards() -> tuple[CapabilityCard, ...]:
-    """Return the catalog; every call returns the same tuple."""
+    """Return the catalog, always the same tuple."""
     return (*builtin_cards(), *app_novel_cards())
 
 
 @cache
 def capability_index() -> Mapping[CapabilityId, int]:
-    """Return the index of every id in the catalog; of two rows with one id the first applies."""
+    """Map each id to its index in the catalog. The first row of an id wins."""
     indexes: dict[CapabilityId, int] = {}
     for index, card in enumerate(capability_cards()):
         indexes.setdefault(card.id, index)
@@ -34,7 +34,7 @@ def capability_index() -> Mapping[CapabilityId, int]:
 
 
 def capability_ids() -> Sequence[CapabilityId]:
-    """List the ids in the order of the catalog."""
+    """List the ids in catalog order."""
     return tuple(card.id for card in capability_cards())
 
 
@@ -55,11 +55,7 @@ def card_profiles() -> Mapping[CapabilityId, tuple[Profile, ...]]:
 
 
 def cards_for_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
-    """List the rows that a profile selects; `none` selects no row.
-
-    Raises:
-        DeckFault: There is no such profile.
-    """
+    """List the rows of a profile (none for `none`); raises `DeckFault` if it's unknown."""
     if profile == "none":
         return ()
     profile = parse_member(Profile, profile)
@@ -67,14 +63,10 @@ def cards_for_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
 
 
 def find_missing_backend(name: str, framework: DeckFramework, *, plan_mode: bool = False) -> str | None:
-    """Find what a card lacks to be of use in this run; None if nothing.
+    """Return why a card can't work in this run, or `None` if it can.
 
-    A run shows a model only usable cards: a card that fails every call costs tokens in every request.
-
-    Args:
-        name: The card.
-        framework: The handles of the run.
-        plan_mode: Whether the run acts upon the marks of the plan cards.
+    A run only shows usable cards to a model: one that fails every call still costs tokens in every request.
+    `plan_mode` tells whether the run acts on the plan cards' marks.
     """
     if name == "saas-action" and framework.saas is None:
         return "no connector is configured; add one with: indus connectors add NAME SPEC"

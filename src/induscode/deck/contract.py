@@ -1,6 +1,6 @@
-"""Types of the deck: cards, the handles they are built from, and faults.
+"""Types of the deck: cards, the handles they're built from, and faults.
 
-Types only: this module opens no file, starts no process and imports no other module of the deck.
+Types only: this module does no I/O and imports no other module of the deck.
 """
 
 from __future__ import annotations
@@ -27,43 +27,35 @@ ValueT = TypeVar("ValueT")
 
 SandboxMode: TypeAlias = Literal["auto", "required", "off"]
 EnumT = TypeVar("EnumT", bound=StrEnum)
-_LONGEST_ID = 256
+_MAX_ID_CHARS = 256
 
 
 class CapabilityId(str):
-    """The name a model calls a card by, checked. Build it with `capability_id`."""
+    """The validated name a model calls a card by. Build it with `capability_id`."""
 
     __slots__ = ()
 
     def __new__(cls, name: str) -> Self:
-        """Check the name.
+        """Validate the name.
 
         Raises:
-            DeckFault: It is empty, too long, or has invisible characters or spaces.
+            DeckFault: It's empty, too long, or has invisible characters or spaces.
         """
-        is_text = isinstance(cast("object", name), str)  # a caller without a type checker may pass anything
-        if not is_text or not 0 < len(name) <= _LONGEST_ID or not name.isprintable() or " " in name:
+        is_text = isinstance(cast("object", name), str)  # untyped callers may pass anything
+        if not is_text or not 0 < len(name) <= _MAX_ID_CHARS or not name.isprintable() or " " in name:
             raise DeckFault(
-                f"{name!r} cannot be the id of a capability: use 1 to {_LONGEST_ID} visible characters without spaces"
+                f"{name!r} cannot be the id of a capability: use 1 to {_MAX_ID_CHARS} visible characters without spaces"
             )
         return super().__new__(cls, name)
 
 
 def capability_id(name: str) -> CapabilityId:
-    """Build the id of a card from its name.
-
-    Raises:
-        DeckFault: The name is invalid.
-    """
+    """Build a card id from its name; raises `DeckFault` if the name is invalid."""
     return CapabilityId(name)
 
 
 def parse_member(kind: type[EnumT], value: EnumT | str) -> EnumT:
-    """Return the member of an enumeration, given as itself or as its value.
-
-    Raises:
-        DeckFault: There is no such member.
-    """
+    """Return an enum member from itself or its value; raises `DeckFault` if it doesn't exist."""
     try:
         return kind(value)
     except ValueError:
@@ -72,9 +64,9 @@ def parse_member(kind: type[EnumT], value: EnumT | str) -> EnumT:
 
 
 class Profile(StrEnum):
-    """The named selections a session can be provisioned with.
+    """Named selections of cards for a session.
 
-    The names are older than the selections: AUTHORING is the read-only one.
+    The names predate the selections: AUTHORING is the read-only one.
     """
 
     AUTHORING = "authoring"
@@ -86,7 +78,7 @@ class Profile(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Profile | None:
-        """Accept the names of the command line."""
+        """Accept the command-line names."""
         return {"read-only": cls.AUTHORING, "coding": cls.SURVEY}.get(str(value))
 
 
@@ -94,45 +86,45 @@ class Profile(StrEnum):
 
 
 class Card(Protocol):
-    """One tool of the deck, whatever its source."""
+    """One tool of the deck, from any source."""
 
     @property
     def name(self) -> str:
-        """The name a model calls."""
+        """The name models call it by."""
         ...
 
     @property
     def label(self) -> str:
-        """The name for people."""
+        """The display name."""
         ...
 
     @property
     def description(self) -> str:
-        """The description a model is shown."""
+        """The description models see."""
         ...
 
     @property
     def parameters(self) -> JsonSchema:
-        """The schema of its arguments."""
+        """The JSON schema of its arguments."""
         ...
 
     @property
     def read_only(self) -> bool:
-        """Whether it changes nothing, so that it runs without a question."""
+        """Whether it changes nothing and so runs without asking."""
         ...
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Run the tool; a failure is an error result."""
+        """Run the tool. Failures are error results."""
         ...
 
 
 Capability: TypeAlias = Card
-"""A card that was built and can be called."""
+"""A built, callable card."""
 
 
 @runtime_checkable
 class DescribedCard(Protocol):
-    """A card with a complete descriptor: annotations, an output schema."""
+    """A card with a complete descriptor, including annotations and output schema."""
 
     @property
     def descriptor(self) -> ToolDescriptor:
@@ -151,26 +143,26 @@ def describe(card: Capability) -> ToolDescriptor:
 
 @runtime_checkable
 class ForeignCard(Protocol):
-    """A card whose results another party writes: invisible characters in them are made visible."""
+    """A card with third-party results, in which invisible characters are made visible."""
 
     @property
     def foreign(self) -> bool:
-        """Whether another party writes the results."""
+        """Whether results come from a third party."""
         ...
 
 
 @runtime_checkable
 class LeanCard(Protocol):
-    """A card that has a form with fewer parameters, for a model with a small context window."""
+    """A card with a variant that has fewer parameters, for small context windows."""
 
     @property
     def lean(self) -> Capability:
-        """The same card with the parameters that every call needs."""
+        """The same card with only the parameters every call needs."""
         ...
 
 
 class CardWrapper:
-    """A card around another card, with the same name, label, description and schema; subclasses define `run`."""
+    """A card that delegates everything but `run`, which subclasses define, to another card."""
 
     def __init__(self, inner: Capability) -> None:
         self.inner = inner
@@ -180,37 +172,37 @@ class CardWrapper:
 
     @property
     def name(self) -> str:
-        """The name of the inner card."""
+        """The inner card's name."""
         return self.inner.name
 
     @property
     def label(self) -> str:
-        """The label of the inner card."""
+        """The inner card's label."""
         return self.inner.label
 
     @property
     def description(self) -> str:
-        """The description of the inner card."""
+        """The inner card's description."""
         return self.inner.description
 
     @property
     def parameters(self) -> JsonSchema:
-        """The schema of the inner card."""
+        """The inner card's schema."""
         return self.inner.parameters
 
     @property
     def read_only(self) -> bool:
-        """Whether the inner card changes nothing."""
+        """Whether the inner card is read-only."""
         return self.inner.read_only
 
     @property
     def foreign(self) -> bool:
-        """Whether another party writes the results of the inner card."""
+        """Whether the inner card's results come from a third party."""
         return is_foreign(self.inner)
 
     @property
     def descriptor(self) -> ToolDescriptor:
-        """The descriptor of the inner card."""
+        """The inner card's descriptor."""
         return describe(self.inner)
 
 
@@ -221,7 +213,7 @@ class _Wrapper(Protocol):
 
 
 def iter_layers(card: Capability) -> Iterator[Capability]:
-    """Yield a card and the cards inside it, the innermost last."""
+    """Yield a card and the cards it wraps, innermost last."""
     yield card
     while isinstance(card, _Wrapper):
         card = card.inner
@@ -229,41 +221,41 @@ def iter_layers(card: Capability) -> Iterator[Capability]:
 
 
 def is_foreign(card: Capability) -> bool:
-    """Tell whether another party writes the results of a card, or of a card inside it."""
+    """Tell whether the results of a card, or of one it wraps, come from a third party."""
     return any(isinstance(layer, ForeignCard) and layer.foreign for layer in iter_layers(card))
 
 
 def only_reads(card: Capability) -> bool:
-    """Tell whether calls of a card may run beside others: it is read-only, or its server says so.
+    """Tell whether calls may run concurrently: the card is read-only, or its server says so.
 
-    A server's `readOnlyHint` decides about concurrency only; it permits nothing.
+    A server's `readOnlyHint` only affects concurrency; it grants no permission.
     """
     return card.read_only or (describe(card).annotations or {}).get("readOnlyHint") is True
 
 
 @runtime_checkable
 class OverlappingCard(Protocol):
-    """A card that decides for each call whether it may run beside others."""
+    """A card that decides per call whether it may run concurrently."""
 
     def can_overlap(self, arguments: JsonValue, /) -> bool:
-        """Tell whether a call with these arguments may run beside others."""
+        """Tell whether a call with these arguments may run concurrently."""
         ...
 
 
 def find_overlapping(card: Capability) -> OverlappingCard | None:
-    """Find the layer of a card that decides about each call; None if there is none."""
+    """Find the layer of a card that decides about each call, if any."""
     return next((layer for layer in iter_layers(card) if isinstance(layer, OverlappingCard)), None)
 
 
 def can_overlap(card: Capability, arguments: JsonValue) -> bool:
-    """Tell whether a call of a card may run beside other calls of the same response."""
+    """Tell whether a call may run alongside other calls of the same response."""
     deciding = find_overlapping(card)
     return only_reads(card) if deciding is None else deciding.can_overlap(arguments)
 
 
 @record(kw_only=True)
 class DeckFramework:
-    """Handles that a host may inject; cards work without those that are None."""
+    """Handles a host may inject. Cards work without any of them."""
 
     read_state: ReadStateHandle | None = None
     checkpoint: CheckpointStore | None = None
@@ -271,18 +263,14 @@ class DeckFramework:
     saas: SaasGatewayPort | None = None
     memory: MemoryStore | None = None
     web: WebSettings | None = None
-    """The addresses that web tools may reach; None: public ones only."""
+    """Addresses web tools may reach. `None`: public ones only."""
     search: Sequence[SearchProvider] = ()
-    """The providers of `websearch`, in the order they are asked."""
+    """The providers of `websearch`, in order of preference."""
     observer: CallObserver | None = None
-    """Watches every call of the deck."""
+    """Observes every call of the deck."""
 
     def check(self) -> None:
-        """Check that every handle has the methods its cards call.
-
-        Raises:
-            BackendFault: A handle lacks a method.
-        """
+        """Raise `BackendFault` if a handle lacks a method its cards call."""
         for name, handle, methods in (
             ("read_state", self.read_state, ("record", "digest")),
             ("checkpoint", self.checkpoint, ("record",)),
@@ -301,25 +289,25 @@ class DeckFramework:
 
 @record
 class DeckContext:
-    """What a card is built from."""
+    """The inputs of a card's builder."""
 
     cwd: str
     framework: DeckFramework = field(default_factory=DeckFramework)
     sandbox: SandboxMode = "auto"
-    """Whether commands run in a sandbox."""
+    """Whether to run commands in a sandbox."""
     in_deck: bool = False
-    """Whether the card is built for a deck: there, cards that do the same use one state, that of the session."""
+    """Whether the card is for a deck, where cards that do the same share the session's state."""
 
 
 SECOND_NAMES = {"todo": "todo_set", "bg-process": "process"}
-"""Cards that do what another card does, on the same state. Where a deck has both, the first name isn't listed: a call
-of it works, a model pays for one definition."""
+"""Aliases of other cards, on the same state. A deck with both lists only the second name, so models pay for one
+definition; calls to the first still work."""
 BuildFn: TypeAlias = Callable[[DeckContext], Capability]
 
 
 @record
 class CapabilityCard:
-    """One row of the catalog: the description of a card and its builder."""
+    """One row of the catalog: a card's metadata and builder."""
 
     id: CapabilityId
     title: str
@@ -333,10 +321,9 @@ class CapabilityCard:
         object.__setattr__(self, "profiles", members)
 
     def in_profile(self, profile: Profile | str) -> bool:
-        """Tell whether a profile selects this row; ALL selects every row that belongs to any profile.
+        """Tell whether a profile selects this row; raises `DeckFault` if the profile is unknown.
 
-        Raises:
-            DeckFault: There is no such profile.
+        ALL selects every row that belongs to any profile.
         """
         profile = parse_member(Profile, profile)
         return profile in self.profiles or (profile is Profile.ALL and bool(self.profiles))
@@ -346,8 +333,8 @@ def build_card(card: CapabilityCard, ctx: DeckContext) -> Capability:
     """Build the card of a row.
 
     Raises:
-        BuildFailed: Its builder raised, or returned something other than a card.
-        DeckFault: The builder's own fault about a handle.
+        BuildFailed: The builder raised, or didn't return a card.
+        DeckFault: Raised by the builder itself, about a handle.
     """
     try:
         built = card.build(ctx)
@@ -357,30 +344,24 @@ def build_card(card: CapabilityCard, ctx: DeckContext) -> Capability:
         raise BuildFailed(card.id, describe_error(exc)) from exc
     missing = find_missing_members(built)
     if missing:
-        reason = f"its builder gave {type(built).__name__}, which has no {', '.join(missing)}"
-        raise BuildFailed(card.id, reason)
+        raise BuildFailed(card.id, f"its builder gave {type(built).__name__}, which has no {', '.join(missing)}")
     return built
 
 
 def find_missing_members(card: object) -> list[str]:
-    """List what an object lacks to be a card."""
-    return [member for member in _CARD_MEMBERS if not hasattr(card, member)]
+    """List the members an object would need to be a card."""
+    members = ("name", "label", "description", "parameters", "read_only", "run")
+    return [member for member in members if not hasattr(card, member)]
 
 
-_CARD_MEMBERS = ("name", "label", "description", "parameters", "read_only", "run")
-
-
-# -- handles that a host may inject -----------------------------------------------------------
+# -- handles ----------------------------------------------------------------------------------
 
 
 class CheckpointStore(Protocol):
-    """Stores the contents of files before the deck changes them."""
+    """Stores file contents before the deck changes them."""
 
     def record(self, path: str, previous: bytes | None) -> None:
-        """Store the content of a file; None if there was no file.
-
-        Of several records of one path under the present node the first applies.
-        """
+        """Store a file's content (`None`: no file). The first record of a path per node wins."""
         ...
 
 
@@ -395,12 +376,12 @@ class DelegateRequest:
     max_turns: int | None = None
     timeout_ms: int | None = None
     background: bool = False
-    """Whether the report is given later, by a notice; the answer holds the id."""
+    """Whether to answer with an id now and deliver the report later, as a notice."""
 
 
 @record(kw_only=True)
 class DelegateReport:
-    """The result of delegated work; without `ok` it ended early, and the text holds the partial result."""
+    """The result of delegated work. Without `ok`, it ended early and the text is partial."""
 
     ok: bool
     text: str
@@ -413,16 +394,16 @@ class DelegateReport:
     calls: Mapping[str, int] = field(default_factory=dict[str, int])
     """How often it called each tool."""
     usage: JsonObject = field(default_factory=dict[str, JsonValue])
-    """Its requests and tokens, those of its own sub-agents included."""
+    """Its requests and tokens, including its sub-agents'."""
     is_running: bool = False
-    """Whether it goes on in the background."""
+    """Whether it continues in the background."""
 
 
 class DelegateRunner(Protocol):
     """Runs sub-agents."""
 
     def list_agents(self) -> Sequence[str]:
-        """List the names of the agents."""
+        """List the agents' names."""
         ...
 
     async def run(self, request: DelegateRequest, ctx: ToolContext) -> DelegateReport:
@@ -432,7 +413,7 @@ class DelegateRunner(Protocol):
 
 @runtime_checkable
 class AgentRoster(Protocol):
-    """A delegate runner that describes its agents, and says which of them may run at once."""
+    """A delegate runner that describes its agents and knows which may run concurrently."""
 
     @property
     def has_background(self) -> bool:
@@ -440,32 +421,28 @@ class AgentRoster(Protocol):
         ...
 
     def describe_agents(self) -> Mapping[str, str]:
-        """Map the names of the agents to what each is for."""
+        """Map the agents' names to their purposes."""
         ...
 
     def is_reading(self, agent: str | None, resume: str | None) -> bool:
-        """Tell whether a task only reads, and so may run beside others that do."""
+        """Tell whether a task only reads, and so may run alongside others that do."""
         ...
 
 
 class SaasGatewayPort(Protocol):
-    """Finds and runs actions of services that the host has connected."""
+    """Finds and runs actions of services the host has connected."""
 
     async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
         """Find actions by what they do."""
         ...
 
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
-        """Run an action by its vendor's name.
-
-        Raises:
-            ActionError: It was not executed, or its service refused it.
-        """
+        """Run an action by its vendor's name; raises `ActionError` if it didn't run or the service refused it."""
         ...
 
 
 class ActionError(OSError):
-    """An action that was not executed, or that its service refused: a message, and a code and facts for programs."""
+    """An action didn't run or its service refused it. Carries a code and facts for programs."""
 
     def __init__(self, message: str, *, code: str, **facts: JsonValue) -> None:
         super().__init__(message)
@@ -475,29 +452,29 @@ class ActionError(OSError):
 
 @record
 class ActionTarget:
-    """The request that an action sends, without credentials: what permissions see of it."""
+    """The request an action sends, without credentials, as permissions see it."""
 
     method: str
     url: str
     pin: str | None = None
-    """A digest of what the slug stands for; a rule for the slug holds for this digest only."""
+    """A digest of the action behind the slug. Rules for the slug apply to this digest only."""
 
 
 @runtime_checkable
 class ActionTargets(Protocol):
-    """A gateway that tells the request of an action before it is sent."""
+    """A gateway that can preview the request of an action."""
 
     async def find_target(self, slug: str, arguments: JsonObject) -> ActionTarget | None:
-        """Return the request of an action; None if the slug is unknown."""
+        """Return the request of an action, or `None` if the slug is unknown."""
         ...
 
 
 @runtime_checkable
 class TargetedCard(Protocol):
-    """A card that tells the request of a call before it is sent."""
+    """A card that can preview the request of a call."""
 
     async def find_target(self, arguments: JsonObject) -> ActionTarget | None:
-        """Return the request of a call; None if it sends none, or an unknown one."""
+        """Return the request of a call, or `None` if it sends none or can't tell."""
         ...
 
 
@@ -518,4 +495,4 @@ class MemoryStore(Protocol):
 
 
 DeckResult: TypeAlias = ValueT | DeckFault
-"""The result of an operation that returns its fault instead of raising it."""
+"""The result of an operation that returns faults instead of raising them."""

@@ -1,4 +1,4 @@
-"""Provisioning: a profile selects rows of the catalog, each row builds its card, and the deck becomes a toolbox."""
+"""Provisioning: a profile selects catalog rows, each row builds a card, and the deck becomes a toolbox."""
 
 from __future__ import annotations
 
@@ -29,32 +29,28 @@ from induscode.deck.contract import (
 
 
 def provision_deck(profile: Profile | str, ctx: DeckContext) -> ToolDeck:
-    """Build the deck of a profile, given as a member or by its value.
+    """Build the deck of a profile.
 
     Raises:
-        DeckFault: There is no such profile.
+        DeckFault: The profile is unknown.
         BackendFault: A handle of the context is unusable.
-        BuildFailed: A card could not be built.
+        BuildFailed: A card couldn't be built.
     """
     cards = build_selected(cards_for_deck_profile(profile), ctx)
     return ToolDeck(cards, base_context(ctx))
 
 
 def cards_for_deck_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
-    """List the rows that `provision_deck` builds.
-
-    Raises:
-        DeckFault: There is no such profile.
-    """
+    """List the rows `provision_deck` builds; raises `DeckFault` if the profile is unknown."""
     return cards_for_profile(profile)
 
 
 def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequence[Capability]:
-    """Build the cards of rows; cards that change files or run commands record checkpoints if there is a store.
+    """Build the cards of rows. With a checkpoint store, cards that change files or run commands use it.
 
     Raises:
         BackendFault: A handle of the context is unusable.
-        BuildFailed: A card could not be built.
+        BuildFailed: A card couldn't be built.
     """
     ctx.framework.check()
     ctx = replace(ctx, in_deck=True)
@@ -62,18 +58,20 @@ def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequenc
 
 
 def base_context(ctx: DeckContext) -> ToolContext:
-    """Build the context that the cards of a deck run in."""
-    read_state = ctx.framework.read_state or ReadState()
-    shell = LocalShell(ctx.cwd, sandbox=Sandbox(mode=ctx.sandbox), has_reaper=True)
+    """Build the context the cards of a deck run in."""
     handles = ctx.framework
+    shell = LocalShell(ctx.cwd, sandbox=Sandbox(mode=ctx.sandbox), has_reaper=True)
     framework = Framework(
-        read_state=read_state, web=handles.web, search=tuple(handles.search), observer=handles.observer
+        read_state=handles.read_state or ReadState(),
+        web=handles.web,
+        search=tuple(handles.search),
+        observer=handles.observer,
     )
     return make_local_context(ctx.cwd, None, shell, framework)
 
 
 class ToolDeck:
-    """Cards in order. Every change returns a new deck; the context is shared."""
+    """An ordered set of cards. Every change returns a new deck that shares the context."""
 
     def __init__(
         self, cards: Iterable[Capability], context: ToolContext, notes: Iterable[Note] = (), hidden: Iterable[str] = ()
@@ -82,14 +80,14 @@ class ToolDeck:
         self._notes = tuple(notes)
         self.context = context
         self.hidden = frozenset(hidden)
-        """Names of cards that a model is not listed: it finds them by search."""
+        """Names of cards missing from the model's list; it finds them by searching."""
 
     def __repr__(self) -> str:
         return f"ToolDeck({', '.join(card.name for card in self._cards)})"
 
     @property
     def notes(self) -> Sequence[Note]:
-        """The cards that were left out, with reasons."""
+        """Skipped cards, with reasons."""
         return self._notes
 
     def tools(self) -> list[Capability]:
@@ -97,16 +95,16 @@ class ToolDeck:
         return list(self._cards)
 
     def shown(self) -> list[Capability]:
-        """Return the cards without second ways to the same thing: what people and models are listed or can search."""
+        """Return the cards without aliases, as users and models can list or search them."""
         second = find_second_names({card.name for card in self._cards})
         return [card for card in self._cards if card.name not in second]
 
     def hide(self, names: Iterable[str]) -> ToolDeck:
-        """Keep cards from the model's list: it finds them by search."""
+        """Remove cards from the model's list; it can still find them by searching."""
         return ToolDeck(self._cards, self.context, self._notes, names)
 
     def graft(self, extra: Iterable[Capability]) -> ToolDeck:
-        """Append cards; a card whose name is taken is left out with a note."""
+        """Append cards, skipping ones with a taken name with a note."""
         names = {card.name for card in self._cards}
         added: list[Capability] = []
         notes = list(self._notes)
@@ -120,7 +118,7 @@ class ToolDeck:
         return ToolDeck((*self._cards, *added), self.context, notes, self.hidden)
 
     def map_capabilities(self, change: Callable[[Capability], Capability]) -> ToolDeck:
-        """Replace every card by `change(card)`."""
+        """Replace every card with `change(card)`."""
         return ToolDeck((change(card) for card in self._cards), self.context, self._notes, self.hidden)
 
     def retain(self, keep: Callable[[Capability], bool]) -> ToolDeck:
@@ -135,43 +133,43 @@ class ToolDeck:
 
 
 def find_second_names(names: Collection[str]) -> Collection[str]:
-    """Find the names of cards that do what another one of these does."""
+    """Find the names that are aliases of other names in the collection."""
     return {second for second, first in SECOND_NAMES.items() if second in names and first in names}
 
 
 class DeckRunner(RegistryRunner):
-    """Runs the card that a call names, in the deck's one context."""
+    """Runs the card a call names, in the deck's context."""
 
     def __init__(self, cards: Mapping[str, Capability], context: ToolContext) -> None:
         super().__init__(cards, context, frozenset(name for name, card in cards.items() if is_foreign(card)))
         self.cards = cards
         self.second_names = find_second_names(cards)
-        """Names that can be called and are neither listed nor found."""
+        """Aliases: callable, but neither listed nor searchable."""
 
 
 @record
 class DeckToolBox(CallsByName):
-    """The cards of a deck when the toolbox was made."""
+    """A snapshot of a deck's cards."""
 
     runner: DeckRunner
     hidden: frozenset[str] = frozenset()
-    """Names of cards that can be called and are not listed."""
+    """Names of callable but unlisted cards."""
     find: Callable[[Sequence[str]], Awaitable[Sequence[str]]] | None = None
-    """Finds cards by queries, where some are hidden."""
+    """Finds cards by queries, if some are hidden."""
     disabled: Collection[str] = ()
-    """Names of tools that cannot be called until their definitions are approved, where cards are hidden."""
+    """Names of tools that can't be called until approved, if some cards are hidden."""
 
     @property
     def context(self) -> ToolContext:
-        """The context of every card; close it when the session ends."""
+        """The context of all cards. Close it when the session ends."""
         return self.runner.context
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the cards that are not hidden, in the order of the deck."""
+        """List the cards that aren't hidden, in deck order."""
         unlisted = {*self.hidden, *self.runner.second_names}
         return tuple(describe(card) for name, card in self.runner.cards.items() if name not in unlisted)
 
 
 def project_result(result: ToolResult) -> JsonValue:
-    """Fold a result into one value: a single text or JSON block itself, anything else a list."""
+    """Fold a result into one value: a single text or JSON block as is, anything else as a list."""
     return project_content(result.content)

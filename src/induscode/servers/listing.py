@@ -1,4 +1,4 @@
-"""Rows of the configuration: found by name, in use or switched off, and their public facts."""
+"""Configuration rows: lookup by name, whether in use or switched off, and their public facts."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ STATE_REMEDIES = {
     "changed": "it has changed since you consented to it: indus mcp trust {}",
     "unresolved": "one of its variables has no value",
 }
-"""Why a server that is configured is not started, with the command that helps; `{}` is its name."""
+"""Why a configured server doesn't start, with the command that helps. `{}` is its name."""
 
 
 def name_trust_command(row: ServerRow) -> str:
-    """Name the command that shows a row, and agrees to it."""
+    """Return the command that shows a row and asks for consent."""
     named = f" --mcp {shlex.quote(row.origin.file)}" if row.origin.scope == "given" else ""
     return f"indus mcp trust {row.id}{named}"
 
@@ -48,7 +48,7 @@ scope_option = click.option(
 
 @record
 class DisabledRow:
-    """A server that is switched off in its file."""
+    """A server switched off in its file."""
 
     name: str
     file: str
@@ -56,11 +56,7 @@ class DisabledRow:
 
 
 def find_row(plan: ServerPlan, name: str) -> ServerRow:
-    """Find the row of a server.
-
-    Raises:
-        click.UsageError: The name is unknown.
-    """
+    """Find the row of a server; raises `click.UsageError` if the name is unknown."""
     for row in plan.rows:
         if row.id == name:
             return row
@@ -68,14 +64,14 @@ def find_row(plan: ServerPlan, name: str) -> ServerRow:
 
 
 def build_unknown_server(name: str, names: Sequence[str]) -> click.UsageError:
-    """Build the error of an unknown server."""
+    """Build the error for an unknown server."""
     if names:
         return build_unknown_name(f"There is no server {name!r} (there are: {', '.join(names)})", name, names)
     return build_unknown_name(f"There is no server {name!r}, and no other: 'indus mcp add' adds one", name, ())
 
 
 def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
-    """List the rows that are switched off in the files of this run."""
+    """List the rows switched off in this run's files."""
     if invocation.no_mcp:
         return ()
     files: list[tuple[str, Scope]] = []
@@ -90,32 +86,31 @@ def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
         document = read_config_file(path).document if os.path.isfile(path) else None
         dialect = detect_dialect(path, document) if is_json_object(document) else None
         if dialect is not None and is_json_object(document):
-            drafts = dialect.read_rows(document)
             rows.extend(
                 DisabledRow(draft.name, path, scope)
-                for draft in drafts
+                for draft in dialect.read_rows(document)
                 if is_json_object(draft.fields) and is_switched_off(draft.fields)
             )
     return rows
 
 
 def _list_all_files(folder: str) -> list[tuple[str, Scope]]:
-    """List the files that may configure servers in a directory, existing or not."""
+    """List the files that could configure servers in a directory, existing or not."""
     return [*list_config_paths(folder), (os.path.join(folder, ".mcp.json"), "project")]
 
 
 def list_own_files(cwd: str, scope: str | None) -> Sequence[tuple[str, Scope]]:
-    """List our own files, or the one of a scope."""
+    """List our files, or just the one of a scope."""
     scopes: tuple[Scope, ...] = ("user", "project")
     return [(own_config_path(each, cwd), each) for each in scopes if scope in {None, each}]
 
 
 def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
-    """Find which of our own files has a server.
+    """Find which of our files has a server.
 
     Raises:
-        click.UsageError: None has it, or both have it and no scope is given.
-        BridgeFault: A file cannot be read.
+        click.UsageError: Neither has it, or both do and `scope` is missing.
+        BridgeFault: A file can't be read.
     """
     places = list_own_files(cwd, scope)
     having = [place for place in places if name in read_own_config(place[0]).rows()]
@@ -132,11 +127,11 @@ def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
 
 
 def switch_server(cwd: str, name: str, scope: str | None, *, on: bool) -> str:
-    """Switch a server on or off in one of our own files, and say so in one line.
+    """Switch a server on or off in one of our files and return a one-line message.
 
     Raises:
-        click.UsageError: None has it, or both have it and no scope is given.
-        BridgeFault: The file cannot be read or written.
+        click.UsageError: Neither has it, or both do and `scope` is missing.
+        BridgeFault: The file can't be read or written.
     """
     path, whose = find_own_file(cwd, name, scope)
 
@@ -151,12 +146,12 @@ def switch_server(cwd: str, name: str, scope: str | None, *, on: bool) -> str:
 
 
 def name_transport(config: ServerConfig) -> str:
-    """Return the transport of a server, as `mcp add -t` names it."""
+    """Return a server's transport, in `mcp add -t` terms."""
     return {"stdio": "stdio", "sse": "sse", "streamable_http": "http"}[config.kind]
 
 
 def build_config_facts(row: ServerRow) -> JsonObject:
-    """Build the facts of a row: references as written, without the values of variables and headers."""
+    """Build a row's facts, with references as written and without variable and header values."""
     config = row.config
     target: JsonObject
     if isinstance(config, StdioServerConfig):
@@ -174,7 +169,7 @@ def build_config_facts(row: ServerRow) -> JsonObject:
 
 
 def format_url(row: ServerRow) -> str:
-    """Format the address of a row, with references as written and without secrets."""
+    """Format a row's address, with references as written and without secrets."""
     from induscode.servers.config.references import show_url  # noqa: PLC0415 — for servers with an address
 
     assert not isinstance(row.config, StdioServerConfig)
@@ -182,7 +177,7 @@ def format_url(row: ServerRow) -> str:
 
 
 def build_reference_facts(row: ServerRow) -> JsonObject:
-    """Build the key `references` of the JSON of a row; nothing if it has no references."""
+    """Build the `references` key of a row's JSON, if it has references."""
     from induscode.servers.config.references import find_references  # noqa: PLC0415 — for rows without consent
 
     references = [reference.as_json() for reference in find_references(row)]
@@ -190,7 +185,7 @@ def build_reference_facts(row: ServerRow) -> JsonObject:
 
 
 def list_secret_warnings(row: ServerRow) -> Sequence[str]:
-    """List warnings about references of a row that look like secrets, with the receiver of each."""
+    """List warnings about a row's references that look like secrets, with their recipients."""
     from induscode.servers.config.references import find_references  # noqa: PLC0415 — for rows without consent
 
     return [reference.warning for reference in find_references(row) if reference.looks_secret]

@@ -1,4 +1,4 @@
-"""Server rows from the words of a command line, for `indus mcp add` and `indus call --stdio/--url`."""
+"""Builds server rows from command-line words, for `indus mcp add` and `indus call --stdio/--url`."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ _DIGEST_LETTERS = 6
 
 
 def is_server_name(name: str) -> bool:
-    """Return whether a server in our own files may have this name, with which the names of its tools begin."""
+    """Tell whether a server in our files may have this name, which prefixes the names of its tools."""
     return _NAME.fullmatch(name) is not None
 
 
 def parse_server_row(name: str, fields: JsonObject, path: str, scope: Scope) -> ServerRow:
-    """Parse the fields of a row as they will be read from `path`, and print its remarks.
+    """Parse the fields of a row as if read from `path`, and print remarks.
 
     Raises:
         click.UsageError: The name or a field is invalid.
     """
-    context = click.get_current_context(silent=True)
     if not is_server_name(name):
-        message = f"{name!r} is not a valid name of a server: use letters, digits, '.', '_' and '-', at most 64"
-        raise click.UsageError(message, context)
+        raise _build_usage_error(
+            f"{name!r} is not a valid name of a server: use letters, digits, '.', '_' and '-', at most 64"
+        )
     try:
         row = parse_row(name, fields, Origin(path, scope, "indus"), expansion="shell")
     except InvalidRowError as exc:
-        raise click.UsageError(f"Server {name!r}: {exc}", context) from exc
+        raise _build_usage_error(f"Server {name!r}: {exc}") from exc
     for remark in row.remarks:
         print_status(f"server {name!r}: {remark}")
     return row
@@ -53,10 +53,10 @@ def parse_server_row(name: str, fields: JsonObject, path: str, scope: Scope) -> 
 def build_fields(
     target: Sequence[str], transport: str | None = None, headers: Sequence[str] = (), env: Sequence[str] = ()
 ) -> JsonObject:
-    """Build the fields of a row from `target`: a URL, or a command with its arguments.
+    """Build the fields of a row from `target`: a URL, or a command and its arguments.
 
     Raises:
-        click.UsageError: The target is neither, or the options do not fit it.
+        click.UsageError: The target is neither, or the options don't fit it.
     """
     if not target or not target[0]:
         raise _build_usage_error("Say where the server is: a URL, or -- and the command that starts it")
@@ -78,7 +78,7 @@ def build_fields(
     for text in env:
         name, equals, value = text.partition("=")
         if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
-            # The text is not repeated in the message: it may be the secret itself.
+            # Don't repeat the text: it may be the secret itself.
             raise _build_usage_error("-e takes NAME=VALUE, and a name has letters, digits and '_'")
         variables[name] = value
     return {**fields, "env": variables} if variables else fields
@@ -112,16 +112,16 @@ def _build_usage_error(message: str) -> click.UsageError:
     return click.UsageError(message, click.get_current_context(silent=True))
 
 
-# -- a server on the command line -------------------------------------------------------------
+# -- ad hoc servers ---------------------------------------------------------------------------
 
 
 def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None, headers: Sequence[str]) -> ServerPlan:
-    """Plan one server that is in no configuration: the command of `--stdio`, or the address of `--url`.
+    """Plan one unconfigured server: the command of `--stdio`, or the address of `--url`.
 
-    Typing it is consent to it. Its id holds a digest of the command or address, by which the ledger knows it again.
+    Typing it implies consent. Its id includes a digest of the command or address, so the ledger recognizes it later.
 
     Raises:
-        click.UsageError: Both or neither are given, or it is invalid.
+        click.UsageError: Both or neither are present, or it's invalid.
     """
     import hashlib  # noqa: PLC0415 — for a server on the command line
     import shlex  # noqa: PLC0415 — for `--stdio`
@@ -140,7 +140,7 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
     if not target:
         raise click.UsageError("--stdio takes the command that starts the server", context)
     fields = build_fields(target, headers=headers)
-    # The id is the host, or the last word that looks like a name, and a digest of all words.
+    # The id is the host or the last word that looks like a name, plus a digest of all words.
     if target[0].lower().startswith(("http://", "https://")):
         base = urlsplit(target[0]).hostname or "server"
     else:
@@ -154,9 +154,9 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
 
 
 def hide_ad_hoc_id(text: str, row: ServerRow) -> str:
-    """Replace the id of a server on the command line in a message of ours: no command and no file knows it.
+    """Replace an ad hoc server's id in our messages, since no command or file knows it.
 
-    The server is named by its address, its tools by their own names; the sign-in becomes a header.
+    The server goes by its address, tools by their plain names, and the sign-in becomes a header.
     """
     from indusagi.interop.protocol_bridge.contract import QUALIFIER, StdioServerConfig  # noqa: PLC0415 — imports the bridge
     from induscode.servers.config.references import show_url  # noqa: PLC0415 — for servers with an address

@@ -1,4 +1,4 @@
-"""The servers of a run, before any of them is started; nothing here loads the bridge."""
+"""The servers of a run, before any of them starts. Doesn't import the bridge."""
 
 from __future__ import annotations
 
@@ -19,58 +19,58 @@ if TYPE_CHECKING:
     from induscode.servers.config.rows import ServerRow
 
 RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unresolved"]
-"""Can be started; without consent, or changed since; or with a variable that has no value."""
+"""Ready to start, without consent, changed since consent, or with an unset variable."""
 
 
 @record
 class ServerPlan:
-    """The servers of a run, before any of them is started."""
+    """The servers of a run, before any of them starts."""
 
     rows: Sequence[ServerRow] = ()
     configs: Mapping[str, ServerConfig] = field(default_factory=dict[str, "ServerConfig"])
-    """Trusted servers by id, with the values of their variables; a row without its values is absent."""
+    """Trusted servers by id, with variables expanded. Excludes rows with unset variables."""
     consent: Mapping[str, ConsentState] = field(default_factory=dict[str, "ConsentState"])
     notes: Sequence[Note] = ()
     locked: Mapping[RemoteToolRef, JsonObject] = field(default_factory=dict["RemoteToolRef", "JsonObject"])
-    """The definitions of the project's lock file: a tool seen for the first time must match it."""
+    """The project's locked definitions, which a tool seen for the first time must match."""
     configured: Sequence[str] = ()
-    """The ids of all configured servers in order, also of those left out of the plan: names of tools depend on it."""
+    """The ids of all configured servers in order, even ones outside the plan: tool names depend on them."""
     approved: Collection[str] = ()
-    """Rows the user has said yes to exactly as they are, by id. Other rows can be trusted because of their file."""
+    """Ids of rows the user has approved exactly as they are. Other rows can be trusted because of their file."""
 
     @classmethod
     def from_configs(cls, configs: Iterable[ServerConfig]) -> ServerPlan:
-        """Plan these servers, all of them trusted."""
+        """Plan these servers, all trusted."""
         return cls(configs={config.id: config for config in configs})
 
     @property
     def untrusted(self) -> Sequence[ServerRow]:
-        """The rows without consent to what they are now."""
+        """The rows without consent in their current form."""
         return tuple(row for row in self.rows if self.consent.get(row.id) != "trusted")
 
     @property
     def lazy(self) -> Collection[str]:
-        """The ids of servers whose rows say that a first call starts them."""
+        """The ids of servers that start on first call."""
         return [row.id for row in self.rows if row.start == "lazy"]
 
     @property
     def growing(self) -> Collection[str]:
-        """The ids of servers whose rows approve whatever they add (`"added": "allow"`)."""
+        """The ids of servers whose rows approve all additions (`"added": "allow"`)."""
         return {row.id for row in self.rows if row.added == "allow"}
 
     def find_places(self) -> Mapping[str, str]:
-        """Find the place of each server: a digest of its file and its name there, which an edited row keeps."""
+        """Map each server to its place, a digest of file and name that survives edits of the row."""
         return {row.id: digest_place(row.origin.file, row.id) for row in self.rows}
 
     def state_of(self, row: ServerRow) -> RowState:
-        """Tell whether a row can be started, and if not, why."""
+        """Return whether a row can start, or why not."""
         consent = self.consent.get(row.id, "unknown")
         if consent != "trusted":
             return "changed" if consent == "changed" else "untrusted"
         return "startable" if row.id in self.configs else "unresolved"
 
     def narrow(self, servers: Collection[str]) -> ServerPlan:
-        """Return the plan of these servers only, without the notes about others."""
+        """Return the plan for just these servers, without notes about others."""
         others = tuple(f"server {row.id!r} of " for row in self.rows if row.id not in servers)
         return replace(
             self,

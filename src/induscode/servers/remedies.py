@@ -1,4 +1,4 @@
-"""Remedies for a server that failed: the cause, and the command that repairs it."""
+"""Remedies for failed servers: the cause and the command that fixes it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NOISE = (
     "its standard output may carry protocol messages only: have it log to standard error; if it is "
     "an HTTP server, add it by its address: indus mcp add -t http {name} URL"
 )
-# The time limit of a listing is not a key of a row: more time for the start would change nothing.
+# Rows can't set the time limit of a listing, and more time to start wouldn't help.
 _NOT_LISTED = "it came up and does not list its tools: see whether it waits for something, such as a login or a network"
 _SHOWN_NAMES = 12
 _NAMED_CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
@@ -87,7 +87,7 @@ _NAMED_CAUSES: tuple[tuple[re.Pattern[str], str], ...] = (
         "a name could not be resolved: check the network, and the proxy if you need one",
     ),
 )
-"""What a process wrote, and what to do about it. The first match counts."""
+"""Patterns of process output and their remedies. The first match wins."""
 _VARIABLE = r"\b(?!ERR_)([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)\b"
 _MISSING_VARIABLE = re.compile(
     rf"(?:variables?|missing|required|set|provide|KeyError)\b[^\n]{{0,40}}?[:\s'\"`]+{_VARIABLE}"
@@ -105,35 +105,32 @@ _PROGRAMS = {
     "deno": "Deno",
 }
 _LOCK_FRESH_S = 10.0
-"""npx touches its lock every second: an older one was left behind."""
+"""npx touches its lock every second, so an older lock is stale."""
 
 
 @record
 class Advice:
-    """The remedy of a fault, and further notes."""
+    """The remedy for a fault, and further notes."""
 
     remedy: str
     notes: Sequence[str] = field(default=())
 
 
 def format_command(*words: str) -> str:
-    """Format a command of `indus` for a shell, with the `--mcp` and `--cwd` of this run.
-
-    Without them the command would look for a server in other files than the run did.
-    """
+    """Format an `indus` command for a shell, with this run's `--mcp` and `--cwd`, so that it reads the same files."""
     context = click.get_current_context(silent=True)
     return shlex.join(["indus", *words, *([] if context is None else list_server_words(context))])
 
 
 def format_server_command(verb: str, server: str) -> str:
-    """Format the command `indus mcp VERB SERVER` for a shell, with the `--mcp` and `--cwd` of this run."""
+    """Format the command `indus mcp VERB SERVER` for a shell, with this run's `--mcp` and `--cwd`."""
     return f"{format_command('mcp', verb)} {shlex.quote(server)}"
 
 
 def advise(
     name: str, config: ServerConfig, fault: ProtocolFault, environ: Mapping[str, str], *, connected: bool = False
 ) -> Advice:
-    """Choose the remedy of a fault of a start or, once `connected`, of the listing after it."""
+    """Choose the remedy for a failed start or, once `connected`, a failed listing."""
     notes: list[str] = []
     words = {"name": shlex.quote(name), **{verb: format_server_command(verb, name) for verb in ("get", "login")}}
     if isinstance(config, StdioServerConfig):
@@ -162,7 +159,7 @@ def advise(
 
 
 def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, environ: Mapping[str, str]) -> str | None:
-    """Recognise why a process failed, and return what to do; braces of a text are doubled."""
+    """Recognise why a process failed and return the remedy, a template with literal braces doubled."""
     from indusagi.interop.protocol_bridge.client.start.causes import find_cause, find_package_manager, needs_sdk_1  # noqa: PLC0415 — on a fault
 
     manager = find_package_manager(config.command, config.args)
@@ -189,7 +186,7 @@ def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, en
 
 
 def _pin_sdk(manager: str) -> str:
-    """Advise on a server that was written for version 1 of the SDK."""
+    """Return the remedy for a server written for version 1 of the SDK."""
     cause = "it was written for version 1 of the Python SDK and got a newer one"
     if manager in {"uvx", "uv"}:
         command = "uvx" if manager == "uvx" else "uv run"
@@ -200,7 +197,7 @@ def _pin_sdk(manager: str) -> str:
 def _find_damage(
     config: StdioServerConfig, fault: ProtocolFault, manager: str, environ: Mapping[str, str]
 ) -> str | None:
-    """Recognise the damaged cache of a package manager, and return the command that repairs it."""
+    """Recognise a package manager's damaged cache and return the cause and repair command."""
     from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage  # noqa: PLC0415 — on a fault
 
     package = _find_package(config.args)
@@ -210,7 +207,7 @@ def _find_damage(
         return f"{damage.cause}; mend it: {damage.command}"
     if manager not in {"", "npx", "npm"} or not package:
         return None
-    # The cache of npm: https://docs.npmjs.com/cli/using-npm/config#cache
+    # npm's cache: https://docs.npmjs.com/cli/using-npm/config#cache
     variables = {**environ, **config.env}
     cache = variables.get("npm_config_cache") or variables.get("NPM_CONFIG_CACHE")
     cache = cache or os.path.join(variables.get("HOME", os.path.expanduser("~")), ".npm")
@@ -230,7 +227,7 @@ def _find_damage(
 
 
 def _find_package(args: Sequence[str]) -> str:
-    """Return the package that a package manager runs: after `-p`, or the first word that is neither option nor verb."""
+    """Return the package a package manager runs: after `-p`, or the first word that isn't an option or verb."""
     for index, word in enumerate(args):
         if word in {"-p", "--package"}:
             return args[index + 1] if index + 1 < len(args) else ""
@@ -242,11 +239,11 @@ def _find_package(args: Sequence[str]) -> str:
 
 
 def _is_of_package(folder: str, package: str) -> bool:
-    """Return whether a folder of npx holds this package: by its `package.json`, or by its name if that's missing."""
+    """Tell whether an npx folder holds this package, by its `package.json` or else by its name."""
     document = read_config_file(os.path.join(folder, "package.json")).document
     packages = document.get("dependencies") if is_json_object(document) else None
     if is_json_object(packages):
         name = package.rpartition("@")[0] or package
         return name in packages
-    # npm names the folder after what it installs: the first 16 digits of its SHA-512.
+    # npm names the folder after the package: the first 16 digits of its SHA-512.
     return os.path.basename(folder) == hashlib.sha512(package.encode("utf-8", "replace")).hexdigest()[:16]

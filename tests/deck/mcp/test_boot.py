@@ -436,7 +436,7 @@ async def test_finding_w1_a_server_that_another_process_has_listed_is_not_new(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server could fail in a gateway until the user has looked at it with a command, and list more then."""
-    monkeypatch.setattr(boot, "_FRESH_PINS_S", 0.0)
+    monkeypatch.setattr(boot, "_PINS_MAX_AGE_S", 0.0)
     script, tools = tmp_path / "server.py", tmp_path / "tools.json"
     script.write_text(GROWING_SERVER, encoding="utf-8")
     tools.write_text(json.dumps({"one": "One.", "two": "Two."}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""App cards: the deck's own tools beside the native tools of the framework."""
+"""App cards: the deck's tools in addition to the framework's native ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def app_novel_cards() -> Sequence[CapabilityCard]:
-    """Return the seven rows, in the order of the catalog."""
+    """Return the seven rows in catalog order."""
     return (
         todo_card(),
         daemon_card(),

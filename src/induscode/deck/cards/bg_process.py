@@ -1,6 +1,6 @@
-"""`bg-process`: commands in the background whose output goes to files in the project.
+"""`bg-process`: background commands with output in project files.
 
-In a deck it's another way to the jobs of `process`, which is the one a model is shown.
+In a deck, it's an alias for the jobs of `process`, which is the one models see.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _DESCRIPTION = (
 
 
 class DaemonTable:
-    """The background commands of one card: by default its own, in a deck the jobs of the session."""
+    """The background commands of a card: the session's jobs in a deck, otherwise a private table."""
 
     def __init__(self, *, in_deck: bool = False) -> None:
         self._in_deck = in_deck
         self._table: JobTable | None = None
 
     def of(self, ctx: ToolContext) -> JobTable:
-        """Return the table; the card's own ends with the context it's first used in."""
+        """Return the table. A private one ends with the context it's first used in."""
         from indusagi.capabilities.jobs.table import JobTable, jobs_of  # noqa: PLC0415 — loaded when a command is started
 
         if self._in_deck:

@@ -1,7 +1,7 @@
-"""Checkpoints: records the content of a file before `write` or `edit` changes it, so that it can be restored.
+"""Checkpoints: records a file's content before `write` or `edit` changes it, so it can be restored.
 
-The wrapped card has the same name and schema as the inner card. A content that cannot be read or stored never prevents
-the change; the result's details report it.
+The wrapped card has the name and schema of the inner card. Failing to read or store the content never prevents the
+change; the result's details report it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from induscode.deck.contract import Capability, CardWrapper, CheckpointStore, De
 
 CHECKPOINTED_TOOLS = ("write", "edit")
 LARGEST_BYTES = 20 * 1024 * 1024
-"""A larger file is not recorded."""
+"""Larger files aren't recorded."""
 
 
 @runtime_checkable
 class SettlingStore(Protocol):
-    """A store that also takes the content after a change, to detect later changes by others."""
+    """A store that also records the content after a change, to detect later changes by others."""
 
     def settle(self, path: str, content: bytes | None) -> None:
-        """Take the content of a file after the deck has changed it."""
+        """Record a file's content after the deck has changed it."""
         ...
 
 
 class CheckpointingCard(CardWrapper):
-    """A card that records the content of a file before it changes it."""
+    """A card that records a file's content before changing it."""
 
     def __init__(self, inner: Capability, store: CheckpointStore) -> None:
         super().__init__(inner)
@@ -53,7 +53,7 @@ class CheckpointingCard(CardWrapper):
         return replace(result, details={**result.details, "notCheckpointed": missed})
 
     async def _settle(self, path: str, ctx: ToolContext) -> None:
-        """Pass the new content to a store that takes it."""
+        """Pass the new content to a settling store."""
         from anyio import to_thread  # noqa: PLC0415 — a running card has loaded it already
 
         store = self._store
@@ -66,7 +66,7 @@ class CheckpointingCard(CardWrapper):
             return
 
     async def _record(self, arguments: JsonValue, ctx: ToolContext) -> tuple[str | None, str | None]:
-        """Record the content; returns the path, or the reason why it was not recorded."""
+        """Record the content. Returns the path, or the reason it couldn't be recorded."""
         from anyio import to_thread  # noqa: PLC0415 — a running card has loaded it already
 
         path = path_of(arguments)
@@ -82,7 +82,7 @@ class CheckpointingCard(CardWrapper):
 
 
 def path_of(arguments: JsonValue) -> str | None:
-    """Find the path in arguments under any of its names; None if there is none."""
+    """Find the path in arguments under any of its names."""
     if not is_json_object(arguments):
         return None
     for name in ("path", *PATH_ALIASES):
@@ -92,11 +92,7 @@ def path_of(arguments: JsonValue) -> str | None:
 
 
 async def _content(ctx: ToolContext, path: str) -> bytes | None:
-    """Read a file; None if it is absent.
-
-    Raises:
-        OSError: It is unreadable or too large.
-    """
+    """Read a file, or return `None` if it doesn't exist; raises `OSError` if it's unreadable or too large."""
     if not await ctx.fs.exists(path):
         return None
     size = (await ctx.fs.stat(path)).size
@@ -106,19 +102,18 @@ async def _content(ctx: ToolContext, path: str) -> bytes | None:
 
 
 def maybe_wrap_checkpoint(card: Capability, ctx: DeckContext) -> Capability:
-    """Wrap a card that changes files, if there is a store; otherwise return it unchanged."""
+    """Wrap a card that changes files, if the deck has a store."""
     store = ctx.framework.checkpoint
     if store is None or card.name not in CHECKPOINTED_TOOLS:
         return card
     return CheckpointingCard(card, store)
 
 
-# -- command checkpoint -----------------------------------------------------------------------
+# -- commands ---------------------------------------------------------------------------------
 #
-# A snapshot of the work tree is taken before a command and another one after it; the difference goes to the checkpoint
-# store, beside the files that `write` and `edit` change. A failure never prevents the command: the details of the
-# result report what is not covered.
-
+# Snapshots of the work tree before and after a command yield its changes, which go to the checkpoint store next to the
+# files `write` and `edit` change. A failure never prevents the command: the result's details report anything not
+# covered.
 
 COMMAND_TOOLS = ("bash", "process", "bg-process")
 _STARTING = "start"
@@ -130,23 +125,23 @@ _SHOWN_FILES = 50
 
 @runtime_checkable
 class CommandStore(Protocol):
-    """A checkpoint store that also records what commands change. The methods block."""
+    """A checkpoint store that also records changes by commands. Methods block."""
 
     def begin_command(self) -> Any:
-        """Take a snapshot before a command; None if commands are not recorded."""
+        """Take a snapshot before a command, or return `None` if it doesn't record commands."""
         ...
 
     def end_command(self, before: Any) -> tuple[Sequence[str], Sequence[str]]:
-        """Record what has changed since; return the changed paths, and what is not covered."""
+        """Record the changes since; return the changed paths, and notes on anything not covered."""
         ...
 
     def add_note(self, text: str) -> None:
-        """Record something that a restore does not cover."""
+        """Record something a restore doesn't cover."""
         ...
 
 
 class CommandCheckpointingCard(CardWrapper):
-    """A card that records what its command changes."""
+    """A card that records its command's changes."""
 
     def __init__(self, inner: Capability, store: CommandStore) -> None:
         super().__init__(inner)
@@ -169,13 +164,13 @@ class CommandCheckpointingCard(CardWrapper):
         try:
             result = await self.inner.run(arguments, ctx)
         except BaseException:
-            await self._record_changes(before, None, ctx)  # also of a cancelled command
+            await self._record_changes(before, None, ctx)  # even if cancelled
             raise
         facts = await self._record_changes(before, find_job(self.name, result), ctx)
         return replace(result, details={**result.details, **facts}) if facts else result
 
     async def _record_changes(self, before: Any, job: str | None, ctx: ToolContext) -> dict[str, JsonValue]:
-        """Record what has changed since a snapshot, and return details about it. A job is followed until it ends."""
+        """Record the changes since a snapshot and return details. A job is tracked until it ends."""
         from anyio import CancelScope, to_thread  # noqa: PLC0415 — a running card has loaded it already
 
         facts: dict[str, JsonValue] = {}
@@ -199,12 +194,12 @@ class CommandCheckpointingCard(CardWrapper):
 
 
 def _is_running(process: ShellProcess) -> bool:
-    """Tell whether a process or one of its descendants runs; blocks."""
+    """Tell whether a process or one of its descendants is running. Blocks."""
     return process.exit_code is None or bool(process.survivors())
 
 
 def may_change_files(tool: str, arguments: JsonValue) -> bool:
-    """Tell whether a call may change files: a start of a command that is not known to read only."""
+    """Tell whether a call starts a command that isn't known to be read-only."""
     if not is_json_object(arguments) or (tool != "bash" and arguments.get("action") != _STARTING):
         return False
     command = next((arguments[name] for name in _COMMAND_NAMES if isinstance(arguments.get(name), str)), None)
@@ -217,13 +212,13 @@ def may_change_files(tool: str, arguments: JsonValue) -> bool:
 
 
 def find_job(tool: str, result: ToolResult) -> str | None:
-    """Find the id of the job that a command has become."""
+    """Find the id of the job a command turned into."""
     job = result.details.get("job" if tool == "bash" else "id")
     return job if isinstance(job, str) and not result.is_error else None
 
 
 def maybe_wrap_commands(card: Capability, ctx: DeckContext) -> Capability:
-    """Wrap a card that runs commands, if the store records them; otherwise return it unchanged."""
+    """Wrap a card that runs commands, if the deck's store records them."""
     store = ctx.framework.checkpoint
     if card.name not in COMMAND_TOOLS or not isinstance(store, CommandStore):
         return card

@@ -1,4 +1,4 @@
-"""`memory`: notes that outlive a conversation, in the store of the host."""
+"""`memory`: notes that outlive a conversation, in the host's store."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from indusagi.runtime.contract import JsonSchema, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, MemoryStore, Profile, capability_id
 
 MEMORY_NAME = os.path.join(".indusvx", "memory.md")
-"""The file of a project's notes, which people can read and change too."""
+"""A project's notes file, which users can read and edit too."""
 LARGEST_BYTES = 32 * 1024
-_LARGEST_FILE = 1024 * 1024
+_MAX_FILE_BYTES = 1024 * 1024
 _DIFF_LINES = 80
 _PARAMETERS: JsonSchema = {
     "type": "object",
@@ -30,7 +30,7 @@ _PARAMETERS: JsonSchema = {
 
 
 class InMemoryStore:
-    """Notes that last as long as the card."""
+    """Notes that live as long as the card."""
 
     def __init__(self) -> None:
         self._content = ""
@@ -49,38 +49,26 @@ class InMemoryStore:
 
 
 class FileMemory:
-    """The notes in one Markdown file of a project, which several processes may change; an absent file is empty."""
+    """Notes in a project's Markdown file, safe for several processes. A missing file is empty. Raises `OSError`."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
 
     async def read(self) -> str:
-        """Return the notes.
-
-        Raises:
-            OSError: The file cannot be read.
-        """
+        """Return the notes."""
         return await to_thread.run_sync(self._read)
 
     async def replace(self, content: str) -> None:
-        """Replace the notes atomically.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Replace the notes atomically."""
         await to_thread.run_sync(partial(self._write_file, content, append=False))
 
     async def append(self, content: str) -> None:
-        """Append to the notes, on a new line.
-
-        Raises:
-            OSError: The file cannot be written.
-        """
+        """Append to the notes, on a new line."""
         await to_thread.run_sync(partial(self._write_file, content, append=True))
 
     def _read(self) -> str:
         try:
-            data = read_small_file(self._path, _LARGEST_FILE, follow=False)
+            data = read_small_file(self._path, _MAX_FILE_BYTES, follow=False)
         except FileNotFoundError:
             return ""
         return data.decode("utf-8", "replace")
@@ -95,7 +83,7 @@ class FileMemory:
 
 
 def append_note_line(notes: str, content: str) -> str:
-    """Append `content` on a new line, unless the notes end with it already."""
+    """Append `content` on a new line, unless the notes already end with it."""
     content = content.removesuffix("\n")
     last_lines = "\n" + notes.removesuffix("\n")
     if content and last_lines.endswith(f"\n{content}"):

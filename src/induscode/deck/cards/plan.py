@@ -1,7 +1,7 @@
 """The two cards of plan mode, and the files of approved plans.
 
 The cards change nothing. They return a mark, and the session that receives it changes the mode: a model can ask to
-enter and to leave, and only the session decides.
+enter or leave, but only the session decides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from induscode.deck.contract import Capability, CapabilityCard, DeckContext, Pro
 
 PLANS_DIRNAME = "plans"
 SLUG_LENGTH = 48
-_LARGEST_PLAN = 1024 * 1024
+_MAX_PLAN_BYTES = 1024 * 1024
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _EMPTY: JsonSchema = {"type": "object", "properties": {}, "additionalProperties": False}
 _PLAN: JsonSchema = {
@@ -75,7 +75,7 @@ async def _exit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 
 
 def plan_slug(plan: str) -> str:
-    """Build the name of a plan from its first line with text."""
+    """Build a plan's name from its first nonblank line."""
     for line in plan.splitlines():
         slug = re.sub(r"[^a-z0-9]+", "-", line.lower()).strip("-")[:SLUG_LENGTH].strip("-")
         if slug:
@@ -91,11 +91,7 @@ def plan_file_path(session_dir: str | os.PathLike[str], slug: str) -> str:
 
 
 def write_plan(session_dir: str | os.PathLike[str], plan: str) -> str:
-    """Write a plan to a new file and return its path; existing files are never overwritten.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Write a plan to a new file and return its path; raises `OSError` if it can't."""
     make_private_dir(os.path.join(session_dir, PLANS_DIRNAME))
     moment, number = "", now_ms()  # in base 36: later names sort later
     while number:
@@ -115,8 +111,8 @@ def write_plan(session_dir: str | os.PathLike[str], plan: str) -> str:
 
 
 def read_plan(path: str | os.PathLike[str]) -> str | None:
-    """Read a plan; None if the file is absent or unreadable."""
+    """Read a plan, or return `None` if the file is missing or unreadable."""
     try:
-        return read_small_file(path, _LARGEST_PLAN).decode("utf-8")
+        return read_small_file(path, _MAX_PLAN_BYTES).decode("utf-8")
     except (OSError, ValueError):
         return None

@@ -1,4 +1,4 @@
-"""`saas-action`: actions of services that a host or a connector has connected."""
+"""`saas-action`: actions of services connected by the host or a connector."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def _build(deck: DeckContext) -> Capability:
 
 
 class SaasActionCard(CardWrapper):
-    """The card over a gateway that tells the requests of its actions."""
+    """The card for a gateway that can preview its actions' requests."""
 
     def __init__(self, inner: Capability, gateway: ActionTargets) -> None:
         super().__init__(inner)
         self._gateway = gateway
 
     async def find_target(self, arguments: JsonObject) -> ActionTarget | None:
-        """Return the request of a call of `execute`."""
+        """Return the request of an `execute` call."""
         slug, action_arguments = arguments.get("slug"), arguments.get("arguments")
         if arguments.get("action") != "execute" or not isinstance(slug, str):
             return None

@@ -44,7 +44,7 @@ def task_card() -> CapabilityCard:
 
 
 class TaskCard(CardWrapper):
-    """The card with its runner: a task that only reads may run beside other calls."""
+    """The card with its runner. A task that only reads may run alongside other calls."""
 
     def __init__(self, inner: Capability, runner: DelegateRunner | None, lean: Capability | None = None) -> None:
         super().__init__(inner)
@@ -53,9 +53,9 @@ class TaskCard(CardWrapper):
 
     @property
     def lean(self) -> Capability:
-        """The card with an objective and an agent alone.
+        """The card with just an objective and an agent.
 
-        A small model fills in every parameter: it invents a task to resume, and a limit that is too short for it.
+        Small models fill in every parameter: they make up a task to resume and a limit that's too short.
         """
         return self._lean or self
 
@@ -92,7 +92,7 @@ def _build(deck: DeckContext) -> Capability:
             return ToolResult(blocks, is_error=True, details={"code": "no_runner", **stub})
         request = DelegateRequest(
             objective=str(arguments["objective"]),
-            # Some models fill in every parameter: an empty text is none.
+            # Some models fill in every parameter, so treat an empty string as missing.
             agent=cast("str | None", arguments.get("agent") or None),
             context=cast("str | None", arguments.get("context") or None),
             resume=cast("str | None", arguments.get("resume") or None),
@@ -133,7 +133,7 @@ def format_report(report: DelegateReport) -> str:
 
 
 def describe_work(report: DelegateReport) -> Sequence[str]:
-    """Describe what an agent did, a line for each kind of fact: files, calls, requests and tokens."""
+    """Describe an agent's work, with a line each for files, calls, and requests and tokens."""
     calls = [f"{name} {count}" for name, count in report.calls.items()]
     usage = {key.replace("_", " "): value for key, value in report.usage.items()}
     lines = {

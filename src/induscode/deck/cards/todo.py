@@ -1,6 +1,6 @@
-"""`todo`: the checklist with weights and with dropped items.
+"""`todo`: the checklist with weights and dropped items.
 
-In a deck it's another way to the list of `todo_set`, which is the one a model is shown.
+In a deck, it's an alias for the list of `todo_set`, which is the one models see.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _PARAMETERS: JsonSchema = {
 
 @record
 class TodoItem:
-    """One thing to do."""
+    """One item of the checklist."""
 
     task: str
     state: TodoState = TodoState.PENDING
@@ -86,7 +86,7 @@ class TodoItem:
 
 
 class TodoLedger:
-    """A checklist in the deck's words: by default its own, in a deck the one of the session."""
+    """A checklist in the deck's terms: the session's in a deck, otherwise a private one."""
 
     def __init__(self, checklist: Checklist | None = None) -> None:
         self._checklist = Checklist() if checklist is None else checklist
@@ -96,7 +96,7 @@ class TodoLedger:
         return tuple(map(_to_todo, self._checklist.items))
 
     def replace(self, items: Sequence[TodoItem]) -> Sequence[TodoItem]:
-        """Replace the list, and return the former one. An item that stays keeps its id."""
+        """Replace the list and return the former one. Items that stay keep their ids."""
         former = self._checklist.items
         ids = {item.text: item.id for item in reversed(former)}
         numbers = (number for number in map(str, count(1)) if number not in {item.id for item in former})
@@ -108,7 +108,7 @@ class TodoLedger:
         return tuple(map(_to_todo, former))
 
     def open_items(self) -> Sequence[TodoItem]:
-        """List the items that are still to be done."""
+        """List the items still to do."""
         return tuple(map(_to_todo, self._checklist.open_items()))
 
 

@@ -1,6 +1,6 @@
-"""MCP servers in the deck: configuration, consent, enrolment of their tools, and the ledger.
+"""MCP servers in the deck: configuration, consent, tool enrolment and the ledger.
 
-A name is loaded when it is first used: reading a configuration needs no event loop.
+Names load lazily, since reading a configuration needs no event loop.
 """
 
 from importlib import import_module

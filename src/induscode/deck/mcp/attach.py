@@ -1,4 +1,4 @@
-"""Attaching and detaching servers: connect, enrol their tools, report status and counts."""
+"""Attaches and detaches servers: connects, enrols their tools, and reports status and counts."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ class AttachResult:
     """The result of attaching servers."""
 
     ledger: BridgeLedger
-    """With the tools of the servers that came up."""
+    """Includes the tools of servers that came up."""
     fleet: ServerFleetImpl | None
-    """The caller tears it down; None if there was nothing to attach."""
+    """For the caller to tear down. `None` without servers."""
     status: FleetStatus | None
     enrolled: int
     fault: DeckFault | None = None
-    """The invalid part of the configuration; faults of servers are in the status."""
+    """Describes the invalid part of the configuration. Server faults are in the status."""
     enrolment: Enrolment | None = field(default=None, compare=False, kw_only=True)
-    """Follows the fleet from here on: its ledger is the current one."""
+    """Follows the fleet from here on; its ledger is the current one."""
     notes: Sequence[Note] = field(default=(), kw_only=True)
 
 
 def bridge_config(servers: Iterable[ServerConfig]) -> BridgeConfig:
-    """Build the configuration of a bridge."""
+    """Build a bridge configuration."""
     return BridgeConfig(tuple(servers))
 
 
@@ -61,16 +61,16 @@ async def attach_bridge_capabilities(
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
 ) -> AttachResult:
-    """Connect to servers and enrol their tools; the `ledger` passed in stays as it is.
+    """Connect to servers and enrol their tools, without changing the `ledger` passed in.
 
-    A server that fails contributes no tools, and its fault is in the status. Without servers nothing is started and
-    the same `ledger` comes back. An invalid server configuration is left out and named in the result's `fault`.
+    A failed server contributes no tools; the status has its fault. Without servers, nothing starts and the result has
+    the same `ledger`. Invalid server configurations are skipped and reported in the result's `fault`.
     """
     config, fault = _check_config(config)
     if not config.servers:
         return AttachResult(ledger, None, None, 0, fault)
     fleet = ServerFleetImpl(supervision=supervision, handlers=handlers)
-    # Follows the fleet before anything starts: a server may come up or fail at once.
+    # Follow the fleet before anything starts: a server may come up or fail immediately.
     enrolment = Enrolment(fleet, ledger, pins=pins, sink=sink)
     await fleet.start(config)
     await enrolment.sync_all()
@@ -87,7 +87,7 @@ async def attach_bridge_capabilities(
 
 
 def _check_config(config: BridgeConfig) -> tuple[BridgeConfig, BridgeFault | None]:
-    """Split off invalid server configurations, which the fault names."""
+    """Drop invalid server configurations and report them in the fault."""
     servers: object = getattr(config, "servers", None)
     if not isinstance(servers, tuple):
         return BridgeConfig(), BridgeFault(f"{type(config).__name__} is not a configuration")
@@ -106,21 +106,17 @@ def _check_config(config: BridgeConfig) -> tuple[BridgeConfig, BridgeFault | Non
 
 @runtime_checkable
 class StoppableFleet(Protocol):
-    """A fleet that can close one of its servers for good."""
+    """A fleet that can permanently close one of its servers."""
 
     async def stop(self, server: str) -> None:
-        """Close a server and leave it closed.
-
-        Raises:
-            ProtocolFault: The id is unknown.
-        """
+        """Close a server permanently; raises `ProtocolFault` if the id is unknown."""
         ...
 
 
 async def detach_bridge(ledger: BridgeLedger, fleet: ServerFleet, servers: Sequence[str] | None = None) -> BridgeLedger:
-    """Retire the tools of servers and close the servers; all of them if none are named.
+    """Retire the tools of servers (by default all) and close them.
 
-    Other servers go on, and an unknown name changes nothing. The tools are retired even if closing fails.
+    Ignores unknown names. The tools are retired even if closing fails.
     """
     now = iso_now()
     for server in fleet.status() if servers is None else servers:
@@ -130,18 +126,18 @@ async def detach_bridge(ledger: BridgeLedger, fleet: ServerFleet, servers: Seque
             await fleet.tear_down()
         else:
             for server in servers:
-                with suppress(ProtocolFault):  # an unknown server: its tools are retired all the same
+                with suppress(ProtocolFault):  # unknown server; its tools are retired anyway
                     if isinstance(fleet, StoppableFleet):
                         await fleet.stop(server)
                     elif (endpoint := fleet.endpoint(server)) is not None:
                         await endpoint.close()
-    except Exception as exc:  # noqa: BLE001 — boundary: the fleet may be code of another party
+    except Exception as exc:  # noqa: BLE001 — boundary: the fleet may be third-party code
         _log.warning("a fleet could not be closed: %s", describe_error(exc))
     return ledger
 
 
 def bridge_capability_card(capability: BridgeCapability) -> CapabilityCard:
-    """Build the catalog row of a remote tool, which belongs to no profile."""
+    """Build the catalog row of a remote tool, outside all profiles."""
 
     def build(_: DeckContext) -> Capability:
         return capability

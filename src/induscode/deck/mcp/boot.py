@@ -1,9 +1,8 @@
-"""Boot of a run's servers: the deck is complete before any server is up.
+"""Boots a run's servers. The deck is complete before any server is up.
 
-Tools of servers that an earlier run has seen are enrolled from the store, as they were pinned. An eager server
-(the default) is then started in the background, a lazy one by the first call of one of its tools. What a server
-lists once it is up is compared with the pins like any listing: equal definitions change nothing, and a tool whose
-definition has drifted is disabled.
+Tools of servers seen in an earlier run enrol from the store, as pinned. Eager servers (the default) then start in the
+background; lazy ones start with the first call to one of their tools. Once a server is up, its listing is checked
+against the pins like any other: equal definitions change nothing, drifted ones disable their tools.
 """
 
 from __future__ import annotations
@@ -52,39 +51,39 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store import LedgerStore
     from induscode.servers.plan import ServerPlan
 
-_STDERR_CHARACTERS = 1_900
-_FRESH_PINS_S = 1.0
-"""Pins that were read this recently aren't read again: at a first start every server lists six kinds."""
+_MAX_STDERR_CHARS = 1_900
+_PINS_MAX_AGE_S = 1.0
+"""Don't reread pins younger than this: on first start, every server lists six kinds."""
 
 
 @record(kw_only=True)
 class BootOptions:
-    """How the servers of a plan are started and watched."""
+    """How to start and watch the servers of a plan."""
 
     lazy: Collection[str] | None = None
-    """Servers that a first call starts, if the store knows their tools; None: as their rows say."""
+    """Servers to start on first call, if the store knows their tools. `None`: follow their rows."""
     only: Collection[str] | None = None
-    """Start no other server at boot, not even an unknown one."""
+    """If set, start only these servers at boot, skipping others even if unknown."""
     wait_s: float | None = None
-    """How long a caller waits for servers that start; None: until each has come up or failed."""
+    """How long callers wait for starting servers. `None`: until each is up or has failed."""
     reloadable: bool = False
     """Whether the servers may change during the run (`indus serve`)."""
     decorate_config: Callable[[ServerConfig], ServerConfig] | None = None
-    """Transforms the configuration a server is started with; pins and journal use the original."""
+    """Transforms the launch configuration of a server. Pins and journal use the original."""
     retention: Retention = field(default_factory=Retention)
     supervision: Supervision | None = None
     handlers: Handlers | None = None
     on_event: Callable[[FleetEvent], None] | None = None
-    """Receives the events of the fleet from the first start on."""
+    """Receives fleet events, from the first start on."""
     kinds: Sequence[ItemKind] = ()
-    """What is listed and enrolled beside tools."""
+    """Kinds to list and enrol in addition to tools."""
     open_session: OpenSession = open_client_session
-    """Connects to servers; a node of a cluster connects to those that another node runs."""
+    """Connects to servers. A cluster node can connect to servers another node runs."""
     node: str = ""
-    """The name of this process as a node of a cluster."""
+    """This process's node name in a cluster."""
 
     def launch_config(self, config: ServerConfig) -> ServerConfig:
-        """Return the configuration a server is started with."""
+        """Return the configuration to start a server with."""
         return config if self.decorate_config is None else self.decorate_config(config)
 
 
@@ -98,14 +97,14 @@ class ServerChanges:
     to_start: Sequence[str] = ()
     """Replaced and added servers that the caller must wake."""
     leased: Sequence[str] = ()
-    """Servers that stay as they are because sub-agents use them; the caller applies the plan again later."""
+    """Unchanged because sub-agents are using them; the caller applies the plan again later."""
 
     def __bool__(self) -> bool:
         return bool(self.removed or self.replaced or self.added)
 
 
 class BootedBridge:
-    """The servers of a run with their enrolled tools and their journal. The caller of `boot_bridge` closes it."""
+    """A run's servers, their enrolled tools and journal. The caller of `boot_bridge` closes it."""
 
     def __init__(
         self,
@@ -116,15 +115,15 @@ class BootedBridge:
         ledger: BridgeLedger | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """Prepare a bridge without servers; `boot_bridge` adds those of the plan."""
+        """Prepare a bridge without servers. `boot_bridge` adds the plan's."""
         self.plan = plan
         self.options = options or BootOptions()
         self.from_store: Collection[str] = ()
-        """The servers whose tools were enrolled from the store."""
+        """Servers with tools enrolled from the store."""
         self._unlisted: dict[str, None] = {}
-        """The servers of which the store does not know everything that is listed beside tools."""
+        """Servers with prompts, resources or other items the store doesn't fully know."""
         self._down_before: set[str] = set()
-        """The servers whose last start, in an earlier run, has not come up."""
+        """Servers that didn't come up the last time an earlier run started them."""
         self._store = store
         self.owns_store = False
         """Whether closing the bridge closes the store."""
@@ -141,14 +140,14 @@ class BootedBridge:
             self.fleet.subscribe(self.options.on_event)
         self._pins = StorePins(journal)
         self._pins_read_at: dict[str, float] = {}
-        """When the pins of servers were read last, in the loop's time."""
+        """Loop time of the last pin read, per server."""
         self._configs: dict[str, tuple[ServerConfig, bool]] = {}
-        """The configuration of each server, and whether it is trusted."""
+        """Each server's configuration, and whether it's trusted."""
         self._known_refs: set[RemoteToolRef] = set()
-        """The tools whose definitions the store had before their servers listed them."""
+        """Tools the store knew before their servers listed them."""
         self._startup = BackgroundTask("boot of servers")
         self._compaction = BackgroundTask("compaction of the ledger")
-        # Follows the fleet before anything starts: a server may come up or fail at once.
+        # Follow the fleet before anything starts: a server may come up or fail immediately.
         self.enrolment = Enrolment(
             self.fleet,
             ledger or BridgeLedger.empty(),
@@ -159,56 +158,56 @@ class BootedBridge:
 
     @property
     def journal(self) -> Journal:
-        """The journal of this run; a run without servers begins it when it is first used."""
+        """The journal of this run, created on first use if the run has no servers."""
         if self._journal is None:
             self._journal = Journal(self._store, node=self.options.node)
         return self._journal
 
     def find_place(self) -> tuple[str, int]:
-        """Return the run of the journal and its present turn; empty before the journal has begun."""
+        """Return the journal's run and current turn, or `("", 0)` before it exists."""
         return ("", 0) if self._journal is None else (self._journal.run, self._journal.turns)
 
     def hide_secrets(self, text: str) -> str:
-        """Replace the secrets of the servers' rows, and secrets of known shapes."""
+        """Mask secrets from the servers' rows, and secrets of known shapes."""
         return hide_secrets(text) if self._journal is None else self._journal.hide_secrets(text)
 
     @property
     def ledger(self) -> BridgeLedger:
-        """The ledger as it is now."""
+        """The current ledger."""
         return self.enrolment.ledger
 
     def __iter__(self) -> Iterator[BridgeCapability]:
-        """Yield the servers' tools that are enrolled now, for `deck.graft`."""
+        """Yield the currently enrolled tools, for `deck.graft`."""
         return iter(self.capabilities)
 
     @property
     def capabilities(self) -> Sequence[BridgeCapability]:
-        """The servers' tools that are enrolled now."""
+        """The currently enrolled tools."""
         return self.enrolment.ledger.live_capabilities()
 
     @property
     def items(self) -> Sequence[BridgeCapability]:
-        """Everything of the servers that is enrolled now: tools, and what was listed beside them."""
+        """Everything currently enrolled: tools, prompts, resources and so on."""
         return tuple(self.enrolment.ledger.snapshot.live.values())
 
     @property
     def disabled(self) -> Sequence[DisabledTool]:
-        """The tools that may not be called until their changed definitions are approved."""
+        """Tools that can't be called until a user approves their changed definitions."""
         return self.enrolment.disabled
 
     def status(self) -> FleetStatus:
-        """Return the status of every server; disabled tools are among its notes."""
+        """Return the status of every server, with notes about disabled tools."""
         return self.enrolment.status()
 
     def status_of(self, server: str) -> EndpointStatus | None:
-        """Return the status of one server; None: there's no such server."""
+        """Return a server's status, or `None` if the id is unknown."""
         return self.enrolment.status_of(server)
 
     def require_status(self, server: str) -> EndpointStatus:
-        """Return the status of one server.
+        """Return a server's status.
 
         Raises:
-            ProtocolFault: There's no such server; it may have been removed meanwhile.
+            ProtocolFault: Unknown id; the server may have been removed.
         """
         status = self.status_of(server)
         if status is None:
@@ -217,9 +216,9 @@ class BootedBridge:
 
     @property
     def notes(self) -> Sequence[Note]:
-        """Everything that was left out so far, with the reason.
+        """Everything left out so far, with the reason.
 
-        Remarks about new definitions are among them, unless the servers may change: `list_remarks` has those.
+        Includes remarks about new definitions unless servers may change at runtime; then see `list_remarks`.
         """
         notes = [*self.plan.notes, *self.fleet.notes, *self.enrolment.notes, *self._store.notes]
         if not self.options.reloadable:
@@ -229,7 +228,7 @@ class BootedBridge:
         return tuple(dict.fromkeys(notes))
 
     def list_remarks(self, server: str) -> Sequence[Note]:
-        """List the notes about what a server lists; a note about a definition only if the definition is new."""
+        """List the notes about a server's listing, skipping definitions the store already knew."""
         endpoint = self.fleet.endpoint(server)
         return tuple(
             note
@@ -238,26 +237,26 @@ class BootedBridge:
         )
 
     def missing(self) -> Sequence[str]:
-        """List the required servers that are not ready."""
+        """List the required servers that aren't ready."""
         required = {row.id: self.fleet.status_of(row.id) for row in self.plan.rows if row.required}
         return tuple(server for server, status in required.items() if status is None or status.phase != "ready")
 
     def unknown_servers(self) -> Sequence[str]:
-        """List the servers that can be started and whose tools the store did not know."""
+        """List the startable servers whose tools the store didn't know."""
         return tuple(server for server in self.plan.configs if server not in self.from_store)
 
     def awaited_servers(self) -> Sequence[str]:
-        """List the unknown servers worth waiting for: those that didn't fail to come up the last time."""
+        """List the unknown servers worth waiting for: they didn't fail to come up last time."""
         return tuple(server for server in self.unknown_servers() if server not in self._down_before)
 
     def record_late(self, servers: Iterable[str]) -> None:
-        """Record that a first list or prompt goes on without those that are still starting: the next one won't wait."""
+        """Record servers still starting when a first list or prompt went ahead, so the next one won't wait for them."""
         for server in servers:
             if self.fleet.is_starting(server):
                 self.journal.record_event("connect", server, LATE, "it was still starting when it was needed")
 
     def find_starting(self, name: str) -> str | None:
-        """Find the server that a qualified name begins with, if it's starting and its tools aren't known yet."""
+        """Find the server a qualified name starts with, if it's starting and its tools aren't known yet."""
         for server in self.unknown_servers():
             endpoint = self.fleet.endpoint(server) if name.startswith(f"{server}{QUALIFIER}") else None
             if endpoint is not None and endpoint.known_tools is None and self.fleet.is_starting(server):
@@ -265,60 +264,53 @@ class BootedBridge:
         return None
 
     async def wait_starting(self, name: str) -> None:
-        """Wait for the server that `find_starting` finds until it has listed everything, or has failed."""
+        """Wait until the server `find_starting` returns has listed everything or failed."""
         server = self.find_starting(name)
         if server is not None:
-            with suppress(ProtocolFault):  # it was removed meanwhile
+            with suppress(ProtocolFault):  # removed in the meantime
                 await self.fleet.wake(server)
                 await self.wait_listed(server)
 
     def eager_servers(self) -> Sequence[str]:
-        """List the servers that run whether one of their tools is called or not."""
+        """List the servers that start without a call."""
         return tuple(row.id for row in self.plan.rows if row.start != "lazy" and row.id in self.plan.configs)
 
     # -- starting -----------------------------------------------------------------------------
 
-    async def wake(self, servers: Iterable[str], limit_s: float | None = None) -> Sequence[str]:
-        """Start servers and wait until each has come up or failed, for `limit_s` at most.
+    async def wake(
+        self, servers: Iterable[str], limit_s: float | None = None, *, until_listed: bool = False
+    ) -> Sequence[str]:
+        """Start servers and wait up to `limit_s` until each is up (and has listed everything) or has failed.
 
-        Returns:
-            The servers that are still starting.
+        Returns the servers that aren't done by then.
         """
-        starting = dict.fromkeys(servers)
+        pending = dict.fromkeys(servers)
 
         async def wake(server: str) -> None:
-            with suppress(ProtocolFault):  # it was removed meanwhile
+            with suppress(ProtocolFault):  # removed in the meantime
                 await self.fleet.wake(server, urgent=False)
-            starting.pop(server, None)
+                if until_listed:
+                    await self.wait_listed(server)
+            pending.pop(server, None)
 
         with suppress(TimeoutError):
             async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
-                for server in [*starting]:
+                for server in [*pending]:
                     tasks.create_task(wake(server))
-        return tuple(starting)
+        return tuple(pending)
 
     async def list_content(self, limit_s: float | None = None) -> Sequence[str]:
-        """Start the servers whose other items (prompts, resources) are unknown, and wait for their lists.
+        """Start the servers with unknown prompts, resources etc. and wait up to `limit_s` for their lists.
 
-        Returns:
-            The servers that haven't listed theirs within `limit_s`.
+        Returns the servers that haven't listed everything by then.
         """
-        servers = dict.fromkeys(server for server in self._unlisted if server in self.plan.configs)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limit_s), asyncio.TaskGroup() as tasks:
-                for server in [*servers]:
-                    tasks.create_task(self._list_content_of(server, servers))
+        servers = [server for server in self._unlisted if server in self.plan.configs]
+        late = await self.wake(servers, limit_s, until_listed=True)
         self._unlisted.clear()
-        return tuple(servers)
-
-    async def _list_content_of(self, server: str, unlisted: dict[str, None]) -> None:
-        with suppress(ProtocolFault):  # it was removed meanwhile
-            await self.fleet.wake(server, urgent=False)
-            await self.wait_listed(server)
-        unlisted.pop(server, None)
+        return late
 
     async def wait_listed(self, server: str) -> None:
-        """Wait until a server that was started has listed everything, or has failed.
+        """Wait until a started server has listed everything or failed.
 
         Raises:
             ProtocolFault: The id is unknown.
@@ -327,17 +319,17 @@ class BootedBridge:
         self.enrolment.finish_listings(server, ("tool", *self.options.kinds))
 
     async def wait_for_required(self) -> None:
-        """Wait until every required server has come up or failed."""
+        """Wait until every required server is up or has failed."""
         await self.wake(row.id for row in self.plan.rows if row.required and row.id in self.plan.configs)
 
     async def wait_started(self) -> None:
-        """Wait until every server that starts without a call has come up or failed, for `wait_s` at most."""
+        """Wait up to `wait_s` until every server started at boot is up or has failed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self.options.wait_s):
                 await self._startup.wait()
 
     async def boot(self) -> None:
-        """Enrol the tools that the store knows, and start servers in the background."""
+        """Enrol the tools the store knows and start servers in the background."""
         plan, options = self.plan, self.options
         untrusted = plan.untrusted
         trusted = [*plan.configs.values()]
@@ -361,9 +353,9 @@ class BootedBridge:
     async def _introduce(
         self, servers: Sequence[ServerConfig], plan: ServerPlan
     ) -> tuple[Mapping[str, Sequence[RemoteTool]], Mapping[str, Sequence[DisabledTool]]]:
-        """Read from the store which tools servers have, and which of these are disabled.
+        """Read the servers' known and disabled tools from the store.
 
-        If the store does not answer, nothing of these servers is approved until it does.
+        Until the store answers, nothing from these servers counts as approved.
         """
         self.journal.add_servers(servers)
         self._pins.lock(plan.locked)
@@ -371,7 +363,7 @@ class BootedBridge:
         self._pins.forget([config.id for config in servers], unread=True)
         known: Mapping[str, Sequence[RemoteTool]] = {}
         disabled: Mapping[str, Sequence[DisabledTool]] = {}
-        with suppress(SilentStoreError):  # a note of the store says so
+        with suppress(SilentStoreError):  # the store has a note about it
             await follow_rows(self.journal, servers, await to_thread.run_sync(plan.find_places))
             known, _ = await read_known_tools(self._store, servers)
             disabled = await read_disabled_tools(self._store, servers)
@@ -390,12 +382,12 @@ class BootedBridge:
         return {}, {}
 
     async def _introduce_items(self, servers: Sequence[ServerConfig]) -> None:
-        """Enrol what the store knows beside tools of servers that have not listed it yet."""
+        """Enrol the prompts, resources etc. the store knows, for servers that haven't listed them yet."""
         for kind in self.options.kinds:
             try:
                 known, _ = await read_known_tools(self._store, servers, kind)
                 disabled = await read_disabled_tools(self._store, servers, kind)
-            except SilentStoreError:  # a note of the store says so
+            except SilentStoreError:  # the store has a note about it
                 self._unlisted |= {config.id: None for config in servers}
                 return
             self.journal.set_known_listings(
@@ -413,21 +405,20 @@ class BootedBridge:
             await self._store.prune(self.options.retention, self.journal.run)
 
     async def _compact(self) -> None:
-        """Drop past events from the ledger in memory whenever they are many and the store has them."""
+        """Drop past events from the in-memory ledger whenever it's long and the store has them."""
         while True:
             await self.enrolment.wait_until_long()
             end = self.enrolment.ledger.next_seq
-            # A store that has lost its file keeps the rest of this run in memory.
+            # A store without a file keeps the rest of this run in memory.
             if await self._store.flush() or self._store.path is None:
                 self.enrolment.compact(end)
 
-    # -- changes while it runs ----------------------------------------------------------------
+    # -- changing -----------------------------------------------------------------------------
 
     async def change(self, plan: ServerPlan) -> ServerChanges:
-        """Replace the servers by those of a plan; servers that stay the same go on.
+        """Switch to the servers of a new plan. Unchanged and leased servers keep running.
 
-        New servers stay asleep: the caller wakes those in `to_start`. A server with a lease stays as it is. Only one
-        caller at a time.
+        New servers stay asleep until the caller wakes the ones in `to_start`. Not safe for concurrent callers.
         """
         wanted = {config.id: (config, True) for config in plan.configs.values()}
         wanted.update((row.id, (row.config, False)) for row in plan.untrusted)
@@ -464,39 +455,39 @@ class BootedBridge:
         return ServerChanges(removed, replaced, added, to_start, leased)
 
     async def reread_approvals(self) -> None:
-        """Apply what another process has approved (`indus mcp approve`) while this one runs."""
+        """Apply approvals from other processes (`indus mcp approve`)."""
         servers = {tool.ref.server for tool in self.enrolment.disabled}
         configs = [self._configs[server][0] for server in servers if server in self._configs]
         if configs:
-            with suppress(SilentStoreError):  # a note of the store says so; nothing changes until it answers
+            with suppress(SilentStoreError):  # the store has a note about it; nothing changes until it answers
                 await load_pins(self._pins, self._store, configs)
             for config in configs:
                 self.enrolment.sync_server(config.id)
 
     async def _reread_first(self, server: str, kind: ItemKind) -> None:
-        """Read the pins again before a first listing is approved: another process may have listed the server since.
+        """Reread the pins before approving a first listing: another process may have listed the server since.
 
-        Otherwise a server could fail here until a user has looked at it elsewhere, and then list something else.
+        Otherwise a server could fail here until a user has reviewed it elsewhere, then list something else.
         """
         if server not in self._configs or not self._pins.is_first(server, kind):
             return
         now = asyncio.get_running_loop().time()
-        if now - self._pins_read_at.get(server, 0.0) < _FRESH_PINS_S:
+        if now - self._pins_read_at.get(server, 0.0) < _PINS_MAX_AGE_S:
             return
         firsts = [config for config, _ in self._configs.values() if self._pins.is_first(config.id, kind)]
         try:
             await load_pins(self._pins, self._store, firsts)
-        except SilentStoreError:  # a note of the store says so
+        except SilentStoreError:  # the store has a note about it
             self._pins.forget([server], unread=True)
         else:
             self._pins_read_at.update((config.id, now) for config in firsts)
 
     async def aclose(self) -> None:
-        """Close the servers and write the journal to its end; the store stays open unless it's the bridge's own."""
+        """Close the servers and flush the journal, and the store if the bridge owns it."""
         if self._journal is not None:
             for server, status in self.status().items():
                 if status.fault is not None and status.fault.detail.stderr:
-                    text = "\n".join(status.fault.detail.stderr)[-_STDERR_CHARACTERS:]
+                    text = "\n".join(status.fault.detail.stderr)[-_MAX_STDERR_CHARS:]
                     self._journal.record_event("fault", server, STANDARD_ERROR, text)
         for task in (self._startup, self._compaction):
             task.cancel()
@@ -518,7 +509,7 @@ async def boot_bridge(
     ledger: BridgeLedger | None = None,
     journal: Journal | None = None,
 ) -> BootedBridge:
-    """Boot the servers of a plan; see `BootedBridge.boot`."""
+    """Boot the servers of a plan (see `BootedBridge.boot`)."""
     node = "" if options is None else options.node
     journal = journal or Journal(store, plan.configs.values(), node=node)
     bridge = BootedBridge(store, plan, options, ledger=ledger, journal=journal)

@@ -1,15 +1,15 @@
-"""Canonical forms of a tool definition, in which order alone makes no difference.
+"""Canonical forms of a tool definition, which ignore order.
 
-Many servers build parts of a definition from unordered sets, so every start gives another order. Three forms, from
-strict to loose, decide what such a difference means:
+Many servers build parts of a definition from unordered sets, so the order changes with every start. Three forms, from
+strict to loose, tell such differences apart:
 
-- `Form.DEFINITION`: the complete definition. Members of sets (`required`, `enum`, …), items of a list inside a text,
-  the keys of objects and white space have no order. Equal forms: no change.
-- `Form.READING`: the same, and texts as bags of words. Equal forms: the same words.
-- `Form.VALIDATION`: only the keywords of validators. Equal forms: the same arguments are valid.
+- `Form.DEFINITION`: the complete definition, ignoring the order of set members (`required`, `enum`, …), list items in
+  a text and object keys, and whitespace. Equal forms: no change.
+- `Form.READING`: the same, with texts as bags of words. Equal forms: the same words.
+- `Form.VALIDATION`: only validation keywords. Equal forms: the same arguments are valid.
 
-The forms are compared and digested, and never sent; RFC 8785 (canonical JSON) keeps the order of arrays, which this
-module removes. Keywords: https://json-schema.org/draft/2020-12/json-schema-core and
+Forms are compared and digested, never sent. Unlike RFC 8785 (canonical JSON), they ignore array order. Keywords:
+https://json-schema.org/draft/2020-12/json-schema-core and
 https://json-schema.org/draft/2020-12/json-schema-validation.
 """
 
@@ -48,25 +48,24 @@ STEERING = frozenset(
         "isn't", "mustn't", "without", "except", "unless", "only", "always", "instead",
     }
 )  # fmt: skip
-"""Words that change the meaning of the word after them: their position matters."""
+"""Words that change the meaning of the next word, so their position matters."""
 _SEQUENCE = frozenset({"if", "then", "else", "otherwise", "when", "before", "after", "first", "until", "because"})
-"""Words of a condition or a sequence: commas between such clauses do not separate members of a set."""
+"""Words of conditions and sequences: commas between such clauses don't separate set members."""
 _NEVER_IN_ITEMS = STEERING | _SEQUENCE
-_LONGEST_ITEM = 4
-"""Words in one item of a list; longer items are prose, whose commas do not separate items."""
+_MAX_ITEM_WORDS = 4
+"""Maximum words per list item. Longer ones are prose, whose commas don't separate items."""
 _CLAUSE_ENDS = re.compile(r"([\n:;()\[\]{}<>]|[.!?](?=\s|$))")
 _ITEM_ENDS = re.compile(r"\s*[,|]\s*(?:(and|or)\s+)?|\s+(and|or)\s+")
 _WORD_ENDS = re.compile(r"[\s,;|]+")
 _EDGES = ".:!?()[]{}<>\"'`"
 _MARKS = frozenset(f"{_EDGES},;|")
-_DEEPEST = 64
-"""Levels that are made canonical; deeper ones are compared unchanged. Python's own recursion limit depends on the
-caller, and a digest must not."""
+_MAX_DEPTH = 64
+"""Deeper levels stay as they are. Python's recursion limit depends on the caller, and a digest must not."""
 _EXACT_FLOATS = 2.0**53
 
 
 class Form(StrEnum):
-    """How much of a definition a canonical form keeps."""
+    """How much of a definition to keep in a canonical form."""
 
     DEFINITION = "definition"
     READING = "reading"
@@ -97,11 +96,7 @@ def canonical_schema(schema: JsonValue, form: Form = Form.DEFINITION) -> JsonVal
 
 
 def canonical_digest(raw: JsonObject) -> str:
-    """Digest a definition; a difference in order alone gives the same digest.
-
-    Raises:
-        NotJson: It holds a value that JSON cannot carry.
-    """
+    """Digest a definition, ignoring order; raises `NotJson` if it holds a value JSON can't represent."""
     text = compact_json(canonical_definition(raw), sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
@@ -110,7 +105,7 @@ def canonical_digest(raw: JsonObject) -> str:
 
 
 def _schema(schema: JsonValue, form: Form, depth: int) -> JsonValue:
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return schema
     if isinstance(schema, list):  # `prefixItems`, or `items` of an older draft: a tuple
         return [_schema(one, form, depth + 1) for one in schema]
@@ -121,7 +116,7 @@ def _schema(schema: JsonValue, form: Form, depth: int) -> JsonValue:
         if form is Form.VALIDATION and (name in _ANNOTATIONS or (name in _TEXTS and (not is_json_object(value)))):
             continue
         if form is Form.READING and name == "default" and value is None:
-            continue  # the same as no default
+            continue  # same as no default
         found[name] = _keyword(name, value, form, depth)
     return found
 
@@ -142,7 +137,7 @@ def _keyword(name: str, value: JsonValue, form: Form, depth: int) -> JsonValue:
             key: _sort(one) if isinstance(one, list) else _schema(one, form, depth + 1) for key, one in value.items()
         }
     if name == "default" and isinstance(value, str):
-        # A comma-separated list of names is sorted; other values stay as they are.
+        # Sort a comma-separated list of names; leave other values alone.
         items = [item.strip() for item in value.split(",")]
         is_list = len(items) > 1 and all(len(item.split()) == 1 for item in items)
         return ",".join(sorted(items)) if is_list else value
@@ -154,10 +149,10 @@ def _sort(members: Iterable[JsonValue]) -> JsonValue:
 
 
 def _value(value: JsonValue, depth: int = 0) -> JsonValue:
-    """Return a value in which lists of distinct scalars are sorted; `1.0` is `1`."""
+    """Return a value with lists of distinct scalars sorted, and `1.0` as `1`."""
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT_FLOATS:
         return int(value)
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return value
     if isinstance(value, dict):
         return {name: _value(one, depth + 1) for name, one in value.items()}
@@ -173,9 +168,9 @@ def _value(value: JsonValue, depth: int = 0) -> JsonValue:
 
 
 def _text(text: str, form: Form) -> str:
-    """Sort the items of every list that is a complete clause; white space becomes one blank.
+    """Sort the items of every list that is a complete clause, and collapse whitespace.
 
-    For reading, sort all words and the punctuation; steering words are listed with the word after them.
+    For `READING`, sort all words and punctuation, and list steering words with their next word.
     """
     if form is not Form.READING:
         parts = _CLAUSE_ENDS.split(text)
@@ -197,7 +192,7 @@ def _sort_clause(clause: str) -> str:
     items = [" ".join(item.split()) for item in pieces[::3]]
     for item in items:
         words = [word.strip(_EDGES).lower() for word in item.split()]
-        if not 0 < len(words) <= _LONGEST_ITEM or not _NEVER_IN_ITEMS.isdisjoint(words):
+        if not 0 < len(words) <= _MAX_ITEM_WORDS or not _NEVER_IN_ITEMS.isdisjoint(words):
             return clause
     joints = sorted(joint for joint in (*pieces[1::3], *pieces[2::3]) if joint)
     return " ".join([", ".join(sorted(items)), *joints]) if len(items) > 1 else clause

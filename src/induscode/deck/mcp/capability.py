@@ -1,4 +1,4 @@
-"""A remote tool as a card of the deck, the key it is enrolled under, and its pin."""
+"""A remote tool as a card of the deck, its enrolment key, and its pin."""
 
 from __future__ import annotations
 
@@ -37,52 +37,48 @@ from indusagi.runtime.contract import (
 from induscode.deck.contract import BridgeFault, BuildFailed
 
 _KEY = re.compile(r"bk_(?:[0-9a-f]{32}|[0-9A-HJKMNP-TV-Z]{26})")
-"""A digest of 128 bits in hexadecimal digits, or a ULID (https://github.com/ulid/spec)."""
+"""A 128-bit hex digest, or a ULID (https://github.com/ulid/spec)."""
 
 
 class BridgeKey(str):
-    """The identity of an enrolment: `bk_` and a digest or a ULID. See the functions below."""
+    """The identity of an enrolment: `bk_` plus a digest or ULID. Built by the functions below."""
 
     __slots__ = ()
 
     def __new__(cls, key: object) -> Self:
-        """Check the form of the key.
-
-        Raises:
-            BridgeFault: The form is another one.
-        """
+        """Validate the key; raises `BridgeFault` if it's malformed."""
         if not isinstance(key, str) or _KEY.fullmatch(key) is None:
-            makers = "bridge_content_key or bridge_ulid_key"
-            raise BridgeFault(f"{key!r} is not a bridge key: make one with {makers}")
+            raise BridgeFault(f"{key!r} is not a bridge key: make one with bridge_content_key or bridge_ulid_key")
         return super().__new__(cls, key)
 
 
 def bridge_content_key(server: str, tool: str, parameters: JsonLike = None) -> BridgeKey:
-    """Build the key of a tool from its qualified name and its schema.
+    """Build a tool's key from its qualified name and schema.
 
-    The order of object keys in a schema makes no difference, that of arrays does; no schema and an empty one differ.
+    In a schema, key order doesn't matter but array order does. No schema differs from an empty one.
     """
-    identity: dict[str, JsonLike] = {"name": qualify_bridge_name(server, tool), "schema": parameters}
-    return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
+    return _hash_key({"name": qualify_bridge_name(server, tool), "schema": parameters})
 
 
 def bridge_identity_key(server: str, tool: str, parameters: JsonLike = None) -> BridgeKey:
-    """Build the key of a tool from both parts of its identity.
+    """Build a tool's key from server and name separately.
 
-    For tools of two servers whose names join to the same qualified name, where `bridge_content_key` is ambiguous.
+    For tools of two servers with the same qualified name, where `bridge_content_key` is ambiguous.
     """
-    identity: dict[str, JsonLike] = {"server": server, "tool": tool, "schema": parameters}
-    return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
+    return _hash_key({"server": server, "tool": tool, "schema": parameters})
 
 
 def bridge_item_key(ref: RemoteToolRef) -> BridgeKey:
-    """Build the key of an item that is no tool from its identity alone."""
-    identity: dict[str, JsonLike] = {"server": ref.server, "kind": ref.kind, "name": ref.name}
+    """Build the key of a non-tool item from its identity alone."""
+    return _hash_key({"server": ref.server, "kind": ref.kind, "name": ref.name})
+
+
+def _hash_key(identity: dict[str, JsonLike]) -> BridgeKey:
     return BridgeKey(f"bk_{content_hash(identity, sort_keys=True)}")
 
 
 def bridge_ulid_key() -> BridgeKey:
-    """Build a unique key; later keys sort later."""
+    """Build a unique key. Later keys sort later."""
     return BridgeKey(f"bk_{new_ulid()}")
 
 
@@ -92,12 +88,12 @@ def qualify_bridge_name(server: str, tool: str) -> str:
 
 
 def server_of_qualified(name: str) -> str:
-    """Return the part before the first qualifier; empty if there is none, or the name begins with it."""
+    """Return the part before the first qualifier, which may be empty."""
     return name[: max(0, name.find(QUALIFIER))]
 
 
 def unqualified_tool(name: str) -> str:
-    """Return the part after the first qualifier; the name itself if it has no server."""
+    """Return the part after the first qualifier, or the whole name if it has no server."""
     server = server_of_qualified(name)
     return name[len(server) + len(QUALIFIER) :] if server else name
 
@@ -107,17 +103,17 @@ RunRemote: TypeAlias = Callable[[JsonValue, ToolContext], Awaitable[ToolResult]]
 
 @record
 class BridgeCapability:
-    """A tool of an MCP server. Two are equal if they are the same tool, whatever their runners."""
+    """A tool of an MCP server. Equality ignores runners."""
 
     descriptor: ToolDescriptor
     ref: RemoteToolRef
-    """The server's id and the tool's own name, from the listing; never parsed from the qualified name."""
+    """Server id and tool name from the listing, never parsed from the qualified name."""
     raw: JsonObject = field(repr=False)
     """The definition as the server sent it."""
     shares_name: bool = field(compare=False, repr=False)
-    """Whether its qualified name can also be read as a tool of a server with a longer id."""
+    """Whether its qualified name could also be a tool of a server with a longer id."""
     runner: ToolRunner | RunRemote | None = field(compare=False, repr=False)
-    """None for a tool that was read from the store, without a server."""
+    """`None` for a tool from the store, without a server."""
 
     def __init__(
         self,
@@ -128,20 +124,15 @@ class BridgeCapability:
         *,
         ref: RemoteToolRef | None = None,
     ) -> None:
-        """Build a card from a name, a description and a schema; the runner is called under the qualified name.
-
-        Without a `ref` the server and the tool are parsed from that name.
+        """Build a card. The runner is called with the qualified name, which also yields a missing `ref`.
 
         Raises:
             BuildFailed: An argument is invalid.
         """
         _check(name, description, parameters, runner)
         known = ref or RemoteToolRef(server_of_qualified(name), unqualified_tool(name))
-        raw: JsonObject = {
-            "name": known.name,
-            "description": description,
-            "inputSchema": cast("JsonObject", dict(parameters)),
-        }
+        schema = cast("JsonObject", dict(parameters))
+        raw: JsonObject = {"name": known.name, "description": description, "inputSchema": schema}
         _fill(self, ToolDescriptor(name, description, parameters), known, raw, runner)
 
     @classmethod
@@ -154,34 +145,34 @@ class BridgeCapability:
         *,
         shares_name: bool = False,
     ) -> BridgeCapability:
-        """Build a card from the complete definition of a tool."""
+        """Build a card from a complete tool definition."""
         card = cls.__new__(cls)
         _fill(card, descriptor, ref, {} if raw is None else raw, runner, shares_name)
         return card
 
     @property
     def name(self) -> str:
-        """The name a model calls."""
+        """The name models call it by."""
         return self.descriptor.name
 
     @property
     def label(self) -> str:
-        """The same name: people see what the model calls."""
+        """The same name: users see exactly what the model calls."""
         return self.descriptor.name
 
     @property
     def description(self) -> str:
-        """The description a model is shown."""
+        """The description models see."""
         return self.descriptor.description
 
     @property
     def parameters(self) -> JsonSchema:
-        """The schema of the arguments, as a model is shown it."""
+        """The argument schema models see."""
         return self.descriptor.parameters
 
     @property
     def read_only(self) -> bool:
-        """Always False: annotations of a server are untrusted and grant no rights.
+        """Always `False`: a server's annotations are untrusted and grant no rights.
 
         https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool
         """
@@ -189,7 +180,7 @@ class BridgeCapability:
 
     @property
     def foreign(self) -> bool:
-        """Always True: the server writes the results."""
+        """Always `True`: results come from the server."""
         return True
 
     @property
@@ -214,7 +205,7 @@ class BridgeCapability:
             return await cast("RunRemote", self.runner)(arguments, ctx)
         call = ToolCall(f"bridge_{self.name}", self.name, arguments)
         outcome = await cast("ToolRunner", self.runner).run(call, ctx.cancel, on_progress=ctx.on_progress)
-        # Our own runners return content blocks; of others only the flat value is known.
+        # Our runners return content blocks; others only provide a flat value.
         result: object = getattr(outcome, "result", None)
         if isinstance(result, ToolResult):
             return result
@@ -222,7 +213,7 @@ class BridgeCapability:
 
 
 def project_outcome(output: JsonValue, is_error: bool = False) -> ToolResult:
-    """Build a result from a flat value: a string as it is, null as no content, anything else as JSON text."""
+    """Build a result from a flat value: strings as is, null as no content, anything else as JSON text."""
     if output is None:
         return ToolResult((), is_error)
     text = output if isinstance(output, str) else json.dumps(output, indent=2, ensure_ascii=False)
@@ -257,7 +248,7 @@ def _check(name: object, description: object, parameters: object, runner: object
 
 
 def definition_pin(raw: JsonObject) -> str:
-    """Digest a definition; the order of object keys makes no difference."""
+    """Digest a definition, ignoring key order."""
     text = compact_json(raw, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
@@ -265,7 +256,7 @@ def definition_pin(raw: JsonObject) -> str:
 def read_definitions(
     kind: ItemKind, rows: Sequence[JsonObject], config: ServerConfig
 ) -> tuple[Sequence[RemoteTool], Sequence[Note]]:
-    """Turn stored definitions of a kind into the items that a listing gives."""
+    """Turn stored definitions of a kind into items, as a listing would."""
     if kind == "tool":
         return read_tools([*rows], config)
     if kind == "instructions":
@@ -275,7 +266,7 @@ def read_definitions(
 
 
 def bridge_box_to_capabilities(box: ToolBox) -> Sequence[BridgeCapability]:
-    """Build a card for every tool of a toolbox; only here the server is parsed from the name."""
+    """Build a card for every tool of a toolbox. Only this parses the server from the name."""
     cards: list[BridgeCapability] = []
     for descriptor in box.descriptors():
         card = BridgeCapability(descriptor.name, descriptor.description, descriptor.parameters, box.runner)

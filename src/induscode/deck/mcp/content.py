@@ -1,13 +1,13 @@
-"""Resources and prompts of a run's servers: found by identity, gated by pins and permissions, and delivered.
+"""Delivers resources and prompts of a run's servers, subject to pins and permissions.
 
-An item is addressed by its server and the server's own name or URI. A server that is asleep is started by the first
-request. What is disabled, because its definition has drifted, is refused with the remedy. The HTML of an MCP App
-(`ui://`) is pinned by digest when it is first read: https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps.
+Items are addressed by server and the server's name or URI. The first request starts a sleeping server. Requests for
+items disabled by drift fail with the remedy. The HTML of an MCP App (`ui://`) is pinned by digest on first read:
+https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
@@ -40,7 +40,7 @@ from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.enrolment import refuse_disabled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.interop.protocol_bridge.contract import ItemKind
@@ -52,68 +52,67 @@ if TYPE_CHECKING:
     Wrap: TypeAlias = Callable[[Capability], Capability]
 
 CONTENT_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt", "skill", "instructions")
-"""What is listed and enrolled for a run that offers more than tools."""
+"""Kinds to list and enrol for runs that offer more than tools."""
 READ_RESOURCE = "read_resource"
-"""Stands for the tool in the name that permission rules see: `github__read_resource`."""
+"""Tool part of the name permission rules see: `github__read_resource`."""
 _APP = "ui://"
 _APP_TYPE = "profile=mcp-app"
 _SKILL = "skill://"
 
 
 class ContentRefused(BridgeFault):
-    """A resource or prompt that may not be used, with the remedy."""
+    """A resource or prompt can't be used. The message has the remedy."""
 
     code = "drift"
 
 
 class UnlistedPrompt(ContentRefused):
-    """A prompt that its server does not list."""
+    """The server doesn't list this prompt."""
 
     code = "unknown_prompt"
 
 
 class DeniedContent(ContentRefused):
-    """A resource or prompt that a permission rule denies."""
+    """A permission rule denies this resource or prompt."""
 
     code = "denied"
 
 
 @record
 class ContentUse:
-    """A resource or prompt in use, as observers of calls see it in the place of a tool."""
+    """A resource or prompt in use. Call observers see it in place of a tool."""
 
     ref: RemoteToolRef
 
 
 class ServerContent:
-    """Resources and prompts of the servers of a bridge."""
+    """Resources and prompts of a bridge's servers."""
 
     def __init__(self, bridge: BootedBridge, wrap: Wrap | None = None, context: ToolContext | None = None) -> None:
-        """Use a bridge; `wrap` puts the permission check in front of each use, which runs in `context`."""
+        """Use a bridge. `wrap` adds the permission check to each use, which runs in `context`."""
         self._bridge = bridge
         self._wrap = wrap
         self._context = context
 
     def list_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
-        """List the enrolled items of a kind in the order of the configuration."""
+        """List the enrolled items of a kind in configuration order."""
         rank = {server: index for index, server in enumerate(self._bridge.enrolment.list_servers())}
         items = self._bridge.ledger.live_items(kind)
         return sorted(items, key=lambda item: rank.get(item.ref.server, len(rank)))
 
     async def read_resource(self, server: str, uri: str, *, on_progress: ProgressSink | None = None) -> JsonObject:
-        """Read a resource, listed or not, by the server's own URI.
+        """Read a resource, listed or not, by the server's URI.
 
         Raises:
-            ContentRefused: It is disabled, its content differs from its pin, or a rule denies it.
-            ProtocolFault: The server is not there, or refused.
+            ContentRefused: It's disabled, its content doesn't match its pin, or a rule denies it.
+            ProtocolFault: The server is unavailable or refused.
         """
-        with self._observe(RemoteToolRef(server, uri, "resource"), {"uri": uri}) as results:
-            results.append(await self._read_resource(server, uri, on_progress))
-        return results[0]
-
-    async def _read_resource(self, server: str, uri: str, on_progress: ProgressSink | None) -> JsonObject:
-        name = qualify_tool_name(RemoteToolRef(server, READ_RESOURCE))
         ref = RemoteToolRef(server, uri, "resource")
+        return await self._observe(ref, {"uri": uri}, self._read_resource(ref, on_progress))
+
+    async def _read_resource(self, ref: RemoteToolRef, on_progress: ProgressSink | None) -> JsonObject:
+        server, uri = ref.server, ref.name
+        name = qualify_tool_name(RemoteToolRef(server, READ_RESOURCE))
         self._refuse_disabled(ref)
         result = await self._request(name, ref, "resources/read", {"uri": uri}, {"uri": uri}, on_progress)
         contents = result.get("contents")
@@ -135,36 +134,34 @@ class ServerContent:
     async def get_prompt(
         self, server: str, name: str, arguments: JsonObject | None = None, *, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Get the messages of a listed prompt by the server's own name for it.
+        """Get the messages of a listed prompt by the server's name for it.
 
-        What the server does not list has no definition that could be pinned: it is never asked for.
+        Unlisted prompts have no definition to pin, so they're never requested.
 
         Raises:
-            UnlistedPrompt: The server does not list it.
-            ContentRefused: It is disabled, or a rule denies it.
-            ProtocolFault: The server is not there, or refused.
+            UnlistedPrompt: The server doesn't list it.
+            ContentRefused: It's disabled, or a rule denies it.
+            ProtocolFault: The server is unavailable or refused.
         """
         ref = RemoteToolRef(server, name, "prompt")
-        with self._observe(ref, arguments or {}) as results:
-            results.append(await self._get_prompt(ref, arguments, on_progress))
-        return results[0]
+        return await self._observe(ref, arguments or {}, self._get_prompt(ref, arguments, on_progress))
 
     async def _get_prompt(
         self, ref: RemoteToolRef, arguments: JsonObject | None, on_progress: ProgressSink | None
     ) -> JsonObject:
         self._refuse_disabled(ref)
         if self._bridge.ledger.find(ref) is None:
-            await self.open_item(ref)  # it may have it since an earlier run
+            await self.open_item(ref)  # it may have appeared since an earlier run
         params: JsonObject = {"name": ref.name} if arguments is None else {"name": ref.name, "arguments": arguments}
         result = await self._request(qualify_tool_name(ref), ref, "prompts/get", params, arguments or {}, on_progress)
         return cast("JsonObject", clean_json(result)[0])
 
     async def get_skill(self, server: str, uri: str) -> JsonObject:
-        """Get the entry of a skill by the server's own URI of its `SKILL.md`, as it was approved.
+        """Get the approved entry of a skill by the server's URI of its `SKILL.md`.
 
         Raises:
-            ContentRefused: It is disabled, or the server does not list it.
-            ProtocolFault: The server is not there, or refused.
+            ContentRefused: It's disabled, or the server doesn't list it.
+            ProtocolFault: The server is unavailable or refused.
         """
         ref = RemoteToolRef(server, uri, "skill")
         await self.open_item(ref)
@@ -174,11 +171,11 @@ class ServerContent:
         return {"skill": clean_json(known[1].raw)[0]}
 
     async def read_directory(self, server: str, uri: str) -> JsonObject:
-        """Read a directory of a skill whose files are not listed, by the server's own URI.
+        """Read a directory of a skill with unlisted files, by the server's URI.
 
         Raises:
-            ContentRefused: The server lists no directories.
-            ProtocolFault: The server is not there, or refused.
+            ContentRefused: The server can't list directories.
+            ProtocolFault: The server is unavailable or refused.
         """
         endpoint = await self.open_item(RemoteToolRef(server, uri, "resource"))
         if endpoint.facts is None or not endpoint.facts.offers(SKILLS, DIRECTORY_READ):
@@ -186,11 +183,11 @@ class ServerContent:
         return cast("JsonObject", clean_json(await endpoint.request(READ_DIRECTORY, {"uri": uri}))[0])
 
     async def complete(self, server: str, params: JsonObject) -> JsonObject:
-        """Ask a server how an argument of a prompt or a variable of a template may go on.
+        """Ask a server for completions of a prompt argument or template variable.
 
         Raises:
-            ContentRefused: The prompt or the template is disabled.
-            ProtocolFault: The server is not there, or refused.
+            ContentRefused: The prompt or template is disabled.
+            ProtocolFault: The server is unavailable or refused.
         """
         about = params.get("ref")
         name, uri = (about.get("name"), about.get("uri")) if is_json_object(about) else (None, None)
@@ -199,7 +196,7 @@ class ServerContent:
         return cast("JsonObject", clean_json(await endpoint.request("completion/complete", params))[0])
 
     async def read_apps(self) -> Sequence[BridgeCapability]:
-        """Read the HTML of every enrolled app, compare it with its pin, and return the descriptions of the contents."""
+        """Read the HTML of every enrolled app, check it against its pin, and return the contents' descriptions."""
         contents: list[BridgeCapability] = []
         for item in self.list_items("resource"):
             if item.ref.name.startswith(_APP):
@@ -212,10 +209,10 @@ class ServerContent:
         return contents
 
     async def wake(self, server: str) -> ServerEndpointImpl:
-        """Start a server if it is asleep, and return its endpoint.
+        """Start a server if it's asleep and return its endpoint.
 
         Raises:
-            ProtocolFault: It is not there, or could not be started.
+            ProtocolFault: It's gone, or couldn't be started.
         """
         fleet = self._bridge.fleet
         endpoint = fleet.endpoint(server)
@@ -228,20 +225,20 @@ class ServerContent:
         return endpoint
 
     async def open_item(self, ref: RemoteToolRef) -> ServerEndpointImpl:
-        """Start the server of an item if it is asleep, and return its endpoint for a request about this item.
+        """Start the server of an item if it's asleep and return its endpoint for a request about the item.
 
-        The item is checked once the server is up and has listed what it has now: it may have changed since an earlier
-        run, while a user was asked, or in a restart.
+        Checks the item after the server is up and has listed its items: it may have changed since an earlier run,
+        during a permission prompt, or in a restart.
 
         Raises:
-            ContentRefused: The item is disabled, or a prompt that the server does not list.
-            ProtocolFault: The server is not there, or could not be started.
+            ContentRefused: The item is disabled, or an unlisted prompt.
+            ProtocolFault: The server is gone, or couldn't be started.
         """
         endpoint = await self.wake(ref.server)
         kinds: tuple[ItemKind, ...] = (ref.kind, "skill") if ref.name.startswith(_SKILL) else (ref.kind,)
         for kind in kinds:
             if kind in self._bridge.options.kinds and endpoint.known_items(kind) is None:
-                with suppress(ProtocolFault):  # the status has the fault; what was approved stays in use
+                with suppress(ProtocolFault):  # the status has the fault; approved items stay in use
                     await endpoint.list_items(kind)
         self._refuse_disabled(ref)
         if ref.kind == "prompt" and self._bridge.ledger.find(ref) is None:
@@ -249,24 +246,22 @@ class ServerContent:
             raise UnlistedPrompt(f"server {ref.server!r} lists no prompt {ref.name!r}; {remedy}")
         return endpoint
 
-    @contextmanager
-    def _observe(self, ref: RemoteToolRef, arguments: JsonObject) -> Generator[list[JsonObject]]:
-        """Show the observer of calls a use of a resource or prompt, which puts its result into the list.
+    async def _observe(self, ref: RemoteToolRef, arguments: JsonObject, use: Awaitable[JsonObject]) -> JsonObject:
+        """Await the use of a resource or prompt, reporting it to the call observer.
 
-        A name that the server does not list is part of the arguments, and is shown as `UNLISTED`.
+        An unlisted name comes from the caller, like arguments, so the observer sees `UNLISTED` instead.
         """
         observer = None if self._context is None else self._context.framework.observer
-        results: list[JsonObject] = []
         if observer is None:
-            yield results
-            return
+            return await use
         is_listed = self._bridge.ledger.find(ref) is not None or any(item.ref == ref for item in self._bridge.disabled)
         shown = ContentUse(ref if is_listed else replace(ref, name=UNLISTED))
         observed = observer.start(ToolCall("", qualify_tool_name(shown.ref), arguments), shown)
         outcome: ToolOutcome | None = None
         try:
-            yield results
-            outcome = ToolOutcome("", ToolResult(to_content_blocks(results[0])))
+            result = await use
+            outcome = ToolOutcome("", ToolResult(to_content_blocks(result)))
+            return result
         except (ContentRefused, ProtocolFault) as failure:
             outcome = ToolOutcome("", describe_failure(failure, ref.server))
             raise
@@ -274,7 +269,7 @@ class ServerContent:
             observed.finish(outcome)
 
     def _refuse_disabled(self, ref: RemoteToolRef) -> None:
-        """Refuse a disabled item, the files of a disabled skill, and other spellings of their URIs."""
+        """Raise for a disabled item, files of a disabled skill, and other spellings of their URIs."""
         mine = [item for item in self._bridge.disabled if item.ref.server == ref.server]
         disabled = next((item for item in mine if item.ref == ref), None)
         if disabled is None and ref.kind != "prompt":
@@ -297,7 +292,7 @@ class ServerContent:
         arguments: JsonObject,
         on_progress: ProgressSink | None,
     ) -> JsonObject:
-        """Send a request behind the permission check, which sees it as a call of a tool of the server."""
+        """Send a request after the permission check, which sees it as a call to one of the server's tools."""
         results: list[JsonObject] = []
         faults: list[ProtocolFault | ContentRefused] = []
 
@@ -327,7 +322,7 @@ class ServerContent:
 
 
 def _measure_match(item: RemoteToolRef, ref: RemoteToolRef) -> int:
-    """Return how many characters of a URI stand for an item in any spelling, or for the folder of a skill; 0: none."""
+    """Return how many characters of a URI match an item (in any spelling) or a skill's folder, 0 if none."""
     if item.kind not in {"resource", "template", "skill"}:
         return 0
     uri, own = (normalize_uri(one.name).casefold() for one in (ref, item))
@@ -336,13 +331,13 @@ def _measure_match(item: RemoteToolRef, ref: RemoteToolRef) -> int:
 
 
 def _is_app(uri: str, contents: JsonValue) -> bool:
-    """Tell whether a client may show the content of a resource as an app: by its scheme, or by its type."""
+    """Tell whether a client may show a resource as an app, going by scheme or type."""
     rows = filter(is_json_object, contents if isinstance(contents, list) else ())
     return uri[: len(_APP)].lower() == _APP or any(_APP_TYPE in str(row.get("mimeType")).lower() for row in rows)
 
 
 def describe_failure(failure: ContentRefused | ProtocolFault, server: str) -> ToolResult:
-    """Describe why a resource or prompt could not be used, as the result of a call."""
+    """Turn a failed use of a resource or prompt into a call result."""
     if isinstance(failure, ContentRefused):
         return ToolResult.error(str(failure), code=failure.code, server=server)
     rpc = failure.detail.rpc_code
@@ -352,7 +347,7 @@ def describe_failure(failure: ContentRefused | ProtocolFault, server: str) -> To
 
 
 def to_content_blocks(result: JsonObject) -> list[ToolContentBlock]:
-    """Turn the contents of a resource or the messages of a prompt into content blocks."""
+    """Turn resource contents or prompt messages into content blocks."""
     contents, messages = result.get("contents"), result.get("messages")
     rows = filter(is_json_object, contents if isinstance(contents, list) else ())
     blocks: list[ToolContentBlock] = [JsonContentBlock({"type": "resource", "resource": row}) for row in rows]
@@ -365,7 +360,7 @@ def to_content_blocks(result: JsonObject) -> list[ToolContentBlock]:
 
 
 def find_text(result: JsonObject) -> str:
-    """Return the text of a resource or of the messages of a prompt, for a person or a model."""
+    """Return the text of resource contents or prompt messages, for a user or a model."""
     contents, messages = result.get("contents"), result.get("messages")
     rows = filter(is_json_object, contents if isinstance(contents, list) else ())
     parts = [_describe_contents(row) for row in rows]

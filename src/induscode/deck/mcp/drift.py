@@ -1,6 +1,6 @@
 """Drift: how a definition differs from the approved one, and how much that matters.
 
-One grade serves the lock file, the pins, `indus mcp diff`, and the decision whether a tool is disabled.
+The lock file, the pins, `indus mcp diff` and the decision to disable a tool all use the same grade.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
     from induscode.core.consent import Consent
 
-_LONGEST_FIELD = 40
+_MAX_FIELD_CHARS = 40
 
 DisabledCause: TypeAlias = Literal["changed", "added", "unread"]
-"""Its definition differs from the approved one, its server added it later, or the ledger can't say what's approved."""
+"""The definition differs from the approved one, the server added it later, or the ledger is unreadable."""
 
 
 class DriftGrade(StrEnum):
-    """How much a change matters, the worst first."""
+    """How much a change matters, worst first."""
 
     BREAKING = "breaking"
-    """Calls that were valid may fail, or their results have another shape."""
+    """Valid calls may now fail, or return results of a different shape."""
     ROUTING = "routing"
-    """The same calls are valid, but a model may make them for other reasons."""
+    """The same calls are valid, but a model may make them for different reasons."""
     COSMETIC = "cosmetic"
-    """Neither: the same words and members in another order. The approved text stays in use."""
+    """The same words and members in a different order. The approved text stays in use."""
 
 
 @record
 class Drift:
-    """One tool whose definition changed, or that its server added."""
+    """A changed, added or removed tool definition."""
 
     ref: RemoteToolRef
     grade: DriftGrade
     before: JsonObject | None
-    """None: there was no such tool, or its approved definition was not stored."""
+    """`None`: the tool didn't exist, or its approved definition wasn't stored."""
     after: JsonObject | None
-    """None: the tool is gone."""
+    """`None`: the tool is gone."""
     is_added: bool = False
-    """Whether a server that was known already has added it."""
+    """Whether an already known server added it."""
 
     @property
     def digest(self) -> str:
-        """The digest of the definition as it is now: an approval names it."""
+        """The digest of the current definition, which approvals refer to."""
         return definition_pin(self.after or {})
 
     @property
@@ -69,12 +69,12 @@ class Drift:
 
     @property
     def disables(self) -> bool:
-        """Whether the tool is disabled until a person approves the change."""
+        """Whether the tool stays disabled until a user approves the change."""
         return self.grade is not DriftGrade.COSMETIC
 
     @property
     def summary(self) -> str:
-        """The tool, the grade and the parts that differ, in one line."""
+        """Tool, grade and differing parts, in one line."""
         what = "added" if self.is_added else f"{self.grade} ({_list_fields(self.fields)})"
         return f"{name_item(self.ref)}: {what}"
 
@@ -89,17 +89,17 @@ class Drift:
 
 @record
 class PinVerdict:
-    """What the pins say about a definition that a server lists. Without a drift and a served definition: nothing."""
+    """The pins' verdict on a listed definition. Both fields `None`: the pins are unreadable."""
 
     drift: Drift | None = None
-    """How it differs from the approved ones; None: it's approved."""
+    """How it differs from the approved ones. `None`: it's approved."""
     served: JsonObject | None = None
-    """The approved definition that models and clients get for it; None: the item is disabled."""
+    """The approved definition for models and clients. `None`: the item is disabled."""
 
 
 @record
 class DisabledTool:
-    """A tool that may not be called until its changed definition is approved."""
+    """A tool that can't be called until a user approves its changed definition."""
 
     ref: RemoteToolRef
     name: str
@@ -108,12 +108,12 @@ class DisabledTool:
     fields: Sequence[str] = ()
     """The parts of the definition that differ."""
     unsettled: bool = False
-    """Whether it has switched between approved and other definitions, and not just changed."""
+    """Whether it keeps switching between approved and other definitions."""
     cause: DisabledCause = "changed"
 
     @property
     def reason(self) -> str:
-        """The reason."""
+        """Why it's disabled."""
         if self.cause == "unread":
             return "disabled: the ledger can't be read, so nobody knows whether its definition is the approved one"
         if self.cause == "added":
@@ -130,7 +130,7 @@ class DisabledTool:
 
     @property
     def approve_command(self) -> str:
-        """The command that approves the definition as it is now."""
+        """The command that approves the current definition."""
         return command_line("indus", "mcp", "approve", self.ref.server, self.ref.name)
 
     @property
@@ -161,7 +161,7 @@ class DisabledTool:
 
 
 def describe_causes(tools: Iterable[DisabledTool]) -> str:
-    """Say in a few words why tools are disabled."""
+    """Summarize why tools are disabled."""
     causes = {tool.cause for tool in tools}
     if "unread" in causes:
         return "the ledger can't be read"
@@ -169,9 +169,9 @@ def describe_causes(tools: Iterable[DisabledTool]) -> str:
 
 
 def name_item(ref: RemoteToolRef) -> str:
-    """Name an item for a user, in one line: server and tool, and the kind if it isn't a tool.
+    """Name an item in one line: server and tool, and the kind if it isn't a tool.
 
-    A name with letters that could pass for others, Cyrillic ones for instance, is also shown in ASCII.
+    Adds an ASCII form to names with possible lookalikes, such as Cyrillic letters.
     """
     name = escape_unseen(f"{ref.server}/{ref.name}")
     if not name.isascii():
@@ -180,21 +180,21 @@ def name_item(ref: RemoteToolRef) -> str:
 
 
 def _list_fields(fields: Sequence[str]) -> str:
-    """List parts of a definition in one line; a server may name further ones as it likes."""
+    """List parts of a definition in one line, quoting odd names from the server."""
     return ", ".join(
-        field if field.isidentifier() and len(field) <= _LONGEST_FIELD else repr(field[:_LONGEST_FIELD])
+        field if field.isidentifier() and len(field) <= _MAX_FIELD_CHARS else repr(field[:_MAX_FIELD_CHARS])
         for field in fields
     )
 
 
 def command_line(*words: str) -> str:
-    """Format a command for a shell, in one line: a hostile name stays one word and never becomes an option."""
+    """Format a shell command in one line. A hostile name stays one word and never becomes an option."""
     index = next((index for index, word in enumerate(words) if word.startswith("-")), None)
     return " ".join(map(_quote, words if index is None else (*words[:index], "--", *words[index:])))
 
 
 def _quote(word: str) -> str:
-    """Quote a word; line ends and invisible characters are written as escapes, which bash and zsh read in `$'…'`."""
+    """Quote a word, escaping line ends and invisible characters with bash's and zsh's `$'…'`."""
     if word.isprintable():
         return shlex.quote(word)
     shown = (char if char.isprintable() else f"\\U{ord(char):08x}" for char in re.sub(r"[\\']", r"\\\g<0>", word))
@@ -202,41 +202,39 @@ def _quote(word: str) -> str:
 
 
 def grade_drift(before: JsonObject | None, after: JsonObject | None, kind: ItemKind = "tool") -> DriftGrade:
-    """Grade the change from one definition to another of an item of a kind.
+    """Grade the change from one definition to another.
 
-    A new tool is graded as routing, since a model may choose it. So is any other field that differs, `_meta` and
-    icons too: clients act on them. A `default` validates nothing
-    (https://json-schema.org/draft/2020-12/json-schema-validation#section-9.2), so another one is routing.
+    A new tool is ROUTING, since a model may choose it. So are other differing fields, even `_meta` and icons: clients
+    act on them. A `default` validates nothing
+    (https://json-schema.org/draft/2020-12/json-schema-validation#section-9.2), so changing it is ROUTING too.
     """
     if after is None:
         return DriftGrade.BREAKING
     if before is None:
         return DriftGrade.ROUTING
-    is_breaking = _breaks_tool(before, after) if kind == "tool" else _breaks_item(before, after)
+    if kind == "tool":
+        is_breaking = _breaks_tool(before, after)
+    else:
+        is_breaking = not same_json(*map(_list_requirements, (before, after)))
     if is_breaking:
         return DriftGrade.BREAKING
     return DriftGrade.COSMETIC if differ_in_order_alone(before, after) else DriftGrade.ROUTING
 
 
 def _breaks_tool(before: JsonObject, after: JsonObject) -> bool:
-    """Tell whether a tool accepts other calls, returns other results, or runs another way (`execution`)."""
+    """Tell whether a tool's accepted calls, results or `execution` changed."""
     if not _accepts_the_same(before.get("inputSchema"), after.get("inputSchema")):
         return True
     results = (canonical_schema(raw.get("outputSchema"), Form.VALIDATION) for raw in (before, after))
     return not same_json(*results) or not same_json(before.get("execution"), after.get("execution"))
 
 
-def _breaks_item(before: JsonObject, after: JsonObject) -> bool:
-    """Tell whether clients of a resource, template, prompt, skill or content must change.
-
-    That's so for the arguments of a prompt, the type of a resource, its content where that is pinned, and what an app
-    may load and do (`_meta.ui`: https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps).
-    """
-    return not same_json(*map(_list_requirements, (before, after)))
-
-
 def _list_requirements(raw: JsonObject) -> JsonValue:
-    """List what a client of an item relies on."""
+    """List the parts of a resource, template, prompt, skill or content its clients rely on.
+
+    These are a prompt's arguments, a resource's type and pinned content, and an app's permissions (`_meta.ui`:
+    https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps).
+    """
     arguments, meta = raw.get("arguments"), raw.get("_meta")
     rows = filter(is_json_object, arguments if isinstance(arguments, list) else ())
     named: list[JsonValue] = [[row.get("name"), row.get("required") is True] for row in rows]
@@ -245,17 +243,17 @@ def _list_requirements(raw: JsonObject) -> JsonValue:
 
 
 def closest_drift(ref: RemoteToolRef, approved: Iterable[JsonObject], raw: JsonObject) -> Drift:
-    """Compare a definition with every approved one; the mildest difference is the drift."""
+    """Compare a definition with every approved one and return the mildest difference."""
     worst_first = [*DriftGrade]
     drifts = [Drift(ref, grade_drift(before, raw, ref.kind), before, raw) for before in approved]
     if not drifts:
         return Drift(ref, DriftGrade.ROUTING, None, raw)
-    # The last of equals: people remember what they approved last.
+    # Prefer the last one among equals: users remember their latest approval.
     return max(reversed(drifts), key=lambda drift: worst_first.index(drift.grade))
 
 
 def build_approval(server: str, drifts: Iterable[Drift]) -> Consent:
-    """Build the question whether to approve definitions of a server as they are now, with every change in full."""
+    """Build the prompt to approve a server's current definitions, showing every change in full."""
     shown = sorted(drifts, key=lambda drift: (drift.ref.kind, drift.ref.name))
     lines = [line for drift in shown for line in (drift.summary, *drift.diff().splitlines())]
     facts: list[JsonValue] = [[drift.ref.kind, drift.ref.name, drift.digest] for drift in shown]
@@ -263,7 +261,7 @@ def build_approval(server: str, drifts: Iterable[Drift]) -> Consent:
 
 
 def is_same_definition(one: JsonObject, other: JsonObject) -> bool:
-    """Tell whether two definitions are equal, order aside."""
+    """Tell whether two definitions are equal, ignoring order."""
     return same_json(canonical_definition(one), canonical_definition(other))
 
 
@@ -275,7 +273,7 @@ def differ_in_order_alone(one: JsonObject, other: JsonObject) -> bool:
 def compare_definitions(
     before: Mapping[RemoteToolRef, JsonObject], after: Mapping[RemoteToolRef, JsonObject]
 ) -> Sequence[Drift]:
-    """List every tool that differs; removed tools come last."""
+    """List every differing tool, removed ones last."""
     drifts: list[Drift] = []
     for ref, raw in after.items():
         known = before.get(ref)
@@ -287,14 +285,14 @@ def compare_definitions(
 
 
 def same_json(one: JsonValue, other: JsonValue) -> bool:
-    """Compare two values as JSON: the order of keys makes no difference, and `1` differs from `true`."""
+    """Compare two values as JSON, ignoring key order. `1` differs from `true`."""
     return compact_json(one, sort_keys=True) == compact_json(other, sort_keys=True)
 
 
 def pretty(value: JsonObject | None) -> list[str]:
-    """Format a definition over several lines with sorted keys, so that a change is a changed line.
+    """Format a definition over several lines with sorted keys, for line diffs.
 
-    Every character is visible, and no text of a server begins a line.
+    All characters are visible, and no server text starts a line.
     """
     import json  # noqa: PLC0415 — used only to show or write definitions
 
@@ -305,9 +303,9 @@ def pretty(value: JsonObject | None) -> list[str]:
 
 
 def _accepts_the_same(before: JsonValue, after: JsonValue) -> bool:
-    """Tell whether two schemas accept the same calls, apart from a new optional property.
+    """Tell whether two schemas accept the same calls, except for new optional properties.
 
-    Any other difference counts as breaking: its effect on callers is unknown.
+    Any other difference counts as breaking, since its effect on callers is unknown.
     """
     old, new = (canonical_schema(schema, Form.VALIDATION) for schema in (before, after))
     if same_json(old, new):

@@ -1,11 +1,11 @@
-"""Enrolment: a ledger that follows a fleet. Listed tools are enrolled, tools no longer listed are retired.
+"""Keeps a ledger in step with a fleet: enrols tools as servers list them, retires the ones they drop.
 
-A server that fails keeps its tools enrolled, since it comes back under the same names; calls return its fault
-meanwhile. A tool whose definition is not approved is disabled until it is approved. While a change is cosmetic, the
-approved definition stays enrolled: a model never reads text that nobody approved.
+A failed server keeps its tools, since it comes back under the same names; until then, calls return its fault. A tool
+with an unapproved definition stays disabled until a user approves it. A cosmetic change leaves the approved definition
+enrolled, so a model never reads unapproved text.
 
-A server may change its tools for as long as it runs, and every change is an event. When the events are many more than
-the tools, an owner that has stored them can compact the ledger.
+Servers can change their tools at any time, and every change is an event. Once events far outnumber tools, an owner
+that has stored them can compact the ledger.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from induscode.deck.mcp.ledger import BridgeEntry, BridgeKey, BridgeLedger, Enro
 
 JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
 MOST_SWITCHES = 3
-"""How often a definition may switch in one run. After that a disabled tool stays disabled and harmless changes are
-ignored: a server that alternates must not make the list alternate."""
+"""How often a definition may switch per run. Past that, a disabled tool stays disabled and harmless changes are
+ignored, so an alternating server can't make the list flap."""
 _OTHER_KINDS: tuple[ItemKind, ...] = (*LISTED_KINDS, "instructions")
 LONGEST_LOG = 200
-"""The number of events above which a ledger counts as long, if it is also more than two for each live tool."""
+"""A ledger with more events than this, and more than two per live tool, is due for compaction."""
 
 
 class PinChecker(Protocol):
-    """Compares definitions with those of the first listing, or approved since."""
+    """Compares definitions with the ones from the first listing or approved since."""
 
     def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
-        """Compare a definition with the approved ones; one of the first listing becomes approved."""
+        """Compare a definition with the approved ones, approving it if it's part of the first listing."""
         ...
 
     def finish_listing(self, server: str, kind: ItemKind) -> None:
-        """End the first listing of a kind: what comes later is an addition."""
+        """End the first listing of a kind. Later items count as additions."""
         ...
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
@@ -65,27 +65,27 @@ class EventSink(Protocol):
     """Records events."""
 
     def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
-        """Record events of the ledger."""
+        """Record ledger events."""
         ...
 
     def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
-        """Record another event of a server."""
+        """Record any other server event."""
         ...
 
     def record_listing(
         self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool], kind: ItemKind = "tool"
     ) -> None:
-        """Record which tools of a server may be called, in its order; called after every listing of a kind."""
+        """Record a server's callable tools, in its order. Called after every listing of a kind."""
         ...
 
 
 def iso_now() -> str:
-    """Return the present time in ISO 8601 and UTC, as the ledger stores it."""
+    """Return the current time the way the ledger stores it: ISO 8601, UTC."""
     return iso_utc(now_ms())
 
 
 class Enrolment:
-    """A ledger that follows a fleet."""
+    """A ledger kept in step with a fleet."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Enrolment:
         now: Callable[[], str] = iso_now,
         servers: Sequence[str] = (),
     ) -> None:
-        """Follow a fleet; `servers` are the ids of all configured servers, in order."""
+        """Follow a fleet. `servers` lists the ids of all configured servers, in order."""
         self.fleet = fleet
         self._servers = tuple(servers)
         self._ledger = ledger
@@ -105,7 +105,7 @@ class Enrolment:
         self._sink = sink
         self._now = now
         self._waiting: dict[RemoteToolRef, RemoteTool] = {}
-        """The listed definitions that are not approved, including cosmetic changes."""
+        """Listed but unapproved definitions, cosmetic changes included."""
         self._drifts: dict[RemoteToolRef, Drift] = {}
         self._disabled: dict[RemoteToolRef, DisabledTool] = {}
         self._switches: Counter[RemoteToolRef] = Counter()
@@ -114,41 +114,38 @@ class Enrolment:
         self._listed: dict[tuple[str, ItemKind], Sequence[RemoteTool]] = {}
         self._invalid: dict[RemoteToolRef, str] = {}
         self._mounted: set[RemoteToolRef] = set()
-        """The tools that this fleet runs; the ledger may hold tools of a fleet that was torn down."""
+        """Tools of this fleet. The ledger may also hold tools of an earlier, torn-down fleet."""
         self._is_held = True
         self._long = asyncio.Event()
         self._unsubscribe = fleet.subscribe(self._handle_event)
 
     @property
     def ledger(self) -> BridgeLedger:
-        """The ledger as it is now."""
+        """The current ledger."""
         return self._ledger
 
     @property
     def quarantined(self) -> Sequence[RemoteTool]:
-        """The disabled tools whose definitions wait for approval."""
+        """Disabled tools with definitions awaiting approval."""
         return tuple(remote for ref, remote in self._waiting.items() if ref in self._disabled)
 
     @property
     def disabled(self) -> Sequence[DisabledTool]:
-        """The tools that may not be called until they are approved.
-
-        For a server that has not listed its tools in this run, those of the run before.
-        """
+        """Tools that can't be called until approved; from the previous run if their server hasn't listed tools yet."""
         return tuple(self._disabled.values())
 
     @property
     def drifts(self) -> Sequence[Drift]:
-        """Every listed definition that is not approved, including cosmetic changes."""
+        """All listed but unapproved definitions, cosmetic changes included."""
         return tuple(self._drifts.values())
 
     def find_disabled(self, name: str, kind: ItemKind = "tool") -> DisabledTool | None:
-        """Find a disabled tool, or item of another kind, by the name that a model would call it by."""
+        """Find a disabled tool (or other item) by the name a model would use."""
         return next((tool for tool in self._disabled.values() if (tool.ref.kind, tool.name) == (kind, name)), None)
 
     @property
     def notes(self) -> Sequence[Note]:
-        """The tools that are left out of the deck, with reasons and remedies."""
+        """Tools missing from the deck, with reasons and remedies."""
         disabled = [tool.note for tool in self._disabled.values()]
         invalid = [
             Note(f"server {ref.server!r}, {ref.kind} {ref.name!r}", f"left out: {reason}")
@@ -167,13 +164,13 @@ class Enrolment:
         return status
 
     def status_of(self, server: str) -> EndpointStatus | None:
-        """Return the status of one server, with a note for each of its disabled tools; None: there's no such server."""
+        """Return a server's status with a note for each disabled tool, or `None` if the id is unknown."""
         status = self.fleet.status_of(server)
         notes = [tool.note for ref, tool in self._disabled.items() if ref.server == server]
         return replace(status, notes=(*status.notes, *notes)) if status is not None and notes else status
 
     def close(self) -> None:
-        """Stop following the fleet; the ledger stays as it is."""
+        """Stop following the fleet. The ledger stays as it is."""
         self._unsubscribe()
 
     # -- following --------------------------------------------------------------------------
@@ -183,14 +180,13 @@ class Enrolment:
         known: Mapping[str, Sequence[RemoteTool]] | None = None,
         disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
     ) -> None:
-        """Enrol what the servers have listed already, or are known to list once they start.
+        """Enrol everything servers have listed so far, or (`known`) will list once they start.
 
-        Earlier listings are held back until then: tools are enrolled in the order of the configuration, and not in the
-        order in which servers come up.
+        Listings that arrive before this call wait for it, so tools enrol in configuration order, not in start order.
         """
         self._is_held = False
         for endpoint in self.fleet.endpoints():
-            # The tools of one server are enrolled without a pause; between servers other tasks run.
+            # Let other tasks run between servers; each server's tools enrol in one go.
             await asyncio.sleep(0)
             server = endpoint.config.id
             if known is not None and server in known:
@@ -201,12 +197,12 @@ class Enrolment:
     def _handle_event(self, event: FleetEvent) -> None:
         if event.event in {"tools", "items"}:
             if not self._is_held:
-                # An event of the other lists does not say which of them has changed.
+                # An `items` event doesn't say which list changed.
                 kinds = ("tool",) if event.event == "tools" else self._find_changed(event.server)
                 self.sync_server(event.server, kinds)
         elif self._sink is not None and event.event == "phase":
             phase, fault = event.status.phase, event.status.fault
-            # While it connects, its fault is that of the attempt before.
+            # While connecting, the fault is still the previous attempt's.
             if phase == "connecting":
                 self._sink.record_event("connect", event.server, "", "")
             elif fault is not None:
@@ -215,7 +211,7 @@ class Enrolment:
                 self._sink.record_event("ready", event.server, "", "")
 
     def sync_server(self, server: str, kinds: Iterable[ItemKind] = ("tool", *_OTHER_KINDS)) -> None:
-        """Bring the ledger in step with what a server has listed."""
+        """Sync the ledger with everything a server has listed."""
         endpoint = self.fleet.endpoint(server)
         for kind in kinds:
             listed = None if endpoint is None else endpoint.known_items(kind)
@@ -236,9 +232,9 @@ class Enrolment:
         *,
         kind: ItemKind = "tool",
     ) -> None:
-        """Bring the ledger in step with a list of a server's tools, or items of another kind.
+        """Sync the ledger with a server's list of one kind.
 
-        `disabled` are tools outside the list that the store remembers from the run before.
+        `disabled` holds tools outside the list that the store remembers from the previous run.
         """
         before = self._ledger
         refs = {remote.ref for remote in listed}
@@ -258,7 +254,7 @@ class Enrolment:
         for remote in listed:
             try:
                 self._sync_tool(server, remote)
-            except NotJson as exc:  # an infinite number, for example: it has no digest
+            except NotJson as exc:  # e.g. an infinite number: no digest possible
                 self._invalid[remote.ref] = str(exc)
                 self._forget_drift(remote.ref)
                 self._retire(remote.ref, server)
@@ -275,16 +271,16 @@ class Enrolment:
         if self._sink is not None and (server, kind) in self._listed:
             disabled = [tool for tool in self._disabled.values() if (tool.ref.server, tool.ref.kind) == (server, kind)]
             if any(tool.cause == "unread" for tool in disabled):
-                return  # the listing in the store is better than this one
+                return  # the stored listing is better than this one
             left_out = {tool.ref for tool in disabled} | self._invalid.keys()
             usable = [tool for tool in self._listed[server, kind] if tool.ref not in left_out]
-            # A sink that is older than the other kinds takes no kind.
+            # Sinks that predate the other kinds have no `kind` parameter.
             self._sink.record_listing(server, usable, disabled, *(() if kind == "tool" else (kind,)))
 
     def finish_listings(self, server: str, kinds: Iterable[ItemKind]) -> None:
-        """End the first listing of a server that was asked for these kinds, also of those it failed to list.
+        """End a server's first listing of these kinds, even the ones it failed to list.
 
-        Otherwise a server could fail at first, and add later what nobody looks at.
+        Otherwise a server could fail first and slip in unreviewed items later.
         """
         endpoint = self.fleet.endpoint(server)
         if self._pins is not None and endpoint is not None and is_usable_phase(endpoint.phase):
@@ -292,7 +288,7 @@ class Enrolment:
                 self._pins.finish_listing(server, kind)
 
     def check_content(self, content: RemoteTool) -> DisabledTool | None:
-        """Compare the content of a resource with its pin; the first one becomes the pin. None: it may be used."""
+        """Compare a resource's content with its pin (the first content seen). `None` means it's fine to use."""
         verdict = self._judge(content)
         if verdict.served is None:
             self._disable(content.ref.server, content, verdict.drift)
@@ -322,7 +318,7 @@ class Enrolment:
             shares = spells_longer_server(ref, self.list_servers())
             name = self._name_tool(served).descriptor.name
             if (live[1].name, live[1].shares_name) != (name, shares):
-                # The present configuration gives it another name.
+                # The configuration changed its name.
                 self._enroll(server, served, None)
                 return
         if live is not None and ref in self._mounted:
@@ -334,7 +330,7 @@ class Enrolment:
         self._enroll(server, served, self._former_keys.pop(ref, None))
 
     def _restore(self, remote: RemoteTool, approved: JsonObject) -> RemoteTool:
-        """Return the item as its approved definition describes it.
+        """Return the item with its approved definition.
 
         Raises:
             NotJson: The approved definition can't be shown any more.
@@ -349,14 +345,14 @@ class Enrolment:
         return items[0]
 
     def _stays_disabled(self, ref: RemoteToolRef) -> bool:
-        """Tell whether a tool that is back in an approved form has switched too often to be enabled."""
+        """Tell whether a tool back in an approved form has switched too often to enable again."""
         other = self._waiting.get(ref)
         if other is None or ref not in self._disabled or self._switches[ref] < MOST_SWITCHES:
             return False
         return self._judge(other).served is None
 
     def _represents(self, ref: RemoteToolRef, enrolled: JsonObject, raw: JsonObject) -> bool:
-        """Tell whether the enrolled definition still represents what a server lists."""
+        """Tell whether the enrolled definition still represents the listed one."""
         if enrolled == raw or differ_in_order_alone(enrolled, raw):
             return True
         if self._pins is None or self._switches[ref] < MOST_SWITCHES:
@@ -364,7 +360,7 @@ class Enrolment:
         return grade_drift(enrolled, raw, ref.kind) is not DriftGrade.BREAKING
 
     def _disable(self, server: str, remote: RemoteTool, drift: Drift | None) -> None:
-        """Retire an item and disable it; without a drift the pins could not be read."""
+        """Retire and disable an item. No drift means its pins couldn't be read."""
         ref = remote.ref
         live = self._ledger.find(ref)
         if ref not in self._disabled:
@@ -388,7 +384,7 @@ class Enrolment:
             known.pop(ref, None)
 
     def _record_drift(self, drift: Drift) -> None:
-        """Record a change, once in a run for each grade."""
+        """Record a change, once per grade and run."""
         key = drift.ref, drift.grade
         if self._sink is not None and key not in self._recorded_drifts:
             self._recorded_drifts.add(key)
@@ -403,18 +399,13 @@ class Enrolment:
     def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
         named = self._name_tool(remote)
         shares = spells_longer_server(remote.ref, self.list_servers())
-
-        # The check runs once the server is up: it may start because of this call, or have returned with other tools.
+        # Checked once the server is up: this call may start it, or it may have come back with other tools.
         mounted = MountedTool(self.fleet, named, None if self._pins is None else self._find_refusal)
+        runner = mounted.run if remote.ref.kind == "tool" else None
         capability = BridgeCapability.from_definition(
-            named.descriptor,
-            named.ref,
-            named.raw,
-            mounted.run if remote.ref.kind == "tool" else None,
-            shares_name=shares,
+            named.descriptor, named.ref, named.raw, runner, shares_name=shares
         )
-        request = EnrollRequest(capability, server, supersedes=place)
-        self._ledger = self._ledger.enroll(request, self._now())
+        self._ledger = self._ledger.enroll(EnrollRequest(capability, server, supersedes=place), self._now())
         self._mounted.add(remote.ref)
 
     def _find_refusal(self, ref: RemoteToolRef) -> ToolResult | None:
@@ -430,19 +421,19 @@ class Enrolment:
         return None
 
     def set_configured_servers(self, servers: Iterable[str]) -> None:
-        """Set the ids of the configured servers; tools are renamed where needed."""
+        """Set the ids of the configured servers, renaming tools where needed."""
         self._servers = tuple(servers)
         for (server, kind), listed in [*self._listed.items()]:
             disabled = [tool for tool in self._disabled.values() if (tool.ref.server, tool.ref.kind) == (server, kind)]
             self.sync_tools(server, listed, disabled, kind=kind)
 
     def list_servers(self) -> Sequence[str]:
-        """List the ids of the configured servers in order, then those of the running ones."""
+        """List the configured server ids in order, then any other running ones."""
         running = [endpoint.config.id for endpoint in self.fleet.endpoints()]
         return tuple(dict.fromkeys((*self._servers, *running)))
 
     def _name_tool(self, remote: RemoteTool) -> RemoteTool:
-        """Return the tool under a name that no other tool of the ledger has; URIs are distinct by themselves."""
+        """Return the tool under a name unique in the ledger. URIs are unique already."""
         if remote.ref.kind not in {"tool", "prompt"}:
             return remote
         name = model_name(remote.ref, _NamesInUse(self._ledger, remote.ref), self.list_servers())
@@ -453,10 +444,9 @@ class Enrolment:
     # -- on request -------------------------------------------------------------------------
 
     def approve(self, ref: RemoteToolRef, digest: str) -> bool:
-        """Approve the definition that a user was shown, and enrol it in its former place.
+        """Approve the definition the user reviewed and enrol it in its former place.
 
-        Returns:
-            Whether the item waits for approval with a definition of this digest.
+        Returns `False` if no definition with this digest awaits approval.
         """
         remote = self._waiting.get(ref)
         if remote is None or definition_pin(remote.raw) != digest:
@@ -468,7 +458,7 @@ class Enrolment:
         del self._switches[ref]
         self._recorded_drifts = {key for key in self._recorded_drifts if key[0] != ref}
         if ref.kind != "content":
-            # A tool that alternates may be back in another approved form.
+            # An alternating tool may be back in another approved form.
             present = next((tool for tool in self._listed.get((ref.server, ref.kind), ()) if tool.ref == ref), remote)
             served = self._restore(present, self._judge(present).served or remote.raw)
             self._enroll(ref.server, served, self._former_keys.pop(ref, None))
@@ -485,27 +475,24 @@ class Enrolment:
         self._record_since(before)
 
     def remove_server(self, server: str) -> None:
-        """Retire all tools of a server and drop its state: another server may take its id."""
+        """Retire all tools of a server and drop its state, so another server can take its id."""
         self.withdraw(server)
         self._listed = {key: listed for key, listed in self._listed.items() if key[0] != server}
         self._recorded_drifts = {key for key in self._recorded_drifts if key[0].server != server}
-        for known in (
-            self._waiting, self._drifts, self._disabled, self._switches, self._former_keys,
-            self._invalid,
-        ):  # fmt: skip
+        state = (self._waiting, self._drifts, self._disabled, self._switches, self._former_keys, self._invalid)
+        for known in state:
             for ref in [ref for ref in known if ref.server == server]:
                 del known[ref]
 
     # -- compaction -------------------------------------------------------------------------
 
     async def wait_until_long(self) -> None:
-        """Wait until the ledger has many more events than tools, and the sink has them."""
+        """Wait until recorded events far outnumber tools."""
         await self._long.wait()
 
     def compact(self, before: int) -> None:
-        """Drop the events before a number, which the caller has stored."""
-        places = self._former_keys.values()
-        self._ledger = self._ledger.compact(before, places_of=places)
+        """Drop the events before a number. The caller has stored them."""
+        self._ledger = self._ledger.compact(before, places_of=self._former_keys.values())
         self._long.clear()
         self._check_length()
 
@@ -521,7 +508,7 @@ class Enrolment:
 
 
 def refuse_disabled(tool: DisabledTool) -> ToolResult:
-    """Build the result of a call of a disabled tool: the reason, and what a person can do."""
+    """Build the error result for a call to a disabled tool, with the reason and the remedy."""
     ref = tool.ref
     return ToolResult.error(
         f"{ref.kind} {ref.name!r} of server {ref.server!r} is {tool.reason}. A person can {tool.remedy}",
@@ -534,7 +521,7 @@ def refuse_disabled(tool: DisabledTool) -> ToolResult:
 
 
 class _NamesInUse:
-    """The names that other tools of a ledger have."""
+    """The names other tools of a ledger use."""
 
     def __init__(self, ledger: BridgeLedger, ref: RemoteToolRef) -> None:
         self._ledger = ledger

@@ -1,4 +1,4 @@
-"""What the store knows of servers that an earlier run has seen; no server is started for it."""
+"""Reads stored facts about servers from earlier runs, without starting any."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 async def read_known_tools(
     store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind = "tool"
 ) -> tuple[Mapping[str, Sequence[RemoteTool]], Sequence[Note]]:
-    """Read the tools, or items of another kind, of servers seen before, in the form a listing gives them."""
+    """Read the tools (or other items) of known servers, in the form a listing returns them."""
     configs = {config.id: config for config in servers}
     known: dict[str, Sequence[RemoteTool]] = {}
     notes: list[Note] = []
     for server, rows in (await read_pinned(store, configs.values(), kind)).items():
-        # In a thread: hundreds of schemas take a while to be prepared for a model.
+        # In a thread: preparing hundreds of schemas for a model takes a while.
         known[server], remarks = await to_thread.run_sync(read_definitions, kind, rows, configs[server])
         notes.extend(remarks)
     return known, notes
 
 
 async def find_started_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[ServerConfig]:
-    """Find the servers that came up with their present configuration and have not timed out since.
+    """Find the servers that came up with their current configuration and haven't timed out since.
 
-    A server whose start timed out may have to download its program again: it is left out.
+    A server that timed out on start may have to download its program again, so it doesn't count.
     """
     up = await _find_last_up(store)
     faults = await store.latest("fault")
@@ -45,9 +45,9 @@ async def find_started_before(store: LedgerStore, servers: Iterable[ServerConfig
 
 
 async def find_down_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[str]:
-    """Find the servers that failed to start, or were waited for in vain, and haven't come up since.
+    """Find the servers that failed to start, or were too late, and haven't come up since.
 
-    A start that was interrupted says nothing: a client may end a first gateway at once and go on with a second one.
+    An interrupted start doesn't count: a client may kill a first gateway right away and continue with a second one.
     """
     up = await _find_last_up(store)
     late = [row for row in await store.latest("connect") if row.facts.get("subject") == LATE]
@@ -60,7 +60,7 @@ async def find_down_before(store: LedgerStore, servers: Iterable[ServerConfig]) 
 
 
 async def _find_last_up(store: LedgerStore) -> Mapping[object, int]:
-    """Find where the ledger last says that each server was up."""
+    """Find the ledger position where each server was last up."""
     up: dict[object, int] = {}
     for op in ("list", "ready"):
         for row in await store.latest(op):

@@ -1,9 +1,9 @@
 """The ledger: an append-only log of enrolments, and the deck it folds into.
 
-Pure: no clock, no file, no server. A ledger is a value; every change returns a new one and leaves the old one as it
-was. The log is the source of truth, the snapshot is its fold. Successive ledgers share one list of events, so n
-enrolments cost n steps in all; only a second branch from an older value copies. An owner that has stored the events
-elsewhere can drop them: `compact` returns the same deck, which goes on in the same way.
+Pure: no clock, files or servers. A ledger is an immutable value; every change returns a new one. The log is the source
+of truth and the snapshot is its fold. Successive ledgers share one list of events, so n enrolments cost n steps in
+total; only a second branch from an older value copies. An owner that has stored the events elsewhere can drop them
+with `compact`, which returns an equivalent deck.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from induscode.deck.mcp.capability import unqualified_tool as unqualified_tool
 
 
 class BridgeOp(StrEnum):
-    """What an event does."""
+    """The effect of an event."""
 
     ENROLL = "enroll"
     RETIRE = "retire"
@@ -48,9 +48,9 @@ class BridgeEntry:
     """Present on an enrolment only."""
     seq: int
     at: str
-    """The time in ISO 8601 and UTC: stored, never interpreted."""
+    """Time in ISO 8601, UTC. Stored, never interpreted."""
     supersedes: BridgeKey | None = None
-    """On an enrolment: the key of a former definition of the tool, whose place in the order it takes."""
+    """On an enrolment: the key of the tool's former definition, to take its place in the order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "op", parse_member(BridgeOp, self.op))
@@ -70,35 +70,35 @@ class LedgerSnapshot:
     by_server: Mapping[str, int] = field(default_factory=lambda: MappingProxyType(dict[str, int]()))
     """The number of tools of each server."""
     high_water: int = 0
-    """The highest sequence number of the fold."""
+    """The highest folded sequence number."""
 
 
 @record
 class EnrollRequest:
-    """A tool to enrol; the ledger adds the rest."""
+    """A tool to enrol."""
 
     capability: BridgeCapability
     server: str
     key: BridgeKey | None = None
-    """None: derived from the tool, so that enrolling it twice changes nothing."""
+    """`None`: derived from the tool, so enrolling it twice changes nothing."""
     supersedes: BridgeKey | None = None
-    """The key of a retired former definition whose place in the order the tool takes."""
+    """The key of a retired former definition, to take its place in the order."""
 
 
 def reduce_ledger(entries: Iterable[BridgeEntry]) -> LedgerSnapshot:
-    """Fold events into a snapshot, in the order of their sequence numbers."""
+    """Fold events into a snapshot, ordered by sequence number."""
     return _fold(entries).snapshot()
 
 
 class _Fold:
-    """The state that events are applied to, in order."""
+    """The state after applying events in order."""
 
     def __init__(self) -> None:
         self.live: dict[BridgeKey, tuple[BridgeCapability, str]] = {}
         self.by_ref: dict[RemoteToolRef, BridgeKey] = {}
         self.by_name: dict[tuple[ItemKind, str], BridgeKey] = {}
         self.high_water = 0
-        # Also of retired keys: a tool that is approved again gets its place back.
+        # Includes retired keys: a tool gets its place back once approved again.
         self._places: dict[BridgeKey, int] = {}
 
     def __eq__(self, other: object) -> bool:
@@ -116,7 +116,7 @@ class _Fold:
         return fold
 
     def forget_places(self, but: Iterable[BridgeKey]) -> None:
-        """Drop the places of retired definitions, other than those in `but`."""
+        """Drop the places of retired definitions, except the ones in `but`."""
         kept = {*self.live, *but}
         self._places = {key: place for key, place in self._places.items() if key in kept}
 
@@ -169,11 +169,11 @@ def _fold(entries: Iterable[BridgeEntry], base: _Fold | None = None) -> _Fold:
 
 
 class _Chain:
-    """The events that successive ledgers share, and the fold of all of them."""
+    """Events shared by successive ledgers, and their fold."""
 
     def __init__(self, entries: Iterable[BridgeEntry], base: _Fold) -> None:
         self.base = base
-        """The fold of the events before these; never changed."""
+        """The fold of all earlier events. Immutable."""
         self.entries = list(entries)
         self.fold = _fold(self.entries, base)
         self.lock = threading.Lock()
@@ -192,7 +192,7 @@ class BridgeLedger:
 
     @classmethod
     def empty(cls) -> BridgeLedger:
-        """Return a ledger without events; the first event has the number 1."""
+        """Return a ledger without events. The first event gets number 1."""
         return cls(_Chain((), _Fold()), 0, 1)
 
     @classmethod
@@ -218,17 +218,17 @@ class BridgeLedger:
 
     @property
     def log(self) -> Sequence[BridgeEntry]:
-        """The events in the order they were appended, without compacted ones."""
+        """The events in append order, without compacted ones."""
         return tuple(self._chain.entries[: self._length])
 
     @property
     def folded(self) -> int:
-        """The number of the last compacted event; 0 if the log is complete."""
+        """The number of the last compacted event, or 0 if the log is complete."""
         return self._chain.base.high_water
 
     @property
     def events(self) -> int:
-        """How many events the log has."""
+        """The number of events in the log."""
         return self._length
 
     @property
@@ -240,7 +240,7 @@ class BridgeLedger:
         return self._snapshot
 
     def _state(self) -> _Fold:
-        """Return the fold of this ledger's events: the shared one if this is the newest ledger."""
+        """Return the fold of this ledger's events, shared if it's the newest ledger."""
         if self._length == len(self._chain.entries):
             return self._chain.fold
         return _fold(self._chain.entries[: self._length], self._chain.base)
@@ -248,10 +248,7 @@ class BridgeLedger:
     # -- changes ----------------------------------------------------------------------------
 
     def enroll(self, request: EnrollRequest, at: str) -> BridgeLedger:
-        """Enrol a tool.
-
-        A live key is replaced. A tool that is live under another key, because its schema differed, is retired by the
-        same step.
+        """Enrol a tool, replacing a live key and retiring the tool under any other key (its schema differed).
 
         Raises:
             BridgeFault: Another tool has its name.
@@ -262,7 +259,7 @@ class BridgeLedger:
         """Enrol several tools in order, as one change.
 
         Raises:
-            BridgeFault: Another tool has the name of one of them; nothing is enrolled then.
+            BridgeFault: Another tool has one of the names; nothing changes.
         """
         ledger = self
         for request in requests:
@@ -294,11 +291,11 @@ class BridgeLedger:
         return self._extend(entries)
 
     def retire(self, key: BridgeKey, server: str, at: str) -> BridgeLedger:
-        """Retire a tool; an unknown key is recorded all the same."""
+        """Retire a tool. Unknown keys are recorded too."""
         return self._extend([BridgeEntry(BridgeOp.RETIRE, key, server, None, self.next_seq, at)])
 
     def withdraw_server(self, server: str, at: str) -> BridgeLedger:
-        """Retire all tools of a server; returns the same ledger if it has none."""
+        """Retire all tools of a server. Returns the same ledger if it has none."""
         with self._chain.lock:
             keys = self._state().keys_of(server)
         if not keys:
@@ -311,7 +308,7 @@ class BridgeLedger:
         with self._chain.lock:
             if self._length == len(self._chain.entries):
                 chain = self._chain
-            else:  # a newer ledger exists: this one needs a list of its own
+            else:  # a newer ledger exists, so branch off
                 chain = _Chain(self._chain.entries[: self._length], self._chain.base)
             chain.entries.extend(entries)
             for entry in entries:
@@ -319,10 +316,10 @@ class BridgeLedger:
         return BridgeLedger(chain, self._length + len(entries), self.next_seq + len(entries))
 
     def compact(self, before: int | None = None, *, places_of: Iterable[BridgeKey] = ()) -> BridgeLedger:
-        """Return the same deck without the events before a sequence number, or without any event.
+        """Return the same deck without events, or without the ones before a sequence number.
 
-        For an owner that has stored these events. Live tools, their order, the next number and the effect of further
-        changes stay the same; of retired definitions, only those in `places_of` can still be superseded in their place.
+        For owners that have stored these events. Live tools, their order, the next number and the effect of further
+        changes stay the same. Only retired definitions in `places_of` can still be superseded in their place.
         """
         end = self.next_seq if before is None else before
         entries = self._chain.entries[: self._length]
@@ -336,32 +333,28 @@ class BridgeLedger:
         return BridgeLedger(_Chain(rest, base), len(rest), self.next_seq)
 
     def since(self, seq: int) -> Sequence[BridgeEntry]:
-        """List the events from a sequence number on.
-
-        Raises:
-            BridgeFault: Some of them were compacted.
-        """
+        """List the events from a sequence number on; raises `BridgeFault` if some were compacted."""
         if max(seq, 1) <= self.folded:
             raise BridgeFault(f"the events {seq} to {self.folded} of the ledger were compacted: they are in the store")
-        # Numbers rise in the log, but a log that was continued may have gaps.
+        # Numbers increase, but a continued log may have gaps.
         entries = self._chain.entries
         start = self._length
         while start and entries[start - 1].seq >= seq:
             start -= 1
         return tuple(entries[start : self._length])
 
-    # -- what is enrolled -------------------------------------------------------------------
+    # -- lookups ----------------------------------------------------------------------------
 
     def live_capabilities(self) -> Sequence[BridgeCapability]:
-        """List the enrolled tools in the order of enrolment."""
+        """List the enrolled tools in enrolment order."""
         return self.live_items("tool")
 
     def live_items(self, kind: ItemKind) -> Sequence[BridgeCapability]:
-        """List the enrolled items of a kind in the order of enrolment."""
+        """List the enrolled items of a kind in enrolment order."""
         return tuple(item for item in self.snapshot.live.values() if item.ref.kind == kind)
 
     def live_capabilities_for_server(self, server: str, kind: ItemKind = "tool") -> Sequence[BridgeCapability]:
-        """List the enrolled tools, or items of another kind, of one server."""
+        """List a server's enrolled tools (or other items)."""
         with self._chain.lock:
             state = self._state()
             items = [state.live[key][0] for key in state.keys_of(server)]
@@ -375,7 +368,7 @@ class BridgeLedger:
             return None if key is None else (key, state.live[key][0])
 
     def holder_of(self, name: str, kind: ItemKind = "tool") -> RemoteToolRef | None:
-        """Find the live tool, or item of another kind, that has a qualified name."""
+        """Find the live tool (or other item) with a qualified name."""
         with self._chain.lock:
             state = self._state()
             key = state.by_name.get((kind, name))
@@ -388,10 +381,7 @@ def _identity_key_of(capability: BridgeCapability) -> BridgeKey:
 
 
 def content_key_of(capability: BridgeCapability) -> BridgeKey:
-    """Derive the key of a tool from its content.
-
-    A tool whose qualified name another tool has gets a key from both parts of its identity.
-    """
+    """Derive a tool's key from its content, or from server and name if another tool has its qualified name."""
     if capability.ref.kind != "tool":
         return bridge_item_key(capability.ref)
     name = qualify_tool_name(capability.ref)

@@ -1,7 +1,7 @@
-"""The lock file: the tool definitions a project has agreed to, to be committed and compared.
+"""The lock file: a project's approved tool definitions, for committing and comparing.
 
-It holds complete definitions instead of digests, so that a review shows what changed. An empty entry says that a server
-has nothing of a kind: in memory that's a definition without a name.
+It holds complete definitions instead of digests, so reviews show the actual changes. An empty entry means a server has
+nothing of a kind; in memory, that's a definition without a name.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _SECTIONS: dict[ItemKind, str] = {
     "instructions": "instructions",
     "content": "contents",
 }
-"""The sections of the file, each by server; "servers" is older than the other kinds."""
+"""The sections of the file, each keyed by server. "servers" predates the other kinds."""
 _EMPTY = ""
-"""The name of a definition that stands for an empty entry."""
-_LARGEST_BYTES = 64 * 1024 * 1024
+"""The name of the definition that represents an empty entry."""
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 def lock_text(
@@ -49,38 +49,33 @@ def lock_text(
     before: Mapping[RemoteToolRef, JsonObject] | None = None,
     servers: Iterable[str] = (),
 ) -> str:
-    """Format the lock of these tools; the same tools give the same text.
+    """Format the lock of these tools, deterministically.
 
-    A tool that differs from `before` in order alone keeps its text. Items of other kinds have sections of their own.
-    Each of `servers` has an entry in every section: what it adds later isn't locked.
+    A tool that differs from `before` only in order keeps its text. Items of other kinds have separate sections. Each of
+    `servers` gets an entry in every section, so anything it adds later shows up as not locked.
     """
     names = sorted(servers)
     sections: dict[ItemKind, dict[str, JsonValue]] = {"tool": {name: {} for name in names}}
-    # The content of an app isn't listed: its resource has the entry.
+    # App content isn't listed: its resource has the entry.
     sections |= {kind: {name: {} for name in names} for kind in _SECTIONS if names and kind != "content"}
     for capability in sorted(capabilities, key=lambda capability: (capability.ref.server, capability.ref.name)):
         tools = sections.setdefault(capability.ref.kind, {}).setdefault(capability.ref.server, {})
         assert isinstance(tools, dict)
         known = (before or {}).get(capability.ref)
-        kept = known is not None and is_same_definition(known, capability.raw)
-        raw = known if known is not None and kept else capability.raw
+        raw = known if known is not None and is_same_definition(known, capability.raw) else capability.raw
         tools[capability.ref.name] = {"pin": definition_pin(raw), "definition": raw}
     lock = {"version": _VERSION, **{_SECTIONS[kind]: servers for kind, servers in sections.items()}}
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
 def write_lock(path: str, capabilities: Iterable[BridgeCapability], servers: Iterable[str] = ()) -> None:
-    """Replace the lock file by one of these tools of `servers`, atomically.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Atomically replace the lock file with one of these tools of `servers`; raises `OSError` if it can't."""
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
     temporary = f"{path}.{new_ulid()}.tmp"
     with locked_directory(folder):
         before: Mapping[RemoteToolRef, JsonObject] = {}
-        with suppress(BridgeFault):  # absent, or to be replaced
+        with suppress(BridgeFault):  # missing or invalid: replace it
             before = read_lock(path)
         try:
             with open(temporary, "x", encoding="utf-8") as file:
@@ -93,13 +88,13 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability], servers: Ite
 
 
 def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
-    """Read the definitions of a lock file, and its empty entries.
+    """Read the definitions and empty entries of a lock file.
 
     Raises:
-        BridgeFault: It is absent, unreadable, or was changed by hand.
+        BridgeFault: It's missing, unreadable, or was edited by hand.
     """
     try:
-        lock: JsonValue = json.loads(read_small_file(path, _LARGEST_BYTES))
+        lock: JsonValue = json.loads(read_small_file(path, _MAX_BYTES))
     except (OSError, ValueError, RecursionError) as exc:
         raise BridgeFault(f"{path} cannot be read: {describe_error(exc)}") from exc
     servers = lock.get("servers") if is_json_object(lock) else None
@@ -109,7 +104,7 @@ def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
     for kind, section in _SECTIONS.items():
         rows = lock.get(section)
         definitions |= _definitions(path, kind, rows) if is_json_object(rows) else ()
-    # Every lock file has the tools of all its servers, also one that is older than empty entries.
+    # Every lock file covers the tools of all its servers, even if it predates empty entries.
     with_tools = {ref.server for ref in definitions if ref.kind == "tool"}
     return definitions | build_empty_entries({ref.server for ref in definitions} - with_tools, ["tool"])
 
@@ -117,7 +112,7 @@ def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
 def build_empty_entries(
     servers: Iterable[str], kinds: Iterable[ItemKind] = tuple(_SECTIONS)
 ) -> dict[RemoteToolRef, JsonObject]:
-    """Build what a lock file says about servers that have nothing of these kinds."""
+    """Build the entries for servers that have nothing of these kinds."""
     names = [*servers]
     return {RemoteToolRef(server, _EMPTY, kind): {} for kind in kinds for server in names}
 
@@ -136,11 +131,7 @@ def _definitions(path: str, kind: ItemKind, servers: JsonObject) -> Iterable[tup
 
 
 def check_lock(path: str, capabilities: Iterable[BridgeCapability]) -> Sequence[Drift]:
-    """Compare tools with a lock file; an empty list means that they are equal.
-
-    Raises:
-        BridgeFault: The lock file cannot be read.
-    """
+    """Compare tools with a lock file and list the differences; raises `BridgeFault` if it can't be read."""
     present = {capability.ref: capability.raw for capability in capabilities}
     return compare_lock(read_lock(path), present)
 
@@ -148,8 +139,8 @@ def check_lock(path: str, capabilities: Iterable[BridgeCapability]) -> Sequence[
 def compare_lock(
     locked: Mapping[RemoteToolRef, JsonObject], present: Mapping[RemoteToolRef, JsonObject]
 ) -> Sequence[Drift]:
-    """Compare what there is with the definitions of a lock file, as far as that has entries."""
-    # A lock file that is older than the other kinds has no entries for them.
+    """Compare current definitions with a lock file's, for the servers and kinds it covers."""
+    # A lock file that predates the other kinds has no entries for them.
     covered = {(ref.server, ref.kind) for ref in locked}
     known = {ref: raw for ref, raw in locked.items() if ref.name != _EMPTY}
     shown = {ref: raw for ref, raw in present.items() if ref.kind == "tool" or (ref.server, ref.kind) in covered}

@@ -12,15 +12,15 @@ from indusagi.core.records import record
 
 
 Check: TypeAlias = Literal["awk", "npx", "printf", "script", "sed", "tar", "test"]
-"""The function of `arguments` for a program whose operands say what it does."""
+"""The function in `arguments` that checks a program's operands."""
 
 Launch: TypeAlias = Literal["runner", "shell", "wrapper"]
-"""How a program runs other commands: as its arguments or its input say, as a shell, or as they are."""
+"""How a program runs other commands: from its arguments or input, as a shell, or as a transparent wrapper."""
 
 
 @record(kw_only=True)
 class Program:
-    """One program, or one subcommand of it."""
+    """A program or subcommand."""
 
     flags: str = ""
     """Harmless short options without a value."""
@@ -29,9 +29,9 @@ class Program:
     optional: str = ""
     """Harmless short options with a value that can only be joined."""
     long: str = ""
-    """Harmless long options; with `=` at the end those that need a value."""
+    """Harmless long options. A trailing `=` means it needs a value."""
     words: str = ""
-    """Harmless options of several letters behind one hyphen; with `=` at the end those with a value."""
+    """Harmless multi-letter options with a single hyphen. A trailing `=` means it takes a value."""
     acts: str = ""
     """Options that run a command or write a file."""
     any_options: bool = False
@@ -47,21 +47,20 @@ class Program:
     old_style: bool = False
     """Whether the first operand is a bundle of options: `tar cf`."""
     value_patterns: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Patterns for the values of some options, by the option as it is written."""
+    """Patterns for option values, keyed by the option as written."""
     operand: str = ""
-    """Pattern for a known operand; empty for any."""
+    """Pattern for known operands; empty allows any."""
     most_operands: int | None = None
-    """Number of operands that it reads; a further one is a file that it writes."""
+    """Maximum number of operands it reads. Any further one is a file it writes."""
     subcommands: Mapping[str, Program] = field(default_factory=dict[str, "Program"])
     argument_files: bool = False
-    """Whether `@file` stands for the arguments in that file."""
+    """Whether `@file` means the arguments in that file."""
     starts: bool = False
-    """Whether its operands are another command with its arguments."""
+    """Whether its operands are another command and its arguments."""
     fetches: bool = False
-    """Whether it may fetch the command that it starts: only a rule that names the command covers it."""
+    """Whether it may download the command it starts. Only a rule that names the command covers it."""
     further: int = 0
-    """How many of its operands say what it does, such as the target of `make`; of a wrapper, how many come before the
-    command."""
+    """How many operands say what it does, such as a `make` target; for wrappers, how many precede the command."""
     launches: Launch | None = None
     check: Check | None = None
 

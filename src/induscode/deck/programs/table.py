@@ -1,11 +1,11 @@
-"""The table of programs: what a rule covers, how many words "always" names, what only reads, and what runs others.
+"""The table of programs: scope of a rule, number of words "always" saves, read-only programs, and program launchers.
 
-A rule such as `bash(sort *)` lets `sort` run with what this table calls harmless. An option or subcommand that is
-missing here needs a rule that names it (`bash(gh pr create *)`); a subcommand that runs code needs a rule that names
-every word. An unknown program may have plain operands only. `acts` serves the reason that a person reads, and marks
-what never becomes a rule; an option missing there is no less safe.
+A rule such as `bash(sort *)` lets `sort` run with the options and operands this table deems harmless. A missing option
+or subcommand needs a rule that names it (`bash(gh pr create *)`); a subcommand that runs code needs a rule with every
+word. Unknown programs may have plain operands only. `acts` feeds the reason users see and marks options that never
+become a rule; leaving an option out of it is just as safe.
 
-`test_programs.py` compares the table with the `--help` of the programs.
+`test_programs.py` checks the table against the programs' `--help`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from induscode.deck.programs.git import ACTS, GIT, INSIDE, PLAIN, Program
 
 
 def _looks(subcommands: str, acting: str = "", **options: str) -> Program:
-    """Build a program with read-only subcommands, and some that run code."""
+    """Build a program with read-only subcommands and `acting` ones that run code."""
     read_only = Program(**options)  # type: ignore[arg-type] — the fields of a Program
     looking = dict.fromkeys(subcommands.split(), read_only)
     return Program(subcommands={**looking, **dict.fromkeys(acting.split(), ACTS)})
@@ -105,7 +105,7 @@ _OPERANDS_ACT = """
     split sqlite3 strip swapon tclsh tee telnet truncate umount vi view vim visudo xxd
     erl irb jshell sbcl
 """
-"""Programs whose operands or input say what they run, or where they write."""
+"""Programs that run, or write to, whatever their operands or input say."""
 
 # -- languages, packages, builds --------------------------------------------------------------
 
@@ -166,7 +166,7 @@ MODULES: Mapping[str, Program] = {
     "json.tool": Program(long="compact indent= json-lines sort-keys", most_operands=1),
     "pip": _PIP,
 }
-"""What `python -m` may run under a rule that does not name it."""
+"""Modules `python -m` may run under a rule that doesn't name them."""
 _STARTS = Program(options_first=True, starts=True)
 _FETCHES = Program(flags="y", long="no yes", options_first=True, starts=True, fetches=True,
     acts="-c -p --call --package --shell")  # fmt: skip
@@ -225,7 +225,7 @@ _SHELL = Program(
 
 
 def _language(flags: str = "", long: str = "", **more: str) -> Program:
-    """Make an interpreter: its options, then a script, whose arguments are its own."""
+    """Build an interpreter: options, then a script with its arguments."""
     return Program(flags=flags, long=long, options_first=True, check="script", **more)  # type: ignore[arg-type] — the fields of a Program
 
 
@@ -258,7 +258,7 @@ _TABLE: Mapping[str, Program] = {
     **dict.fromkeys(_OPERANDS_ACT.split(), ACTS),
     **dict.fromkeys(("sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "rbash"), _SHELL),
     **_FILES,
-    "arch": Program(operand=r"(?!)"),  # on macOS it starts what it is given
+    "arch": Program(operand=r"(?!)"),  # on macOS it runs its operands
     "[": Program(ends_options=False, check="test"),
     "test": Program(ends_options=False, check="test"),
     "awk": Program(values="Fv", options_first=True, check="awk", acts="-f -i -l -E --exec"),
@@ -432,7 +432,7 @@ _RUNNERS = """
     caffeinate xcrun sandbox-exec torify tsocks proxychains4 aa-exec cgexec dtach gtimeout gnice genv gxargs gnohup
     gstdbuf gsetsid xdg-open open
 """
-"""Programs that run what their arguments or their input say."""
+"""Programs that execute their arguments or input."""
 PROGRAMS: Mapping[str, Program] = {
     **_TABLE,
     **{name: replace(_TABLE.get(name, ACTS), launches="runner") for name in _RUNNERS.split()},
@@ -451,14 +451,14 @@ PROGRAMS: Mapping[str, Program] = {
 _SAVED_AS_WRITTEN = """rm rmdir unlink mkfs chmod chown chgrp kill pkill killall mv cp ln curl wget scp rsync reboot
     shutdown systemctl iptables bun deno"""
 SAVED_AS_WRITTEN = frozenset(_SAVED_AS_WRITTEN.split())
-"""Programs whose "always" means exactly what was written: they remove, replace or send what their operands name."""
+"""Programs whose "always" saves the exact words: they remove, replace or send their operands."""
 NEVER_SAVED = frozenset({"exec", "builtin", "find"})
-"""Programs that get no rule for "always", besides the ones that start others."""
+"""Programs that get no rule for "always", in addition to launchers."""
 _TASK_RUNNERS = "bazel cabal composer dotnet flutter gradle hg just mix mvn nox rails rake stack svn task tox"
 TASK_RUNNERS = frozenset(_TASK_RUNNERS.split())
-"""Programs outside the table whose first operand says what they do."""
+"""Programs outside the table that name their task in the first operand."""
 _STARTING_WORDS = "api console develop dlx eval exec foreach run runner shell tool x"
 STARTING_WORDS = frozenset(_STARTING_WORDS.split())
-"""Subcommands that start or send what follows, in programs or at places that the table doesn't describe."""
+"""Subcommands that run or send their operands, in programs or positions the table doesn't cover."""
 ONLY_READ = frozenset(name for name, program in PROGRAMS.items() if program.any_options) - {"kill"} | {"printf", "test"}
 """Programs that change no file, whatever their options."""

@@ -1,3 +1,3 @@
-"""Stores that outlive a process, for a session to inject into the deck."""
+"""Persistent stores for a session to inject into the deck."""
 
 from induscode.deck.stores.checkpoints import FileCheckpoints as FileCheckpoints

@@ -1,8 +1,8 @@
-"""The checkpoint store: what files were before the deck or a command changed them, on disk, and their restoration.
+"""The checkpoint store: records files before the deck or a command changes them, and restores them.
 
-Each content is stored once, under its SHA-256; a log records which path was what before which node of the session:
-a file with its content and mode, a symbolic link, a directory, or nothing. A crash at any moment leaves every file in
-its old or new state, and the log with every acknowledged row.
+Each content is stored once, under its SHA-256. A log records the state of each path before each node of the session:
+a file with content and mode, a symbolic link, a directory, or nothing. A crash at any point leaves every file in its
+old or new state, and every acknowledged row in the log.
 """
 
 from __future__ import annotations
@@ -40,36 +40,36 @@ Action: TypeAlias = Literal["write", "delete", "none"]
 
 @record
 class RestoreStep:
-    """What a restore does to one file."""
+    """The effect of a restore on one file."""
 
     path: str
     action: Action
     conflict: bool
-    """Whether another program has changed the file since: it stays as it is unless the caller insists."""
+    """Whether another program has changed the file since. If so, it's skipped unless the caller insists."""
 
 
 @record
 class RestoreResult:
-    """The result of a restore; `safety` is the node that undoes it."""
+    """The result of a restore. `safety` is the node that undoes it."""
 
     safety: str
     done: tuple[str, ...]
     left: tuple[tuple[str, str], ...]
-    """Files that stayed as they are, with the reason."""
+    """Skipped files, with the reason."""
 
 
 class PathState(NamedTuple):
-    """What a path is, with the digest of its content."""
+    """The kind of a path and the digest of its content."""
 
     kind: FileKind
     digest: str
     mode: int | None = None
-    """None: unknown, and equal to every mode."""
+    """`None`: unknown, and equal to every mode."""
 
 
 @dataclass(slots=True)
 class _Change:
-    """What a path was before a node, and what the deck has made of it; None: absent."""
+    """The states of a path before a node and after the deck's changes. `None`: absent."""
 
     before: PathState | None
     after: PathState | None = None
@@ -79,18 +79,18 @@ class _Change:
 
 @dataclass(slots=True, eq=False)
 class RunningCommand:
-    """A command that may change files, since its last snapshot."""
+    """A command that may have changed files since its last snapshot."""
 
     since: Snapshot
     is_running: Callable[[], bool] | None = None
-    """Of a background job; blocks. None: until `end_command`."""
+    """Polls a background job; blocks. `None`: the command runs until `end_command`."""
 
 
 class FileCheckpoints:
-    """A store in one private directory. The methods block: call them in a thread.
+    """A store in one private directory. Sync methods block: call them in a thread. I/O errors raise `OSError`.
 
-    With a `workspace` it also records what commands change there (`begin_command`, `end_command`). What a command
-    changes before the next node begins belongs to the old node, the rest to the new one.
+    With a `workspace`, it also records the changes commands make there (`begin_command`, `end_command`). Changes made
+    before the next node begins belong to the old node, the rest to the new one.
     """
 
     def __init__(self, directory: str | os.PathLike[str], workspace: str | os.PathLike[str] | None = None) -> None:
@@ -99,21 +99,17 @@ class FileCheckpoints:
         self._snapshots: WorktreeSnapshots | None = None
         self._running: list[RunningCommand] = []
         self._running_lock = threading.RLock()
-        """Held while snapshots are compared; taken before `_lock`."""
+        """Held while comparing snapshots. Acquire before `_lock`."""
         self._lock = threading.Lock()
         self._log: LineLog | None = None
         self._seen: set[tuple[str, str]] = set()
         self.node = "start"
-        """The node under which changes are recorded."""
+        """The current node, under which changes are recorded."""
 
     # -- recording --------------------------------------------------------------------------
 
     def begin(self, node: str) -> None:
-        """Begin a new node of the session.
-
-        Raises:
-            OSError: The log cannot be written.
-        """
+        """Begin a new node of the session."""
         with self._running_lock:
             self._record_running()
             with self._lock:
@@ -123,12 +119,9 @@ class FileCheckpoints:
                 command.since = replace(command.since, node=node)
 
     def record(self, path: str, previous: bytes | FileImage | None) -> None:
-        """Store what an absolute path is, before it changes; of several records under a node the first applies.
+        """Store the state of an absolute path before it changes. The first record per node wins.
 
-        For bytes the mode is read from the file; for an absent file the absent directories above it are recorded too.
-
-        Raises:
-            OSError: It cannot be stored.
+        For bytes, reads the mode from the file. For a missing file, also records its missing parent directories.
         """
         with self._lock:
             log = self._open_log()
@@ -144,11 +137,7 @@ class FileCheckpoints:
             self._append_before(log, [*states, (path, _to_state(image))], self.node)
 
     def settle(self, path: str, content: bytes | FileImage | None) -> None:
-        """Record what the deck has made of a path, to detect later changes by others.
-
-        Raises:
-            OSError: The log cannot be written.
-        """
+        """Record the state the deck left a path in, to detect later changes by others."""
         row = _build_row("after", path, _to_state(_complete_image(path, content)))
         with self._lock:
             self._open_log().append(row)
@@ -161,11 +150,7 @@ class FileCheckpoints:
     # -- commands -----------------------------------------------------------------------------
 
     def begin_command(self) -> RunningCommand | None:
-        """Take a snapshot of the work tree before a command; None without a workspace.
-
-        Raises:
-            OSError: The log cannot be written.
-        """
+        """Take a snapshot of the work tree before a command, or return `None` without a workspace."""
         if self._workspace is None:
             return None
         with self._lock:
@@ -180,36 +165,24 @@ class FileCheckpoints:
         return command
 
     def end_command(self, command: RunningCommand) -> tuple[list[str], list[str]]:
-        """Record what has changed since the snapshot; return the changed paths, and what is not covered.
-
-        Raises:
-            OSError: The changes cannot be recorded.
-        """
+        """Record the changes since the snapshot and return the changed paths, and notes on anything not covered."""
         return self._advance(command, is_over=True)
 
     def follow_command(self, command: RunningCommand, is_running: Callable[[], bool]) -> tuple[list[str], list[str]]:
-        """Record the changes so far of a command that runs on as a job, and the later ones at the next node or restore.
-
-        Raises:
-            OSError: The changes cannot be recorded.
-        """
+        """Record the changes so far of a command that continues as a job; the next node or restore records the rest."""
         command.is_running = is_running
         return self._advance(command, is_over=False)
 
     def _record_running(self) -> None:
-        """Record what running commands have changed so far.
-
-        Raises:
-            OSError: The changes cannot be recorded.
-        """
+        """Record the changes of running commands so far."""
         with self._running_lock:
             for command in (*self._running,):
-                # Asked before the snapshot, which then holds everything that the job changed.
+                # Poll before the snapshot, which then holds all changes of a finished job.
                 is_over = command.is_running is not None and not command.is_running()
                 self._advance(command, is_over=is_over)
 
     def _advance(self, command: RunningCommand, *, is_over: bool) -> tuple[list[str], list[str]]:
-        """Record what has changed since a command's last snapshot, under the node of that snapshot."""
+        """Record the changes since a command's last snapshot, under that snapshot's node."""
         assert self._snapshots is not None
         with self._running_lock:
             if is_over:
@@ -228,22 +201,14 @@ class FileCheckpoints:
         return [change.path for change in changed], notes
 
     def add_note(self, text: str) -> None:
-        """Record something that a restore does not cover, once for each node.
-
-        Raises:
-            OSError: The log cannot be written.
-        """
+        """Record something a restore doesn't cover, once per node."""
         with self._lock:
             row: JsonObject = {"op": "note", "node": self.node, "text": text}
             if row not in self._open_log().rows:
                 self._open_log().append(row)
 
     def notes_since(self, node: str) -> list[str]:
-        """List what a restore to the state before a node does not cover.
-
-        Raises:
-            OSError: The log cannot be read.
-        """
+        """List the notes on anything a restore to a node doesn't cover."""
         rows = self._rows_since(node)
         notes = [str(row["text"]) for row in rows if row["op"] == "note"]
         begun, ended = (sum(row["op"] == op for row in rows) for op in ("command", "ended"))
@@ -252,17 +217,13 @@ class FileCheckpoints:
         return list(dict.fromkeys(notes))
 
     def changed_paths(self, node: str) -> list[str]:
-        """List the paths that were changed under one node.
-
-        Raises:
-            OSError: The log cannot be read.
-        """
+        """List the paths changed under a node."""
         with self._lock:
             rows = self._open_log().rows
         return [str(row["path"]) for row in rows if row["op"] == "before" and row["node"] == node]
 
     def _record_changes(self, changes: Sequence[TreeChange], node: str) -> list[str]:
-        """Record changes with two writes to the log, and return the paths whose former content is gone."""
+        """Record changes in two log writes and return the paths whose former content is gone."""
         assert self._snapshots is not None
         blobs = os.path.join(self._directory, "blobs")
         states: dict[TreeEntry, PathState] = {}
@@ -290,7 +251,7 @@ class FileCheckpoints:
         return lost
 
     def close(self) -> None:
-        """Close the log after recording what jobs have changed; the next call opens it again."""
+        """Record the changes of jobs and close the log. The next call reopens it."""
         with suppress(OSError):  # the disk is full: the log names the command as interrupted
             self._record_running()
         with self._lock:
@@ -299,11 +260,7 @@ class FileCheckpoints:
                 self._log = None
 
     def nodes(self) -> Sequence[str]:
-        """List the nodes in order.
-
-        Raises:
-            OSError: The log cannot be read.
-        """
+        """List the nodes in order."""
         with self._lock:
             rows = self._open_log().rows
         return tuple(dict.fromkeys(str(row["node"]) for row in rows if "node" in row))
@@ -323,10 +280,10 @@ class FileCheckpoints:
         return os.path.join(self._directory, "blobs", digest)
 
     def content(self, digest: str) -> bytes:
-        """Read a stored content.
+        """Read stored content.
 
         Raises:
-            OSError: It is absent or damaged.
+            OSError: It's missing or damaged.
         """
         with open(self._blob(digest), "rb") as file:
             data = file.read()
@@ -340,25 +297,25 @@ class FileCheckpoints:
         """List the steps that restore every file to its state before a node.
 
         Raises:
-            OSError: The log cannot be read, or there's no such node.
+            OSError: The log can't be read, or the node is unknown.
         """
         await to_thread.run_sync(self._record_running)
         changes = await to_thread.run_sync(self._changes_since, node)
         steps = [await _plan_step(path, change, fs) for path, change in changes.items()]
-        # What was created is removed first, the deepest path first; directories are made before what they hold.
+        # Remove created paths first, deepest first; create directories before their contents.
         folders = {path for path, change in changes.items() if change.before and not change.before.digest}
         steps.sort(key=lambda step: (step.path not in folders, step.path.count("/")))
         removals = [step for step in reversed(steps) if step.action == "delete"]
         return (*removals, *(step for step in steps if step.action != "delete"))
 
     async def restore(self, node: str, fs: Fs, *, insist: Collection[str] = ()) -> RestoreResult:
-        """Restore every file to its state before a node, after recording its present content.
+        """Restore every file to its state before a node, after recording its current content.
 
-        Files that another program has changed stay as they are, unless they are in `insist`. Files are written through
-        the session's `fs`: a path outside its policy is refused.
+        Skips files that another program has changed, unless they're in `insist`. Writes go through the session's
+        `fs`, which refuses paths outside its policy.
 
         Raises:
-            OSError: The present content could not be recorded; no file was changed.
+            OSError: The current content couldn't be recorded; no file was changed.
         """
         steps = await self.preview(node, fs)
         changes = await to_thread.run_sync(self._changes_since, node)
@@ -386,7 +343,7 @@ class FileCheckpoints:
                 left.append((step.path, str(exc)))
             else:
                 done.append(step.path)
-        for path in reversed(done):  # at last: a directory may be closed to writing
+        for path in reversed(done):  # last, since a directory may become read-only
             before = changes[path].before
             with suppress(OSError):
                 await put_mode(path, None if before is None else before.mode, fs)
@@ -403,7 +360,7 @@ class FileCheckpoints:
         except OSError as exc:
             if image is not None or exc.errno != errno.ENOTEMPTY:
                 raise
-            return  # a directory that holds other files stays
+            return  # a directory with other files stays
         await to_thread.run_sync(self.settle, path, image)
 
     def _rows_since(self, node: str) -> Sequence[JsonObject]:
@@ -415,7 +372,7 @@ class FileCheckpoints:
         return rows[first:]
 
     def _changes_since(self, node: str) -> dict[str, _Change]:
-        """Collect, for every path, what it was before the node and what the deck has made of it."""
+        """Collect the state of every path before the node and after the deck's changes."""
         changes: dict[str, _Change] = {}
         for row in self._rows_since(node):
             if row["op"] not in {"before", "after"}:
@@ -433,7 +390,7 @@ class FileCheckpoints:
 
 
 def read_changed_paths(directory: str) -> Mapping[str, Sequence[str]]:
-    """Read which paths were changed under which node, without opening the store. It blocks."""
+    """Read the changed paths of every node without opening the store. Blocks."""
     changed: dict[str, list[str]] = {}
     for row in read_lines(os.path.join(directory, _INDEX)):
         if row.get("op") == "before":
@@ -453,14 +410,14 @@ async def _plan_step(path: str, change: _Change, fs: Fs) -> RestoreStep:
 
 
 def _is_same(one: PathState | None, other: PathState | None) -> bool:
-    """Tell whether two states are equal; an unknown mode is no difference."""
+    """Tell whether two states are equal. An unknown mode matches any."""
     if one is None or other is None:
         return one is other
     return one[:2] == other[:2] and (None in {one.mode, other.mode} or one.mode == other.mode)
 
 
 def _complete_image(path: str, content: bytes | FileImage | None) -> FileImage | None:
-    """Add the present mode to the bytes of a file."""
+    """Add the current mode to a file's bytes."""
     if not isinstance(content, bytes):
         return content
     try:
@@ -483,7 +440,7 @@ def _build_row(op: str, path: str, state: PathState | None) -> dict[str, JsonVal
 
 
 def _list_absent_parents(path: str) -> list[str]:
-    """List the absent directories above a path, the outermost first."""
+    """List the missing directories above a path, outermost first."""
     absent: list[str] = []
     folder = os.path.dirname(path)
     while folder != os.path.dirname(folder) and not os.path.lexists(folder):

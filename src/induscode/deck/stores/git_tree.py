@@ -1,10 +1,10 @@
-"""Snapshots of a work tree by git, in a private repository beside the conversation.
+"""Snapshots of a work tree with git, in a private repository next to the conversation.
 
-The private repository has its own settings, index and object directory; the objects of the user's repository are
-alternates (gitrepository-layout(5)) and its index is copied once, so that unchanged files are never read. The user's
-settings of the repository are not used: no hook, filter, file system monitor, pager or submodule command of it can run.
-`info/attributes` has precedence over every `.gitattributes` file (gitattributes(5)); there all conversions are off, so
-that contents are stored byte for byte. Nothing is written to the user's repository.
+The private repository has separate settings, index and objects. It uses the objects of the user's repository as
+alternates (gitrepository-layout(5)) and copies its index once, so unchanged files are never read. It ignores that
+repository's settings, so none of its hooks, filters, file system monitors, pagers or submodule commands can run.
+`info/attributes` takes precedence over every `.gitattributes` file (gitattributes(5)) and turns all conversions off,
+so contents are stored byte for byte. Nothing writes to the user's repository.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LIMIT_S = 10.0
-"""Time for one snapshot. The first one reads files that git converts, such as those with `text=auto`."""
+"""Time limit for one snapshot. The first one reads all files git converts, such as with `text=auto`."""
 _SETTINGS = {
     "core.fsmonitor": "false",
     "core.hooksPath": os.devnull,
@@ -54,14 +54,14 @@ _SETTINGS = {
     "maintenance.auto": "false",
 }
 _CONVERSIONS = ("text", "eol", "crlf", "ident", "filter", "working-tree-encoding")
-"""The attributes by which the stored content of a file differs from its bytes."""
+"""Attributes that make stored content differ from the file's bytes."""
 _NO_CONVERSION = f"* {' '.join(f'-{name}' for name in _CONVERSIONS)}\n"
 _PLAIN_VALUES = frozenset({"unspecified", "unset"})
-_LARGEST_SETTINGS = 1024 * 1024
-_CHUNK = 256
-"""Contents requested at once: the names fit into a pipe, so that neither side waits for the other."""
+_MAX_SETTINGS_BYTES = 1024 * 1024
+_BATCH_SIZE = 256
+"""Contents per request: the names fit into a pipe buffer, so neither side blocks the other."""
 _GITLINK = "160000"
-_SHOWN = 200
+_MAX_REASON_CHARS = 200
 
 
 class GitError(OSError):
@@ -78,13 +78,13 @@ class Repository:
 
     top: str
     own: str
-    """The git directory of this work tree, with its index."""
+    """This work tree's git directory, with its index."""
     shared: str
-    """The git directory with the objects; another one in a linked work tree."""
+    """The git directory with the objects; differs from `own` in a linked work tree."""
 
 
 def find_repository(workspace: str) -> Repository | None:
-    """Find the repository that a directory belongs to."""
+    """Find the repository a directory belongs to."""
     top = workspace
     while True:
         directories = find_git_directories(top)
@@ -97,12 +97,12 @@ def find_repository(workspace: str) -> Repository | None:
 
 
 def find_git(workspace: str) -> str | None:
-    """Find the program `git`, but never in the workspace itself."""
+    """Find the `git` program outside the workspace."""
     return find_trusted_program("git", os.environ.get("PATH", os.defpath), workspace)
 
 
 class GitTree:
-    """The private repository of one workspace. The methods block, and raise `GitError`."""
+    """The private repository of a workspace. Methods block and raise `GitError`."""
 
     def __init__(self, directory: str, workspace: str, repository: Repository, program: str) -> None:
         self._directory, self._workspace = directory, workspace
@@ -110,7 +110,7 @@ class GitTree:
         self._options: list[str] = []
         self._is_open = False
         self._pending: set[str] = set()
-        """Tracked paths that are not in the private index yet."""
+        """Tracked paths not yet in the private index."""
         self._left_out: dict[str, LeftOut] = {}
         self._nested: set[str] = set()
         self._listed: dict[str, str] = {}
@@ -120,7 +120,7 @@ class GitTree:
     # -- the private repository -----------------------------------------------------------------
 
     def is_ignored(self) -> bool:
-        """Tell whether the repository ignores the whole workspace, so that git lists nothing of it."""
+        """Tell whether the repository ignores the whole workspace, so git wouldn't list anything."""
         self._deadline = time.monotonic() + LIMIT_S
         self._open()
         if self._repository.top == self._workspace:
@@ -143,7 +143,7 @@ class GitTree:
         self._write("objects/info/alternates", os.fsencode(f"{objects}\n"))
         for name in ("exclude", "attributes"):
             try:
-                data = read_small_file(os.path.join(self._repository.shared, "info", name), _LARGEST_SETTINGS)
+                data = read_small_file(os.path.join(self._repository.shared, "info", name), _MAX_SETTINGS_BYTES)
             except OSError:
                 data = b""
             self._write(f"info/{name}", data)
@@ -162,7 +162,7 @@ class GitTree:
         self._is_open = True
 
     def _read_settings(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """Read the settings of the user and those of the repository, without the files that they include."""
+        """Read the user's and the repository's settings, without included files."""
         for name in ("objects/info", "refs", "info"):
             make_private_dir(os.path.join(self._directory, name))
         self._write("HEAD", b"ref: refs/heads/none\n")
@@ -184,21 +184,17 @@ class GitTree:
         return user, theirs
 
     def _copy_index(self, *, converts: bool) -> None:
-        """Start with the user's index, without the entries whose content differs from the bytes of the file.
+        """Start with the user's index, minus entries whose content differs from the file's bytes.
 
-        The time of the copy is that of the original: git reads a file again that was changed in the same moment in
-        which its index was written (https://git-scm.com/docs/racy-git).
+        The copy keeps the original's timestamp, since git rereads files changed at the moment their index was written
+        (https://git-scm.com/docs/racy-git).
         """
         try:
             for name in os.listdir(self._repository.own):
                 if name == "index" or name.startswith("sharedindex."):
                     shutil.copy2(os.path.join(self._repository.own, name), os.path.join(self._directory, name))
-        except OSError:
-            self._remove_index()
-            return
-        try:
             rows = self._list("ls-files", "-z", "-s", "-v", "--full-name", top=True)
-        except GitError:
+        except OSError:  # includes `GitError`
             self._remove_index()
             return
         removed: set[str] = set()
@@ -217,20 +213,14 @@ class GitTree:
         self._pending = {path[len(start) :] for path in removed & set(paths) if path.startswith(start)}
 
     def _find_converted(self, paths: Sequence[str]) -> set[str]:
-        """Find the paths whose attributes convert their content."""
-        told = self._run(
-            "check-attr",
-            "-z",
-            "--stdin",
-            *_CONVERSIONS,
-            data=b"".join(os.fsencode(f"{path}\0") for path in paths),
-            top=True,
-        ).stdout
-        words = os.fsdecode(told).split("\0")
+        """Find the paths with attributes that convert their content."""
+        data = b"".join(os.fsencode(f"{path}\0") for path in paths)
+        output = self._run("check-attr", "-z", "--stdin", *_CONVERSIONS, data=data, top=True).stdout
+        words = os.fsdecode(output).split("\0")
         return {path for path, value in zip(words[::3], words[2::3], strict=False) if value not in _PLAIN_VALUES}
 
     def _remove_index(self) -> None:
-        """Remove the index, also one that a run which was killed has left locked."""
+        """Remove the index, including a lock left by a killed run."""
         for name in os.listdir(self._directory):
             if name in {"index", "index.lock"} or name.startswith("sharedindex."):
                 os.unlink(os.path.join(self._directory, name))
@@ -238,10 +228,10 @@ class GitTree:
     # -- snapshots --------------------------------------------------------------------------------
 
     def scan(self) -> TreeScan:
-        """Store what has changed since the last scan, and list the tree.
+        """Store all changes since the last scan and list the tree.
 
         Raises:
-            GitError: git failed, or took too long; the last scan stays valid.
+            GitError: git failed or took too long; the last scan stays valid.
         """
         self._deadline = time.monotonic() + LIMIT_S
         self._open()
@@ -269,7 +259,7 @@ class GitTree:
         )
 
     def _select(self, candidates: set[str]) -> tuple[set[str], set[str]]:
-        """Choose the paths to store and those to drop; what is too large is left out, with its reason."""
+        """Split paths into ones to store and ones to drop, noting the reason for too large ones."""
         added: set[str] = set()
         removed: set[str] = set()
         room = CONTENT_BUDGET
@@ -283,7 +273,7 @@ class GitTree:
                 continue
             reason = left_out[path].reason if path in left_out else ""
             if not stat.S_ISREG(status.st_mode) and not stat.S_ISLNK(status.st_mode):
-                removed.add(path)  # a directory or a pipe stands there now
+                removed.add(path)  # now a directory, pipe etc.
                 continue
             if not reason and status.st_size > LARGEST_FILE:
                 reason = f"it has {status.st_size:,} bytes, and at most {LARGEST_FILE:,} are kept"
@@ -300,7 +290,7 @@ class GitTree:
         return added, {path for path in removed if path in self._listed or not self._tree}
 
     def _read_entries(self) -> dict[str, TreeEntry]:
-        """Read the permission bits, of which git keeps one, and the directories, of which it keeps none."""
+        """Read the permission bits (git stores just one) and the directories (git stores none)."""
         entries: dict[str, TreeEntry] = {}
         folders = {""}
         for path in (*self._listed, *self._left_out):
@@ -312,7 +302,7 @@ class GitTree:
             for path, found in scan_folder(self._workspace, folder):
                 key = self._listed.get(path)
                 if key is None and path not in folders:
-                    # Ignored, left out, a repository of its own, or a directory without files.
+                    # Ignored, left out, a nested repository, or a directory without files.
                     entries |= _list_empty_folders(path, found) or {}
                     continue
                 try:
@@ -324,7 +314,7 @@ class GitTree:
         return entries
 
     def read_contents(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read stored contents; absent ones are skipped, such as after the user's repository was removed.
+        """Read stored contents, skipping missing ones (say, after the user's repository was removed).
 
         Raises:
             GitError: git ended early.
@@ -345,8 +335,8 @@ class GitTree:
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                for start in range(0, len(wanted), _CHUNK):
-                    chunk = wanted[start : start + _CHUNK]
+                for start in range(0, len(wanted), _BATCH_SIZE):
+                    chunk = wanted[start : start + _BATCH_SIZE]
                     process.stdin.write("".join(f"{key}\n" for key in chunk).encode())
                     process.stdin.flush()
                     for key in chunk:
@@ -369,8 +359,8 @@ class GitTree:
             self._run("update-index", *options, "-z", "--stdin", data=data, top=top)
 
     def _list(self, *arguments: str, top: bool = False) -> list[str]:
-        told = os.fsdecode(self._run(*arguments, top=top).stdout)
-        return [row for row in told.split("\0") if row]
+        output = os.fsdecode(self._run(*arguments, top=top).stdout)
+        return [row for row in output.split("\0") if row]
 
     def _run(
         self,
@@ -398,7 +388,7 @@ class GitTree:
             raise GitTimeoutError(f"git took longer than {LIMIT_S:.0f} s") from exc
         if done.returncode not in codes:
             lines = clean_text(done.stderr.decode("utf-8", "replace"))[0].strip().splitlines()
-            reason = cut_text(lines[-1], _SHOWN) if lines else f"exit code {done.returncode}"
+            reason = cut_text(lines[-1], _MAX_REASON_CHARS) if lines else f"exit code {done.returncode}"
             raise GitError(f"git {arguments[0]} failed: {reason}")
         return done
 
@@ -407,7 +397,7 @@ class GitTree:
         return [self._program, "--no-pager", *settings, *self._options, *arguments]
 
     def _environment(self, *, user_settings: bool = False) -> dict[str, str]:
-        """Build the variables of git: none of the user's own, which may name another repository or a program."""
+        """Build git's environment without the user's variables, which may name another repository or a program."""
         kept = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CONFIG_HOME") if name in os.environ}
         own = {} if user_settings else {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         return {
@@ -428,7 +418,7 @@ class GitTree:
 
 
 def _list_empty_folders(path: str, found: os.DirEntry[str]) -> dict[str, TreeEntry] | None:
-    """List a directory and those below it, if there is no file in any of them; None at the first file."""
+    """List a directory and all directories below it, or return `None` if any holds a file."""
     if not found.is_dir(follow_symlinks=False):
         return None
     try:

@@ -1,6 +1,6 @@
-"""A log of JSON lines that survives a crash: each line has its CRC-32 and its length.
+"""A crash-safe log of JSON lines, each with its CRC-32 and length.
 
-Recovery keeps the longest prefix of complete lines. The rest is moved to a file of its own, and never deleted.
+Recovery keeps the longest prefix of complete lines and moves the rest to a separate file, never deleting it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,13 @@ _PRIVATE = 0o600
 
 
 class LineLog:
-    """The rows of one file, which is open for appending."""
+    """The rows of a file opened for appending."""
 
     def __init__(self, path: str) -> None:
-        """Open the log, and set aside the incomplete end that a crash has left.
-
-        Raises:
-            OSError: It cannot be opened.
-        """
+        """Open the log and set aside an incomplete end left by a crash; raises `OSError` if it can't be opened."""
         self.rows: list[JsonObject] = []
         self.set_aside: str | None = None
-        """The file with the damaged end, if there was one."""
+        """The file with the damaged end, if any."""
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._handle = os.open(path, flags, _PRIVATE)
         try:
@@ -42,10 +38,10 @@ class LineLog:
             raise
 
     def append(self, row: JsonObject) -> None:
-        """Append a row and sync it to the disk (fdatasync(2)).
+        """Append a row and sync it to disk (fdatasync(2)).
 
         Raises:
-            OSError: It could not be written; the log stays as it was.
+            OSError: It couldn't be written; the log is unchanged.
         """
         self.extend([row])
 
@@ -53,7 +49,7 @@ class LineLog:
         """Append rows with one write and one sync.
 
         Raises:
-            OSError: They could not be written; the log stays as it was.
+            OSError: They couldn't be written; the log is unchanged.
         """
         if not rows:
             return
@@ -100,7 +96,7 @@ def encode_line(row: JsonObject) -> bytes:
 
 
 def read_lines(path: str) -> list[JsonObject]:
-    """Read the rows of a log up to a damaged one, without opening it for writing; none if it is absent."""
+    """Read the rows of a log up to a damaged one, without opening it for writing. A missing log is empty."""
     rows: list[JsonObject] = []
     try:
         with open(path, "rb") as file:
@@ -115,7 +111,7 @@ def read_lines(path: str) -> list[JsonObject]:
 
 
 def decode_line(line: bytes) -> JsonObject | None:
-    """Decode a line; None if its length or checksum is wrong."""
+    """Decode a line, or return `None` if its length or checksum is wrong."""
     checksum, _, rest = line.partition(b" ")
     length, _, body = rest.partition(b" ")
     if not length.isdigit() or int(length) != len(body) or checksum != b"%08x" % zlib.crc32(body):

@@ -1,7 +1,7 @@
-"""Entries of a directory tree: files, symbolic links and directories, with what restores them.
+"""Entries of a directory tree: files, symbolic links and directories, and their images.
 
-An image holds everything that a path is: its kind, its permission bits and its bytes, or the text of its link. Images
-are read and put back through the `Fs` port, so that a path outside of its policy is refused.
+An image holds everything needed to restore a path: kind, permission bits, and bytes or link target. Images are read
+and restored through the `Fs` port, which refuses paths outside its policy.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import FileStat, Fs
 
 LARGEST_FILE = 20 * 1024 * 1024
-"""Bytes of the largest file whose content is copied."""
+"""Maximum size of a file to copy, in bytes."""
 CONTENT_BUDGET = 64 * 1024 * 1024
-"""Bytes that one snapshot copies."""
+"""Maximum bytes copied per snapshot."""
 _ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
 _ANY_WRITE = 0o222
 Signature: TypeAlias = tuple[int, int, int, int, int]
-"""Size, modification and change time, inode and mode: equal for a file that was not written meanwhile."""
+"""Size, modification and change time, inode and mode. Equal if the file wasn't written in between."""
 
 
 class TreeEntry(NamedTuple):
-    """One path of a snapshot; a tuple, because tens of thousands of them are compared after every command."""
+    """One path of a snapshot. A tuple, since every command compares tens of thousands of them."""
 
     kind: FileKind
     mode: int
-    """The permission bits; 0 for a link, which has none."""
+    """The permission bits; 0 for a link."""
     key: str
-    """The name of the content in the store of the snapshot; empty for a directory."""
+    """The key of the content in the snapshot's store; empty for a directory."""
 
 
 @record
 class LeftOut:
-    """A file whose content a snapshot does not hold."""
+    """A file whose content isn't in a snapshot."""
 
     reason: str
     signature: Signature
@@ -55,24 +55,24 @@ class LeftOut:
 
 @record(kw_only=True)
 class TreeScan:
-    """The state of a tree at one time. Paths are relative to it."""
+    """The state of a tree at a point in time, with relative paths."""
 
     entries: Mapping[str, TreeEntry]
     left_out: Mapping[str, LeftOut]
     notes: tuple[str, ...] = ()
-    """What is not covered, for people."""
+    """User-facing notes on anything not covered."""
     id: str = ""
-    """The name of the git tree; empty without git."""
+    """The git tree's id, or empty without git."""
 
 
 @record
 class FileImage:
-    """What a path is: kind, content and permission bits. The content of a link is its text."""
+    """Kind, content and permission bits of a path. A link's content is its target."""
 
     kind: FileKind
     content: bytes = b""
     mode: int | None = None
-    """None: unknown, so that a restore leaves it as it is."""
+    """`None`: unknown, so a restore leaves it alone."""
 
 
 def read_signature(status: os.stat_result) -> Signature:
@@ -81,7 +81,7 @@ def read_signature(status: os.stat_result) -> Signature:
 
 
 def scan_folder(root: str, relative: str) -> Iterable[tuple[str, os.DirEntry[str]]]:
-    """List the relative paths in one directory; an unreadable or absent one is empty."""
+    """List the relative paths in one directory, treating an unreadable or missing one as empty."""
     try:
         with os.scandir(os.path.join(root, relative)) as found:
             listed = list(found)
@@ -91,13 +91,12 @@ def scan_folder(root: str, relative: str) -> Iterable[tuple[str, os.DirEntry[str
 
 
 def store_content(folder: str, content: bytes) -> str:
-    """Store a content under its SHA-256 in a private directory, and return that.
+    """Store content under its SHA-256 in a private directory and return the digest.
 
-    The file is renamed into place and not synced: after a power failure a content may be damaged, which its digest
-    shows.
+    The file is renamed into place but not synced: power loss may damage it, which the digest reveals.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: It can't be written.
     """
     digest = hashlib.sha256(content).hexdigest()
     path = os.path.join(folder, digest)
@@ -115,14 +114,14 @@ def store_content(folder: str, content: bytes) -> str:
     return digest
 
 
-# -- images through the `Fs` port -----------------------------------------------------------------
+# -- images through the `Fs` port -------------------------------------------------------------
 
 
 async def read_image(path: str, fs: Fs) -> FileImage | None:
-    """Read what an absolute path is; None if it is absent.
+    """Read the image of an absolute path, or return `None` if it doesn't exist.
 
     Raises:
-        OSError: It is unreadable, too large, or a pipe, a socket or a device.
+        OSError: It's unreadable, too large, or a pipe, socket or device.
     """
     status = await _stat(path, fs)
     if status is None:
@@ -134,15 +133,15 @@ async def read_image(path: str, fs: Fs) -> FileImage | None:
         return FileImage(FileKind.SYMLINK, os.fsencode(target), 0)
     if status.kind is FileKind.DIRECTORY:
         return FileImage(FileKind.DIRECTORY, b"", status.mode)
-    # For a pipe or a device the port says what it is.
+    # For a pipe or device, the port raises a descriptive error.
     return FileImage(FileKind.FILE, await fs.read_bytes(path), status.mode)
 
 
 async def put_image(path: str, image: FileImage | None, fs: Fs) -> None:
-    """Make an absolute path what an image says; None removes it. A directory is removed only if it is empty.
+    """Restore an absolute path to an image, or remove it (`None`). Only removes empty directories.
 
     Raises:
-        OSError: The policy refuses the path, or it cannot be written.
+        OSError: The policy refuses the path, or it can't be written.
     """
     present = await _stat(path, fs)
     if image is None:
@@ -152,7 +151,7 @@ async def put_image(path: str, image: FileImage | None, fs: Fs) -> None:
     if present is not None and (present.kind is not image.kind or image.kind is FileKind.SYMLINK):
         await fs.rm(path)
     elif present is not None and image.kind is FileKind.FILE and not present.mode & _ANY_WRITE:
-        await fs.rm(path)  # the port refuses to replace a file that is read-only
+        await fs.rm(path)  # the port won't replace a read-only file
     if not await _is_direct(path, fs):
         raise OSError(errno.ELOOP, "a link stands in place of a directory above it", path)
     await fs.mkdir(path if image.kind is FileKind.DIRECTORY else os.path.dirname(path))
@@ -160,17 +159,17 @@ async def put_image(path: str, image: FileImage | None, fs: Fs) -> None:
         await fs.write_file(path, image.content)
         await put_mode(path, image.mode, fs)
     elif image.kind is FileKind.SYMLINK:
-        await fs.resolve(path, writing=True)  # the policy, for a path that is absent now
+        await fs.resolve(path, writing=True)  # check the policy for the now missing path
         with await fs.folder(os.path.dirname(path)) as folder:
             target, name = os.fsdecode(image.content), os.path.basename(path)
             await to_thread.run_sync(partial(os.symlink, target, name, dir_fd=folder.handle))
 
 
 async def put_mode(path: str, mode: int | None, fs: Fs) -> None:
-    """Set the permission bits of a file or directory, unless they are unknown or right already.
+    """Set the permission bits of a file or directory, unless they're unknown or already right.
 
     Raises:
-        OSError: They cannot be set.
+        OSError: They can't be set.
     """
     status = await _stat(path, fs)
     if mode is None or status is None or status.mode == mode or status.kind is FileKind.SYMLINK:
@@ -180,7 +179,7 @@ async def put_mode(path: str, mode: int | None, fs: Fs) -> None:
 
 
 def _change_mode(folder: int, name: str, mode: int) -> None:
-    # By a descriptor, so that a link which appears meanwhile is not followed.
+    # Through a descriptor, so as not to follow a link that just appeared.
     handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     try:
         os.fchmod(handle, mode)
@@ -189,7 +188,7 @@ def _change_mode(folder: int, name: str, mode: int) -> None:
 
 
 async def _stat(path: str, fs: Fs) -> FileStat | None:
-    """Read the status of a path itself; None if it is absent, also because a link stands in place of a directory."""
+    """Stat a path itself, or return `None` if it's missing or behind a linked directory."""
     try:
         if not await _is_direct(path, fs):
             return None
@@ -201,25 +200,25 @@ async def _stat(path: str, fs: Fs) -> FileStat | None:
 
 
 async def _is_direct(path: str, fs: Fs) -> bool:
-    """Tell whether the directories of a path are directories, and no links to others."""
+    """Tell whether all parents of a path are real directories, not links."""
     parent = os.path.dirname(path)
     try:
         return await fs.resolve(parent) == parent
     except PathRefused as exc:
         if exc.resolved == parent:
             raise
-        return False  # a link that leads out of the workspace
+        return False  # a link out of the workspace
 
 
 def list_parents(path: str) -> Iterable[str]:
-    """List the directories above a relative path, the nearest first."""
+    """List the directories above a relative path, nearest first."""
     while "/" in path:
         path = path.rpartition("/")[0]
         yield path
 
 
 def build_entry(status: os.stat_result, key: str) -> TreeEntry | None:
-    """Build the entry of a file, a link or a directory; None for anything else."""
+    """Build the entry of a file, link or directory, or return `None` for anything else."""
     if stat.S_ISREG(status.st_mode):
         return TreeEntry(FileKind.FILE, stat.S_IMODE(status.st_mode), key)
     if stat.S_ISLNK(status.st_mode):

@@ -1,8 +1,7 @@
-"""Snapshots of the work tree, taken before and after commands, so that what commands change can be restored.
+"""Snapshots of the work tree before and after commands, so their changes can be undone.
 
-In a git repository the snapshot is a tree in a private object store; elsewhere it is a bounded copy of the files. Both
-hold files byte for byte with their permission bits, symbolic links and directories. What a snapshot does not hold is
-named in its notes.
+In a git repository, a snapshot is a tree in a private object store; elsewhere, it's a bounded copy of the files. Both
+hold files byte for byte with permission bits, symbolic links and directories. Notes list anything not covered.
 """
 
 from __future__ import annotations
@@ -43,47 +42,47 @@ IGNORED_NOTE = "files that git ignores, and git's own records, are not covered"
 
 
 class TreeStore(Protocol):
-    """Scans one tree, and holds its contents."""
+    """Scans a tree and stores its contents."""
 
     def scan(self) -> TreeScan:
-        """List the tree, and store what has changed since the last scan."""
+        """List the tree and store all changes since the last scan."""
         ...
 
     def read_contents(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read stored contents by their names."""
+        """Read stored contents by key."""
         ...
 
 
 @record(kw_only=True)
 class Snapshot:
-    """The state of the work tree at one time."""
+    """The state of the work tree at a point in time."""
 
     node: str
     method: SnapshotMethod
-    """`none`: nothing is covered, and the notes say why."""
+    """`none`: nothing is covered; see the notes."""
     entries: Mapping[str, TreeEntry]
     """By path, relative to the workspace."""
     left_out: Mapping[str, LeftOut]
     notes: tuple[str, ...] = ()
-    """What is not covered, for people."""
+    """User-facing notes on anything not covered."""
     id: str = ""
-    """The name of the git tree; empty without git."""
+    """The git tree's id, or empty without git."""
 
 
 @record
 class TreeChange:
-    """One path that differs between two snapshots; None: it was absent."""
+    """One path that differs between two snapshots. `None`: absent."""
 
     path: str
     """Absolute."""
     before: TreeEntry | None
     after: TreeEntry | None
     is_known: bool = True
-    """False: there is a file afterwards, and the snapshot does not hold its content."""
+    """False: a file exists afterwards, but the snapshot lacks its content."""
 
 
 class WorktreeSnapshots:
-    """The snapshots of one workspace, with their contents in a private directory. The methods block."""
+    """Snapshots of a workspace, with contents in a private directory. Methods block."""
 
     def __init__(self, directory: str | os.PathLike[str], workspace: str | os.PathLike[str]) -> None:
         self._directory = os.path.abspath(directory)
@@ -93,21 +92,21 @@ class WorktreeSnapshots:
         self._method: SnapshotMethod = "none"
         self._notes: tuple[str, ...] = ()
         self._given_up = ""
-        """Why no snapshots are taken any more; empty while they are."""
+        """Why snapshots stopped, or empty."""
 
     def take(self, node: str) -> Snapshot:
-        """Take a snapshot; a failure gives one that covers nothing, with the reason as a note."""
+        """Take a snapshot. On failure, it covers nothing and a note has the reason."""
         with self._lock:
             try:
                 return self._take(node)
             except Exception as exc:  # noqa: BLE001 — boundary: a snapshot never prevents a command
                 note = f"what commands change is not covered: {describe_error(exc)}"
                 if isinstance(exc, (GitTimeoutError, TreeLimitError)):
-                    self._given_up = note  # the next command does not wait as long once more
+                    self._given_up = note  # don't make the next command wait as long
                 return _build_empty(node, note)
 
     def changes(self, before: Snapshot, after: Snapshot) -> tuple[list[TreeChange], list[str]]:
-        """List the paths that differ between two snapshots, and what changed without being covered."""
+        """List the paths that differ between two snapshots, and notes on uncovered changes."""
         if "none" in {before.method, after.method}:
             return [], list(dict.fromkeys((*before.notes, *after.notes)))
         changed: list[TreeChange] = []
@@ -118,7 +117,7 @@ class WorktreeSnapshots:
                 continue
             full = os.path.join(self._workspace, path)
             if new is None and old is not None and old.kind is FileKind.DIRECTORY and os.path.isdir(full):
-                continue  # it holds files that git ignores
+                continue  # it holds files git ignores
             changed.append(TreeChange(full, old, new, is_known))
         notes: list[str] = []
         for path, left in before.left_out.items():
@@ -128,10 +127,10 @@ class WorktreeSnapshots:
         return changed, notes
 
     def images(self, entries: Iterable[TreeEntry]) -> Iterator[tuple[TreeEntry, FileImage]]:
-        """Read what entries of a snapshot were, each once and in any order; absent contents are skipped.
+        """Read the images of snapshot entries, each once and in any order, skipping missing contents.
 
         Raises:
-            OSError: Contents cannot be read.
+            OSError: Contents can't be read.
         """
         by_key: dict[str, set[TreeEntry]] = {}
         for entry in entries:
@@ -146,10 +145,10 @@ class WorktreeSnapshots:
                 yield entry, FileImage(entry.kind, content, entry.mode)
 
     def content(self, entry: TreeEntry) -> bytes:
-        """Read the bytes of a file, or the text of a link.
+        """Read the bytes of a file or the target of a link.
 
         Raises:
-            OSError: It is absent.
+            OSError: It's missing.
         """
         for _, image in self.images((entry,)):
             return image.content
@@ -189,33 +188,32 @@ def _build_empty(node: str, note: str) -> Snapshot:
 
 
 def _is_cover(path: str, old: TreeEntry | None, new: TreeEntry | None) -> bool:
-    """Tell whether a path is an empty directory that the sandbox of a running command has put there."""
+    """Tell whether a path is an empty directory created by a running command's sandbox."""
     return path in PROTECTED and all(one is None or one.kind is FileKind.DIRECTORY for one in (old, new))
 
 
 # -- file tree --------------------------------------------------------------------------------
 #
-# A file whose size, times and inode are those of the last scan is not read again. The scan ends at its limits of files
-# and time; the budget of bytes leaves out files, and names them.
-
+# Files with the size, times and inode of the last scan aren't reread. The file count and time limits abort a scan; the
+# byte budget only leaves out files, with a note.
 
 FILE_LIMIT = 20_000
 LIMIT_S = 2.0
 SKIPPED = frozenset({".git", ".hg", ".svn", "node_modules", "__pycache__", ".venv", "venv", ".tox"})
-"""Directories of tools, which they build again or keep records in."""
+"""Tool directories: rebuildable, or internal records."""
 _OURS = ".indusvx-bg"
 """The output of background commands."""
 _NAMED = 5
 _SETTLED_NS = 50_000_000
-"""Age at which the times of a file distinguish a later change: file systems count in ticks of a few milliseconds."""
+"""Minimum age for file times to reveal a later change: file systems tick every few milliseconds."""
 
 
 class TreeLimitError(OSError):
-    """A directory is too large, or too slow, for a snapshot."""
+    """A directory is too large or too slow for a snapshot."""
 
 
 class FileTree:
-    """Copies of the files of one workspace. The methods block."""
+    """Copies of a workspace's files. Methods block."""
 
     def __init__(self, directory: str, workspace: str) -> None:
         self._directory, self._workspace = directory, workspace
@@ -223,11 +221,11 @@ class FileTree:
         self._left_out: dict[str, LeftOut] = {}
 
     def scan(self) -> TreeScan:
-        """List the tree, and copy what has changed since the last scan.
+        """List the tree and copy all changes since the last scan.
 
         Raises:
-            TreeLimitError: There are too many files, or reading them takes too long.
-            OSError: A copy cannot be written.
+            TreeLimitError: Too many files, or reading them takes too long.
+            OSError: A copy can't be written.
         """
         make_private_dir(self._directory)
         entries: dict[str, TreeEntry] = {}
@@ -246,7 +244,7 @@ class FileTree:
             except PermissionError:
                 reason = "it cannot be read"
             except FileNotFoundError:
-                continue  # removed meanwhile
+                continue  # removed in the meantime
             if reason:
                 left_out[path] = LeftOut(reason, signature)
                 continue
@@ -263,7 +261,7 @@ class FileTree:
         return TreeScan(entries=entries, left_out=left_out, notes=tuple(notes))
 
     def _walk(self, skipped: set[str]) -> Iterator[tuple[str, os.stat_result, TreeEntry]]:
-        """Yield files, links and directories; `skipped` takes the names of the directories that are passed over."""
+        """Yield files, links and directories, adding the names of skipped directories to `skipped`."""
         deadline, count = time.monotonic() + LIMIT_S, 0
         folders = [""]
         while folders:
@@ -286,7 +284,7 @@ class FileTree:
                     yield path, status, entry
 
     def _find_reason(self, path: str, size: int, room: int) -> str:
-        if path in self._left_out:  # what was left out once stays so: its former content is unknown
+        if path in self._left_out:  # once left out, always: its former content is unknown
             return self._left_out[path].reason
         if size > LARGEST_FILE:
             return f"it has {size:,} bytes, and at most {LARGEST_FILE:,} are kept"
@@ -302,11 +300,7 @@ class FileTree:
         return store_content(self._directory, content)
 
     def read_contents(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-        """Read copies.
-
-        Raises:
-            OSError: One is absent.
-        """
+        """Read copies; raises `OSError` if one is missing."""
         for key in dict.fromkeys(keys):
             with open(os.path.join(self._directory, key), "rb") as file:
                 yield key, file.read()

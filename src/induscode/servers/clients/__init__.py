@@ -1,4 +1,4 @@
-"""Configuration files of other MCP clients: where they are, and how `indus serve` is added to them."""
+"""Other MCP clients' configuration files: where they are, and how to add `indus serve` to them."""
 
 from __future__ import annotations
 
@@ -12,38 +12,17 @@ if TYPE_CHECKING:
     from induscode.servers.config.rows import Scope
 
 DEFAULT_ADDRESS = "127.0.0.1:7332"
-"""Where `indus serve --http` listens unless it's told otherwise."""
+"""Where `indus serve --http` listens by default."""
 CLIENT_NAMES = (
-    "claude",
-    "claude-code",
-    "claude-desktop",
-    "cursor",
-    "vscode",
-    "codex",
-    "gemini",
-    "windsurf",
-    "zed",
-    "opencode",
-    "qwen",
-    "copilot",
-)
-"""The clients of `indus serve --install`: the keys of `clients.entry.CLIENTS`, without loading it."""
+    "claude", "claude-code", "claude-desktop", "cursor", "vscode", "codex", "gemini", "windsurf", "zed", "opencode",
+    "qwen", "copilot",
+)  # fmt: skip
+"""The clients `indus serve --install` supports: the keys of `clients.entry.CLIENTS`, without importing it."""
 PROGRAMS = (
-    "claude-desktop",
-    "claude-code",
-    "vscode",
-    "cursor",
-    "codex",
-    "gemini",
-    "opencode",
-    "windsurf",
-    "zed",
-    "qwen",
-    "amp",
-    "copilot",
-    "cline",
-)
-"""The clients whose files are known, by their names on the command line."""
+    "claude-desktop", "claude-code", "vscode", "cursor", "codex", "gemini", "opencode", "windsurf", "zed", "qwen",
+    "amp", "copilot", "cline",
+)  # fmt: skip
+"""Command-line names of the clients whose files we know."""
 _EDITORS = ("Code", "Code - Insiders", "VSCodium")
 _CLINE_EXTENSION = ("User", "globalStorage", "saoudrizwan.claude-dev", "settings")
 _OPENCODE = ("opencode.json", "opencode.jsonc")
@@ -61,12 +40,12 @@ _PROJECT_FILES: Mapping[str, Sequence[str]] = {
 
 
 def config_places(program: str, cwd: str, environ: Mapping[str, str]) -> Sequence[tuple[str, Scope]]:
-    """List the files of a client, existing or not; the first one of a scope is the usual one."""
+    """List a client's files, existing or not. The first one of each scope is the usual one."""
     home = environ.get("HOME") or os.path.expanduser("~")
     # https://specifications.freedesktop.org/basedir-spec/latest/
     config = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     support = os.path.join(home, "Library", "Application Support")
-    # Desktop applications use the first on their system.
+    # Desktop applications use the first one on their system.
     roots = (support, config) if sys.platform == "darwin" else (config, support)
     join = os.path.join
     editors = [join(root, name) for root in roots for name in _EDITORS]

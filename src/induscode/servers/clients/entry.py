@@ -1,4 +1,4 @@
-"""The entry for this gateway in the configuration of an MCP client, in the format of each client."""
+"""This gateway's entry in an MCP client's configuration, in each client's format."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Address:
 
 @record(kw_only=True)
 class Entry:
-    """A command that starts the gateway, and its address if it serves over HTTP."""
+    """The command that starts the gateway, plus its address if it serves over HTTP."""
 
     name: str
     command: Sequence[str]
@@ -43,32 +43,32 @@ class Entry:
 
 @record(kw_only=True)
 class Client:
-    """An MCP client: the format and the place of an entry in its configuration."""
+    """An MCP client: format and location of an entry in its configuration."""
 
     title: str
     program: str
     """Its name in `clients.PROGRAMS`."""
     place: str
-    """Where an entry is pasted by hand."""
+    """Where to paste an entry by hand."""
     keys: tuple[str, ...]
-    """The keys that lead to the object with the servers."""
+    """The path to the object with the servers."""
     row: Callable[[Entry], JsonObject]
     replaces: re.Pattern[str] | None = None
-    """Text of a command line that the client replaces by the value of a variable; no client can escape it."""
+    """Command-line text the client replaces with a variable's value; no client can escape it."""
     lacks: tuple[str, ...] = ()
-    """Which of `http` and `token` its configuration cannot express."""
+    """Which of `http` and `token` its configuration can't express."""
     inputs: Callable[[Entry], Sequence[JsonObject]] = field(default=lambda _: ())
-    """The questions to its user, for the key `inputs`."""
+    """Questions for its user, under the key `inputs`."""
     add_command: Callable[[Entry], Sequence[str]] | None = None
-    """The client's own command that adds the entry, if it has one."""
+    """The client's CLI command that adds the entry, if any."""
 
     @property
     def is_toml(self) -> bool:
-        """Whether its configuration is TOML (https://toml.io/en/v1.0.0); the others are JSON, some with comments."""
+        """Whether its configuration is TOML (https://toml.io/en/v1.0.0). The others are JSON, some with comments."""
         return self.program == "codex"
 
     def format(self, entry: Entry) -> str:
-        """Format the configuration that has this entry alone."""
+        """Format a configuration with just this entry."""
         if self.is_toml:
             return format_toml_table(self.keys[0], entry.name, self.row(entry))
         document: JsonObject = {entry.name: self.row(entry)}
@@ -78,7 +78,7 @@ class Client:
         return json.dumps({"inputs": [*inputs], **document} if inputs else document, indent=2)
 
     def find_obstacle(self, entry: Entry) -> str | None:
-        """Return what of an entry cannot be expressed for this client; None if everything can."""
+        """Return the reason this client can't express an entry, if any."""
         address = entry.address
         if address is not None:
             if "http" in self.lacks:
@@ -98,7 +98,7 @@ class Client:
 
 
 def build_own_command() -> Sequence[str]:
-    """Return the command line that starts this program, by its absolute path."""
+    """Return the command line that starts this program by absolute path."""
     program = sys.argv[0]
     if os.path.basename(program) == "__main__.py":
         return (sys.executable, "-m", "induscode")
@@ -107,11 +107,11 @@ def build_own_command() -> Sequence[str]:
 
 
 def is_own_row(row: JsonValue, url: str | None = None, name: str = "") -> bool:
-    """Return whether a row of a client's configuration was made from an entry of ours.
+    """Tell whether a row of a client's configuration came from one of our entries.
 
-    A command counts if it runs `indus serve`, at any path and by any launcher (`uvx indus-deck serve`, `python -m
-    induscode serve`, a shell). An address counts if it is `url` or comes with our token: its variable, or the question
-    for it that belongs to `name`.
+    A command counts if it runs `indus serve`, at any path and with any launcher (`uvx indus-deck serve`, `python -m
+    induscode serve`, a shell). An address counts if it's `url` or comes with our token: its variable, or `name`'s
+    input for it.
     """
     if not is_json_object(row):
         return False
@@ -128,7 +128,7 @@ def is_own_row(row: JsonValue, url: str | None = None, name: str = "") -> bool:
 
 
 def _runs_gateway(words: Sequence[JsonValue]) -> bool:
-    """Return whether a command line runs `indus serve`, directly or through launchers and shells."""
+    """Tell whether a command line runs `indus serve`, directly or through launchers and shells."""
     texts = [part for word in words if isinstance(word, str) for part in _split_word(word)]
     for index, word in enumerate(texts):
         # `indus-deck@1.2`, `indus-deck[all]==1.2`, `C:\\bin\\indus.exe`
@@ -140,7 +140,7 @@ def _runs_gateway(words: Sequence[JsonValue]) -> bool:
 
 
 def _split_word(word: str) -> Sequence[str]:
-    """Split a word that is a command line itself, as after `sh -c`."""
+    """Split a word that is itself a command line, as after `sh -c`."""
     try:
         return shlex.split(word) if " " in word else [word]
     except ValueError:  # an open quote
@@ -160,7 +160,7 @@ def format_toml_table(key: str, name: str, row: JsonObject) -> str:
 
 
 def format_toml_string(text: str) -> str:
-    """Format a basic string (https://toml.io/en/v1.0.0#string): TOML has no surrogate pairs, JSON escapes them so."""
+    """Format a basic string (https://toml.io/en/v1.0.0#string). TOML lacks the surrogate pairs JSON escapes use."""
     quoted = json.dumps(text, ensure_ascii=False)
     return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04X}", quoted)
 
@@ -368,4 +368,4 @@ CLIENTS: dict[str, Client] = {
         replaces=_BRACED,
     ),
 }
-"""The clients by their names on the command line; `claude` is Claude Code."""
+"""Clients by command-line name. `claude` is Claude Code."""

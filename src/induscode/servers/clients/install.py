@@ -1,7 +1,7 @@
-"""Adds the entry of this gateway to the configuration file of an MCP client, and removes it.
+"""Adds this gateway's entry to an MCP client's configuration file, and removes it.
 
-Everything else in the file stays as it is, comments included: the edit is made in the text, and is written only if the
-parsed result differs in that entry alone. The file is replaced atomically, and a copy of the old one is kept beside it.
+Everything else in the file stays as is, including comments: we edit the text and write it only if the parsed result
+differs in just that entry. The file is replaced atomically, with a backup next to it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from indusagi.core.records import record
 from induscode.servers.clients import config_places
 from induscode.servers.clients.entry import Client, Entry, format_toml_table, is_own_row
 from induscode.servers.clients.jsonc import JsoncError, append_item, remove_item, remove_member, set_member
+from induscode.servers.config.writer import replace_text
 
-_LARGEST_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
 _BOM = "\ufeff"
 
 
 class InstallError(Exception):
-    """The file cannot be changed."""
+    """The file can't be changed."""
 
 
 @record
 class Change:
-    """A planned change of a file."""
+    """A planned change to a file."""
 
     path: str
     before: str | None
-    """None for an absent file."""
+    """`None`: the file doesn't exist."""
     after: str
 
     @property
@@ -54,11 +55,11 @@ class Change:
         return "\n".join(lines)
 
     def apply(self) -> str | None:
-        """Write the file, and return the path of the copy of the old one.
+        """Write the file and return the backup's path, if any.
 
         Raises:
-            InstallError: The file was changed meanwhile.
-            OSError: It cannot be written.
+            InstallError: The file has changed since it was read.
+            OSError: It can't be written.
         """
         make_dirs(os.path.dirname(self.path), 0o700)
         with locked_directory(os.path.dirname(self.path)):
@@ -72,13 +73,13 @@ class Change:
                 backup = f"{self.path}.{stamp}.bak"
                 if os.path.lexists(backup):
                     backup = f"{self.path}.{stamp}.{new_ulid()}.bak"
-                _write(backup, self.before, mode)
-            _write(self.path, self.after, mode)
+                replace_text(backup, self.before, mode)
+            replace_text(self.path, self.after, mode)
             return backup
 
 
 def find_client_file(client: Client, environ: Mapping[str, str]) -> str:
-    """Find the user's file of a client: an existing one, else one whose directory exists."""
+    """Find a client's user-level file: an existing one, else one whose directory exists."""
     places = config_places(client.program, "", environ)
     files = [os.path.realpath(path) for path, scope in places if scope == "user"]
     existing = [path for path in files if os.path.isfile(path)]
@@ -90,7 +91,7 @@ def plan_install(client: Client, entry: Entry, path: str) -> Change:
     """Plan to add an entry to a client's file, or to replace an older one of ours.
 
     Raises:
-        InstallError: The file cannot be read or edited, or has another server of this name.
+        InstallError: The file can't be read or edited, or has a different server with this name.
     """
     before = _read(path)
     document = _parse(client, path, before or "")
@@ -119,10 +120,10 @@ def plan_install(client: Client, entry: Entry, path: str) -> Change:
 
 
 def plan_uninstall(client: Client, name: str, path: str, url: str | None = None) -> Change:
-    """Plan to remove an entry of ours from a client's file; without one nothing changes.
+    """Plan to remove our entry, if any, from a client's file.
 
     Raises:
-        InstallError: The file cannot be read or edited, or its server of this name is another.
+        InstallError: The file can't be read or edited, or has a different server with this name.
     """
     before = _read(path)
     document = _parse(client, path, before or "")
@@ -138,7 +139,7 @@ def plan_uninstall(client: Client, name: str, path: str, url: str | None = None)
     if client.is_toml:
         after = remove_table(text, [*client.keys, name])
         if not servers and expected.get(client.keys[0]) == {}:
-            del expected[client.keys[0]]  # a table that exists only through the tables below it
+            del expected[client.keys[0]]  # an implicit table, which only its subtables define
     else:
         after = remove_member(text, [*client.keys, name])
         inputs = expected.get("inputs")
@@ -167,7 +168,7 @@ def _find_servers(client: Client, document: JsonObject, *, make: bool = False) -
 
 
 def _verify_change(client: Client, path: str, before: str | None, after: str, expected: JsonObject) -> Change:
-    """Accept an edit only if the parsed text is as expected."""
+    """Accept an edit only if it parses to the expected document."""
     try:
         document = _parse(client, path, after)
     except InstallError:
@@ -198,7 +199,7 @@ def _parse(client: Client, path: str, text: str) -> JsonObject:
 
 def _read(path: str) -> str | None:
     try:
-        return read_small_file(path, _LARGEST_BYTES).decode("utf-8")
+        return read_small_file(path, _MAX_BYTES).decode("utf-8")
     except FileNotFoundError:
         return None
     except OSError as exc:
@@ -207,28 +208,11 @@ def _read(path: str) -> str | None:
         raise InstallError(f"{path} is not UTF-8 at byte {exc.start}: correct it first") from exc
 
 
-def _write(path: str, text: str, mode: int) -> None:
-    temporary = f"{path}.{new_ulid()}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        handle = os.open(temporary, flags, 0o600)
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(handle, mode)
-            file.write(text.encode())
-            file.flush()
-            os.fsync(handle)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
-
-
 # -- TOML tables ------------------------------------------------------------------------------
 
 
 def set_table(text: str, path: Sequence[str], table: str) -> str:
-    """Replace the table at a path, or append it. Other lines stay; the caller checks the result by parsing it."""
+    """Replace or append the table at a path, leaving other lines alone. The caller must verify the result."""
     lines, index = _split_off_table(text, path)
     if index is not None:
         return "".join([*lines[:index], f"{table}\n", *lines[index:]])
@@ -238,7 +222,7 @@ def set_table(text: str, path: Sequence[str], table: str) -> str:
 
 
 def remove_table(text: str, path: Sequence[str]) -> str:
-    """Remove the table at a path and those below it, and the blank line before each."""
+    """Remove the table at a path with its subtables, and the blank line before it."""
     lines, index = _split_off_table(text, path)
     if index is not None and index > 0 and not lines[index - 1].strip():
         del lines[index - 1]
@@ -246,7 +230,7 @@ def remove_table(text: str, path: Sequence[str]) -> str:
 
 
 def _split_off_table(text: str, path: Sequence[str]) -> tuple[list[str], int | None]:
-    """Return the lines without the tables at or below a path, and the index of the first of these tables."""
+    """Return the lines without the tables at or below a path, and the first such table's index."""
     lines: list[str] = []
     ours: list[str] | None = None
     index: int | None = None
@@ -262,7 +246,7 @@ def _split_off_table(text: str, path: Sequence[str]) -> tuple[list[str], int | N
 
 
 def _list_trailing(lines: Sequence[str]) -> Sequence[str]:
-    """Return the blank lines and comments at the end of a table: they belong to what follows."""
+    """Return the blank lines and comments at the end of a table, which belong to the next one."""
     end = len(lines)
     while end and (not lines[end - 1].strip() or lines[end - 1].lstrip().startswith("#")):
         end -= 1
@@ -270,7 +254,7 @@ def _list_trailing(lines: Sequence[str]) -> Sequence[str]:
 
 
 def _parse_header(line: str) -> list[str] | None:
-    """Parse the path of a table header; None for any other line."""
+    """Parse the path of a table header, or return `None` for any other line."""
     if not line.lstrip().startswith("["):
         return None
     try:

@@ -1,7 +1,7 @@
-"""Edits of JSON with comments (https://code.visualstudio.com/docs/languages/json#_json-with-comments) in its text.
+"""Edits JSON with comments (https://code.visualstudio.com/docs/languages/json#_json-with-comments) in place.
 
-The text is parsed into spans; an edit replaces, inserts or removes one of them. Comments, order, indentation and line
-ends of everything else are kept byte for byte.
+The text is parsed into spans; an edit replaces, inserts or removes one of them. Everything else, including comments,
+order, indentation and line ends, stays byte for byte.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 
 from indusagi.core.json import JsonValue
 
-_DEEPEST = 200
+_MAX_DEPTH = 200
 _SPACE = re.compile(r"\s*")
 _PLAIN = re.compile(r"[^\s,\[\]{}\"/]+")
 _LINE_END = re.compile(r"[ \t]*\r?\n")
 _INDENT = re.compile(r"\n([ \t]+)\S")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
 class JsoncError(ValueError):
-    """The text cannot be edited."""
+    """The text can't be edited."""
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class _Node:
 
 @dataclass(slots=True)
 class _Child:
-    """The span of a member of an object or of an item of a list."""
+    """The span of an object member or list item."""
 
     start: int
     key: str | None
@@ -46,10 +47,10 @@ class _Child:
 
 
 def set_member(text: str, path: Sequence[str], value: JsonValue) -> str:
-    """Set the member at a path of keys; absent objects on the way are created.
+    """Set the member at a path of keys, creating missing objects.
 
     Raises:
-        JsoncError: The text is invalid, or something on the way is not an object.
+        JsoncError: The text is invalid, or something along the path isn't an object.
     """
     if not text.strip():
         text = "{}\n"
@@ -67,10 +68,10 @@ def set_member(text: str, path: Sequence[str], value: JsonValue) -> str:
 
 
 def append_item(text: str, key: str, value: JsonValue) -> str:
-    """Append an item to the list under a key of the root; an absent list is created.
+    """Append an item to the list under a root key, creating a missing list.
 
     Raises:
-        JsoncError: The text is invalid, or the value of the key is not a list.
+        JsoncError: The text is invalid, or the key's value isn't a list.
     """
     found = _find_member(_parse(text), key) if text.strip() else None
     if found is None:
@@ -81,11 +82,7 @@ def append_item(text: str, key: str, value: JsonValue) -> str:
 
 
 def remove_member(text: str, path: Sequence[str]) -> str:
-    """Remove the member at a path; a text without it is returned unchanged.
-
-    Raises:
-        JsoncError: The text is invalid.
-    """
+    """Remove the member at a path, if any; raises `JsoncError` if the text is invalid."""
     node = _parse(text)
     for key in path[:-1]:
         found = _find_member(node, key)
@@ -97,11 +94,7 @@ def remove_member(text: str, path: Sequence[str]) -> str:
 
 
 def remove_item(text: str, key: str, index: int) -> str:
-    """Remove an item of the list under a key of the root.
-
-    Raises:
-        JsoncError: The text is invalid.
-    """
+    """Remove an item from the list under a root key; raises `JsoncError` if the text is invalid."""
     found = _find_member(_parse(text), key)
     if found is None or index >= len(found.value.children):
         return text
@@ -137,7 +130,7 @@ def _remove_child(text: str, node: _Node, child: _Child) -> str:
     at = node.children.index(child)
     start = len(text[: child.start].rstrip())
     end = child.value.end if child.comma is None else child.comma + 1
-    if _LINE_END.match(text, end) is None:  # the line goes on, or the member is the last one
+    if _LINE_END.match(text, end) is None:  # the line continues, or this is the last member
         start = child.start
     result = text[:start] + text[end:]
     before = node.children[at - 1].comma if at else None
@@ -183,7 +176,7 @@ def _parse(text: str) -> _Node:
 def _parse_value(text: str, at: int, depth: int) -> _Node:
     node = _Node(at)
     opening = text[at : at + 1]
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         raise JsoncError("invalid JSON: nested too deeply")
     if opening == '"':
         node.end = _find_string_end(text, at)
@@ -222,12 +215,12 @@ def _parse_children(text: str, node: _Node, depth: int) -> int:
 
 
 def _skip(text: str, at: int) -> int:
-    """Return the position after space and comments."""
+    """Return the position after whitespace and comments."""
     return _SPACE.match(text, _skip_comments(text, at)).end()  # type: ignore[union-attr] — matches the empty text too
 
 
 def _skip_comments(text: str, at: int) -> int:
-    """Return the end of the last comment that follows `at` after nothing but space."""
+    """Return the end of the last comment after `at`, with only whitespace in between."""
     while True:
         start = _SPACE.match(text, at).end()  # type: ignore[union-attr] — matches the empty text too
         if not text.startswith(("//", "/*"), start):
@@ -252,6 +245,3 @@ def _find_string_end(text: str, at: int) -> int:
 
 def _format_position(text: str, at: int) -> str:
     return f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
-
-
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)

@@ -1,4 +1,4 @@
-"""Configuration files: the servers of the user and of the project, with notes about unusable entries."""
+"""Configuration files: the user's and the project's servers, with notes about unusable entries."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _EXAMPLE = 'it needs {"mcpServers": {"NAME": {"command": "…"}}}, see docs/mcp-
 
 @record
 class DiscoveredConfig:
-    """The servers of several files, each id once, with notes about what was left out."""
+    """The servers of several files, each id once, with notes about skipped ones."""
 
     rows: Sequence[ServerRow] = ()
     notes: Sequence[Note] = ()
     files: Sequence[str] = ()
-    """The existing files, in the order of reading."""
+    """The existing files, in reading order."""
 
 
 def load_mcp_config(path_or_cwd: str | os.PathLike[str]) -> list[ServerConfig]:
     """Read one file, or the conventional files of a directory in order.
 
-    The call is consent to their content: variables get their values. Unusable servers are left out;
-    `discover_mcp_config` reports them.
+    Calling this implies consent to their content: variables are expanded. Skips unusable servers, which
+    `discover_mcp_config` reports.
     """
     target = os.fspath(path_or_cwd)
     if os.path.isfile(target):
@@ -43,10 +43,10 @@ def load_mcp_config(path_or_cwd: str | os.PathLike[str]) -> list[ServerConfig]:
 
 
 def parse_config_file(path: str | os.PathLike[str], scope: Scope = "given") -> list[ServerConfig]:
-    """Read the servers of one file, with the values of their variables.
+    """Read the servers of one file, with variables expanded.
 
-    An invalid row or a variable without a value leaves out that server; an unreadable file has none.
-    `discover_mcp_config` reports the reasons.
+    Skips invalid rows and ones with unset variables; an unreadable file has no servers. `discover_mcp_config` reports
+    the reasons.
     """
     configs: list[ServerConfig] = []
     for row in read_rows(os.fspath(path), scope)[0]:
@@ -58,7 +58,7 @@ def parse_config_file(path: str | os.PathLike[str], scope: Scope = "given") -> l
 
 
 def server_config_from_row(row: JsonObject) -> ServerConfig | None:
-    """Parse one server from a row that carries its own `name`; None if it is unusable."""
+    """Parse a server from a row with a `name`, or return `None` if it's unusable."""
     name = row.get("name")
     origin = Origin("a row", "given", "servers")
     if not isinstance(name, str) or is_switched_off(row):
@@ -70,10 +70,10 @@ def server_config_from_row(row: JsonObject) -> ServerConfig | None:
 
 
 def discover_mcp_config(path_or_cwd: str | os.PathLike[str], *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
-    """Read one file, or all conventional files of a directory, and choose one row for each id.
+    """Read one file, or all conventional files of a directory, and choose one row per id.
 
-    In one file the last row of an id applies. Among several files the user's precede the project's, and among the
-    user's the first in the conventional order applies. Rows in `switched_on` are read also if they are switched off.
+    Within a file, the last row of an id wins. Across files, the user's take precedence over the project's, and among
+    the user's, the first in conventional order wins. Rows in `switched_on` count even if they're switched off.
     """
     target = os.fspath(path_or_cwd)
     if os.path.isfile(target):
@@ -99,7 +99,7 @@ def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
 
 
 def merge_config_files(paths: Iterable[tuple[str, Scope]], *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
-    """Read files, and choose one row for each id."""
+    """Read files and choose one row per id."""
     notes: list[Note] = []
     files: list[str] = []
     kept: dict[str, ServerRow] = {}
@@ -123,7 +123,7 @@ def _is_same(row: ServerRow, other: ServerRow) -> bool:
 
 
 def _choose(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Iterable[Note]:
-    """Keep one of two rows of one id."""
+    """Choose between two rows with the same id."""
     stronger = row.origin.scope != "project" and rival.origin.scope == "project"
     winner, loser = (row, rival) if stronger else (rival, row)
     kept[row.id] = winner
@@ -140,14 +140,14 @@ _KEYS = ("servers", "mcpServers", "mcp_servers", "mcp", "context_servers", "amp.
 
 
 class UnusableFileError(ValueError):
-    """A configuration file without a usable server; the message has the place, the reason and the remedy."""
+    """A configuration file has no usable server. The message has the position, reason and remedy."""
 
 
 def read_named_rows(path: str, *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
-    """Read a file that the user has named: problems that are notes elsewhere are errors here.
+    """Read a file the user named. Problems that are notes elsewhere are errors here.
 
     Raises:
-        UnusableFileError: It is unreadable, invalid, or has no usable server.
+        UnusableFileError: It's unreadable, invalid, or has no usable server.
     """
     found = read_config_file(path)
     if found.trouble is not None:
@@ -168,7 +168,7 @@ def read_named_rows(path: str, *, switched_on: Collection[str] = ()) -> Discover
 
 
 def find_shape_problem(document: JsonObject) -> str | None:
-    """Find a key that should hold servers and holds another type; None if there is none."""
+    """Describe a servers key with a value of the wrong type, if any."""
     for key in _KEYS:
         rows = document.get(key, {})
         if not is_json_object(rows) and not (key == "servers" and isinstance(rows, list)):
@@ -179,7 +179,7 @@ def find_shape_problem(document: JsonObject) -> str | None:
 def read_rows(
     path: str, scope: Scope, *, switched_on: Collection[str] = ()
 ) -> tuple[Sequence[ServerRow], Sequence[Note]]:
-    """Read the servers of one file; an invalid row leaves the others usable."""
+    """Read the servers of one file. Invalid rows don't affect the others."""
     found = read_config_file(path)
     if found.trouble is not None:
         return (), (Note(f"file {path}", f"skipped: {found.trouble}", "correct it"),)
@@ -205,10 +205,7 @@ def read_rows(
 
 
 def parse_given_rows(servers: Mapping[str, JsonObject], given_by: str) -> tuple[Sequence[ServerRow], Sequence[Note]]:
-    """Parse servers that an editor or a program hands in; an invalid one leaves the others usable.
-
-    No variable is expanded.
-    """
+    """Parse servers supplied by an editor or program, without expanding variables. Invalid ones become notes."""
     origin = Origin(given_by, "given", "acp" if given_by == "the editor" else "rows")
     rows: list[ServerRow] = []
     notes: list[Note] = []
@@ -241,7 +238,7 @@ def _name_owner(number: int, identity: str, origin: Origin) -> str:
 def resolve_rows(
     rows: Iterable[ServerRow], environ: Mapping[str, str]
 ) -> tuple[Mapping[str, ServerConfig], Sequence[Note]]:
-    """Resolve the variables of rows; a row with a variable without value is left out with a note."""
+    """Resolve the variables of rows, skipping rows with unset variables with a note."""
     resolved: dict[str, ServerConfig] = {}
     notes: list[Note] = []
     for row in rows:

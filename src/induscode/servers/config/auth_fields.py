@@ -1,8 +1,8 @@
-"""The `auth` object of a server row: how the server is signed in to.
+"""The `auth` object of a server row: how to sign in to the server.
 
-Other programs write parts of it in their own words: `oauth` with `clientId` (Claude Code, Gemini, opencode), `auth`
-with `CLIENT_ID` (Cursor), `headersHelper` (Claude Code). All are converted to the fields of `AuthSettings`, with
-variables as written: consent is given to their names.
+Other programs spell parts of it differently: `oauth` with `clientId` (Claude Code, Gemini, opencode), `auth` with
+`CLIENT_ID` (Cursor), `headersHelper` (Claude Code). We convert them all to the fields of `AuthSettings`, with variables
+as written, since users consent to their names.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _LAST_PORT: Final = 65_535
 
 
 def normalize_auth(row: JsonObject, remarks: list[str]) -> JsonObject | None:
-    """Return the fields of signing in that a row has; None: it has none, and an empty object: it wants none.
+    """Return a row's sign-in fields, skipping invalid ones with a remark.
 
-    Invalid fields are left out with a remark.
+    `None`: the row doesn't say; an empty object: it doesn't want a sign-in.
     """
     given = row.get("auth", row.get("oauth"))
     helper = row.get("headersHelper", row.get("headers_helper"))
@@ -61,13 +61,13 @@ def normalize_auth(row: JsonObject, remarks: list[str]) -> JsonObject | None:
         remarks.append("its headersHelper is not text, and was left out")
     port = fields.get("callback_port")
     if "oauth" in row and port is not None and "redirect_uri" not in fields:
-        # The redirect for which users of Claude Code have registered their client.
+        # The redirect Claude Code users have registered for their client.
         fields["redirect_uri"] = f"http://localhost:{port}/callback"
     return fields or None
 
 
 def _take(fields: JsonObject, name: str, value: JsonValue) -> bool:
-    """Add a field if it is valid; return whether it was."""
+    """Add a field if it's valid, and tell whether it was."""
     taken: JsonValue = None
     if name in _LISTS:
         taken = _parse_list(name, value)
@@ -87,7 +87,7 @@ def _take(fields: JsonObject, name: str, value: JsonValue) -> bool:
 
 def _parse_list(name: str, value: JsonValue) -> JsonValue:
     if isinstance(value, str) and value.strip():
-        # Claude Code runs its helper in a shell; scopes are one text in OAuth itself (RFC 6749 §3.3).
+        # Claude Code runs its helper in a shell; OAuth scopes are a single string (RFC 6749 §3.3).
         return ["sh", "-c", value] if name == "header_command" else [*value.split()]
     if isinstance(value, list) and value and all(isinstance(member, str) for member in value):
         return value
@@ -95,7 +95,7 @@ def _parse_list(name: str, value: JsonValue) -> JsonValue:
 
 
 def iter_auth_texts(auth: JsonObject) -> Iterator[tuple[str, str]]:
-    """Yield every text of the object with its place."""
+    """Yield every string in the object with its place."""
     for name, value in auth.items():
         if isinstance(value, str):
             yield name, value
@@ -106,14 +106,14 @@ def iter_auth_texts(auth: JsonObject) -> Iterator[tuple[str, str]]:
 
 
 def format_auth(name: str, value: JsonValue) -> str | None:
-    """Format a field for a person who decides about it; None: its value is a secret."""
+    """Format a field for a consent prompt, or return `None` if its value is a secret."""
     if name in {"client_secret", "private_key", "assertion", "identity_provider"}:
         return None
     return value if isinstance(value, str) else compact_json(value)
 
 
 def build_auth_settings(auth: JsonObject, expand: Callable[[str], str]) -> AuthSettings:
-    """Build the settings of signing in, with the values of variables."""
+    """Build the sign-in settings, with variables expanded."""
     from indusagi.interop.auth.contract import AuthSettings, IdentityProvider  # noqa: PLC0415 — for such rows alone
 
     def text(name: str) -> str:

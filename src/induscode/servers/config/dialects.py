@@ -1,7 +1,7 @@
-"""Dialects: one function for each program whose configuration files can be read.
+"""Dialects: one function for each program whose configuration files we can read.
 
-Every function takes a document and yields rows of plain fields, under the names that `rows` parses. It opens no file
-and expands no variable.
+Each function takes a document and yields rows of plain fields, under the names `rows` parses. It opens no files and
+expands no variables.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from induscode.servers.config.expansion import Expansion
 
 
 class RawRow(NamedTuple):
-    """One server as a file has it; its fields are unchecked."""
+    """One server as written in a file, with unchecked fields."""
 
     name: str
     fields: JsonValue
     project: str | None = None
-    """Its directory, where one file has servers for several directories."""
+    """Its directory, if one file has servers for several."""
     written: JsonValue = None
-    """The fields before the dialect converts them: consent covers these too."""
+    """The fields before conversion. Consent covers these too."""
 
 
 @record
@@ -33,12 +33,12 @@ class Dialect:
     expansion: Expansion
     read_rows: Callable[[JsonObject], Iterator[RawRow]]
     matches: Callable[[JsonObject], bool]
-    """Whether a document of unknown origin is written in it."""
+    """Whether a document of unknown origin uses this dialect."""
     holds: Callable[[JsonObject], bool] | None = None
-    """Whether a document of this program has servers; None: the same as `matches`."""
+    """Whether a document of this program has servers. `None`: same as `matches`."""
 
     def has_servers(self, document: JsonObject) -> bool:
-        """Tell whether a document that is known to belong to this program has servers."""
+        """Tell whether a document known to belong to this program has servers."""
         return (self.holds or self.matches)(document)
 
 
@@ -50,16 +50,16 @@ def _under(document: JsonObject, *keys: str) -> JsonObject | None:
 
 
 def _rows(servers: JsonObject | None) -> Iterator[RawRow]:
-    """Yield the servers of an object by name, each with a copy of its fields."""
+    """Yield the servers in an object, each with a copy of its fields."""
     for name, fields in (servers or {}).items():
         yield RawRow(name, dict(fields) if is_json_object(fields) else fields, written=fields)
 
 
-# -- ours -------------------------------------------------------------------------------------
+# -- readers ----------------------------------------------------------------------------------
 
 
 def indus(document: JsonObject) -> Iterator[RawRow]:
-    """Read `servers`: a list of rows with names, or an object of rows by name."""
+    """Read `servers`: a list of named rows, or an object of rows by name."""
     servers = document.get("servers")
     if isinstance(servers, list):
         for row in servers:
@@ -69,16 +69,13 @@ def indus(document: JsonObject) -> Iterator[RawRow]:
         yield from _rows(servers)
 
 
-# -- others -----------------------------------------------------------------------------------
-
-
 def claude_desktop(document: JsonObject) -> Iterator[RawRow]:
     """Read `mcpServers`: commands only."""
     yield from _rows(_under(document, "mcpServers"))
 
 
 def claude_code(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers` of the user and of every directory in `projects` (the scope `local`)."""
+    """Read `mcpServers` of the user and of every directory in `projects` (scope `local`)."""
     yield from _rows(_under(document, "mcpServers"))
     for folder, project in (_under(document, "projects") or {}).items():
         if is_json_object(project):
@@ -92,7 +89,7 @@ def _has_claude_servers(document: JsonObject) -> bool:
 
 
 def vscode(document: JsonObject) -> Iterator[RawRow]:
-    """Read `servers` beside `inputs`."""
+    """Read `servers`, next to `inputs`."""
     yield from _rows(_under(document, "servers") or _under(document, "mcp", "servers"))
 
 
@@ -102,7 +99,7 @@ def cursor(document: JsonObject) -> Iterator[RawRow]:
 
 
 def codex(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcp_servers`; secrets are passed by the names of variables."""
+    """Read `mcp_servers`, where secrets are variable names."""
     yield from _convert_rows(_under(document, "mcp_servers"), _codex_row)
 
 
@@ -175,13 +172,13 @@ def _opencode_row(row: JsonObject) -> JsonObject:
 
 
 def _is_opencode_v2(document: JsonObject) -> bool:
-    """Tell whether `mcp.servers` holds servers, and is not itself a server named `servers`."""
+    """Tell whether `mcp.servers` holds servers, rather than being a server named `servers`."""
     servers = _under(document, "mcp", "servers")
     return servers is not None and not {"command", "url"} & servers.keys()
 
 
 def windsurf(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`, where the address of a remote server is `serverUrl`."""
+    """Read `mcpServers`, where `serverUrl` is a remote server's address."""
     for row in _rows(_under(document, "mcpServers")):
         if is_json_object(row.fields):
             address = row.fields.pop("serverUrl", None)
@@ -191,7 +188,7 @@ def windsurf(document: JsonObject) -> Iterator[RawRow]:
 
 
 def zed(document: JsonObject) -> Iterator[RawRow]:
-    """Read `context_servers`; older files have an object with a path as command."""
+    """Read `context_servers`. In older files, the command is an object with a path."""
     yield from _convert_rows(_under(document, "context_servers"), _zed_row)
 
 
@@ -205,12 +202,12 @@ def _zed_row(row: JsonObject) -> JsonObject:
 
 
 def amp(document: JsonObject) -> Iterator[RawRow]:
-    """Read `amp.mcpServers`, one key with a dot."""
+    """Read `amp.mcpServers` (a single key)."""
     yield from _rows(_under(document, "amp.mcpServers"))
 
 
 def copilot(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`, where `tools` is a list of tools, or `*` for all."""
+    """Read `mcpServers`, where `tools` lists tools, or `*` for all."""
     for row in _rows(_under(document, "mcpServers")):
         if is_json_object(row.fields):
             tools = row.fields.pop("tools", None)
@@ -253,7 +250,7 @@ _HAS_MCP_SERVERS = _has("mcpServers")
 
 
 def _matches_nothing(document: JsonObject) -> bool:
-    """Match nothing: a file in such a dialect is recognized by its name only."""
+    """Match nothing: only the file name identifies such a dialect."""
     return False
 
 
@@ -310,7 +307,7 @@ _BY_FILE = (
 
 
 def detect_dialect(path: str, document: JsonObject) -> Dialect | None:
-    """Detect the dialect of a document by the name of its file, or else by its keys."""
+    """Detect a document's dialect by file name, or else by its keys."""
     name = path.replace("\\", "/")
     for ending, program in _BY_FILE:
         if name.endswith(f"/{ending}") or name == ending:
@@ -321,7 +318,7 @@ def detect_dialect(path: str, document: JsonObject) -> Dialect | None:
 
 
 def find_dialect(program: str, document: JsonObject) -> Dialect | None:
-    """Return the dialect of a file that is known to belong to a program; None if it has no servers."""
+    """Return the dialect of a program's file, or `None` if it has no servers."""
     if program == "opencode" and DIALECTS["opencode-v2"].matches(document):
         return DIALECTS["opencode-v2"]
     return DIALECTS[program] if DIALECTS[program].has_servers(document) else None

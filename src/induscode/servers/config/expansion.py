@@ -1,7 +1,7 @@
-"""Expansion of variables in a configuration, by the rules of the program whose file it is.
+"""Expands variables in a configuration by the rules of the program that owns the file.
 
-Each dialect has its own syntax of a variable. A variable that is not set is never replaced by an empty text: the row is
-left out, and a note names the variable.
+Each dialect has its own variable syntax. An unset variable never becomes an empty string: the row is skipped, and a
+note names the variable.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PATTERNS: dict[Expansion, re.Pattern[str]] = {
     "editor": _EDITOR,
     "braces": _BRACES,
 }
-_LARGEST_FILE = 64 * 1024
+_MAX_FILE_BYTES = 64 * 1024
 
 
 class UnresolvedVariableError(Exception):
@@ -42,19 +42,19 @@ class UnresolvedVariableError(Exception):
 
 @record
 class ExpansionContext:
-    """The values that variables can have."""
+    """The lookup context for variables and files."""
 
     environ: Mapping[str, str]
     folder: str
     """The project directory, or the directory of the file."""
     contents: dict[str, str] = field(default_factory=dict[str, str])
-    """Files that were read, by path: each is read once, so what consent covers is what's used."""
+    """File contents by path. Each file is read once, so the content used is the content consented to."""
 
     def variable(self, name: str, default: str | None = None) -> str:
-        """Return the value of a variable; an empty one is replaced by the default.
+        """Return a variable's value, or the default if it's empty or unset.
 
         Raises:
-            UnresolvedVariableError: It is not set, and there is no default.
+            UnresolvedVariableError: It's unset and has no default.
         """
         value = self.environ.get(name)
         if value:
@@ -66,16 +66,16 @@ class ExpansionContext:
         return value
 
     def file(self, path: str) -> str:
-        """Return the content of a small file, without the newline at its end.
+        """Return the content of a small file, without its final newline.
 
         Raises:
-            UnresolvedVariableError: It cannot be read.
+            UnresolvedVariableError: It can't be read.
         """
         whole = os.path.join(self.folder, os.path.expanduser(path))
         if whole in self.contents:
             return self.contents[whole]
         try:
-            if not os.path.isfile(whole) or os.path.getsize(whole) > _LARGEST_FILE:
+            if not os.path.isfile(whole) or os.path.getsize(whole) > _MAX_FILE_BYTES:
                 raise UnresolvedVariableError(f"the file {path} is absent, or not a small file")
             with open(whole, encoding="utf-8") as file:
                 return self.contents.setdefault(whole, file.read().removesuffix("\n"))
@@ -84,21 +84,17 @@ class ExpansionContext:
 
 
 def expand(text: str, rule: Expansion, context: ExpansionContext) -> str:
-    """Replace variables by their values.
-
-    Raises:
-        UnresolvedVariableError: A variable has no value.
-    """
+    """Replace variables with their values; raises `UnresolvedVariableError` if one has none."""
     return _PATTERNS[rule].sub(lambda match: _find_value(rule, match, context), text)
 
 
 def reference_pattern(rule: Expansion) -> re.Pattern[str]:
-    """Return the pattern of a reference: exactly what `expand` replaces."""
+    """Return the pattern of the references `expand` replaces."""
     return _PATTERNS[rule]
 
 
 def parse_reference(rule: Expansion, match: re.Match[str]) -> tuple[str, bool]:
-    """Return the name in a reference, and whether it is a file instead of a variable."""
+    """Return the name in a reference, and whether it's a file instead of a variable."""
     if rule == "dollar":
         return match[1] or match[3], False
     if rule == "editor":
@@ -113,7 +109,7 @@ def _find_value(rule: Expansion, match: re.Match[str], context: ExpansionContext
         return context.variable(match[2]) if match[1] == "env" else context.file(match[2].strip())
     if rule != "editor":
         return context.variable(parse_reference(rule, match)[0], match[2])
-    # A variable of VS Code: https://code.visualstudio.com/docs/reference/variables-reference
+    # VS Code variables: https://code.visualstudio.com/docs/reference/variables-reference
     kind, name = match[1], match[2]
     if kind == "env" and name:
         return context.variable(name)

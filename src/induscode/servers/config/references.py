@@ -1,9 +1,8 @@
-"""References in a row: the variables and files whose values expansion puts into it.
+"""References in a row: the variables and files that expansion replaces with their values.
 
-A reference is shown as written wherever a person decides about a server or looks at one: the decision is about the name
-of the variable, and its value is unknown yet. Literal values beside it stay hidden. The references are those that
-`expansion.expand` replaces (both use the same patterns), and names in a default, which another program that reads the
-file may replace.
+Wherever users look at or decide about a server, they see references as written: they consent to the variable's name,
+not its value. Literal values next to it stay hidden. References are everything `expansion.expand` replaces (both use
+the same patterns), plus names in a default, which another program reading the file may replace.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from induscode.servers.config.expansion import Expansion, parse_reference, refer
 from induscode.servers.config.rows import ServerRow
 
 _NESTED = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)|\{(?:env|file):([^}]*)")
-"""A reference in the default of another one."""
+"""A reference inside another one's default."""
 _SCHEME_WORD = re.compile(r"\s*(?:(?:Bearer|Basic|Token|ApiKey|Digest|Negotiate)\s+)?", re.I)
 _URL_PARTS = re.compile(
     r"(?P<scheme>[^:/?#]*:)?(?://(?P<authority>[^/?#]*))?(?P<path>[^?#]*)"
@@ -33,25 +32,24 @@ _URL_PARTS = re.compile(
 """The five parts of a URL: RFC 3986 appendix B (https://www.rfc-editor.org/rfc/rfc3986#appendix-B)."""
 _FIRST_MARK = 0xE000
 _MARKS = range(_FIRST_MARK, 0xF900)
-"""Private-use characters that replace references while a URL is split: a reference may hold `?`, `#` or `@` in its
-default."""
+"""Private-use characters that stand in for references while splitting a URL: a default may hold `?`, `#` or `@`."""
 
 
 @record
 class Reference:
-    """A variable or a file whose value would be disclosed."""
+    """A variable or file whose value would be disclosed."""
 
     written: str
     """As written in the row: `${GITHUB_TOKEN}`."""
     name: str
-    """The variable, or the path of the file."""
+    """The variable, or the file's path."""
     place: str
-    """The place of the value: `header "Authorization"`."""
+    """Where the value goes: `header "Authorization"`."""
     recipient: str
-    """The receiver of the value: the host of the address, or the program."""
+    """Who gets the value: the address's host, or the program."""
     looks_secret: bool
     is_file: bool = False
-    """Whether it's the content of a file, instead of a variable."""
+    """Whether it's a file's content instead of a variable."""
 
     def as_json(self) -> JsonObject:
         """Return the facts for `--json`."""
@@ -64,13 +62,13 @@ class Reference:
 
     @property
     def warning(self) -> str:
-        """The secret, its place and its receiver."""
+        """The secret, its place and its recipient."""
         shown = hide_secrets(self.written)
         return f"{shown} looks like a secret: {self.recipient} gets its value, in {self.place}."
 
 
 def find_references(row: ServerRow) -> Sequence[Reference]:
-    """List the references of a row, in the order of its fields."""
+    """List the references of a row, in field order."""
     return tuple(dict.fromkeys(_find(row)))
 
 
@@ -97,7 +95,7 @@ def _find(row: ServerRow) -> Iterator[Reference]:
     if config.proxy:
         yield from _url_references(config.proxy, rule, "the proxy")
     for place, text in iter_auth_texts(row.auth or {}):
-        # The server names its issuer itself: what is sent there may reach any address.
+        # The server names its own issuer, so these values may reach any address.
         yield from _references(text, rule, f"{quote(place)} of its auth", f"{host}, or an issuer that it names,")
 
 
@@ -112,7 +110,7 @@ def _references(text: str, rule: Expansion, place: str, recipient: str) -> Itera
 
 
 def _url_references(url: str, rule: Expansion, place: str) -> Iterator[Reference]:
-    """Yield the references of a URL; one in place of a password counts as a secret."""
+    """Yield the references of a URL. In place of a password, they count as secrets."""
     marked, references = _mark_references(url, rule)
     user, _, _ = (_split_url(marked)["authority"] or "").rpartition("@")
     first, colon, password = user.partition(":")
@@ -125,17 +123,17 @@ def _url_references(url: str, rule: Expansion, place: str) -> Iterator[Reference
 
 
 def quote(text: str) -> str:
-    """Quote a text in ASCII, with every character visible."""
+    """Quote a text in ASCII, making every character visible."""
     return json.dumps(text, ensure_ascii=True)
 
 
-# -- values with references in them -----------------------------------------------------------
+# -- display ----------------------------------------------------------------------------------
 
 
 def show_value(text: str, rule: Expansion) -> str | None:
-    """Show a value with its references as written and its literal parts hidden; None without references.
+    """Show a value with references as written and literal parts hidden, or return `None` without references.
 
-    The scheme before a credential (`Bearer`, RFC 9110 §11.1) stays.
+    Keeps the scheme before a credential (`Bearer`, RFC 9110 §11.1).
     """
     shown, end, has_reference = "", 0, False
     for match in reference_pattern(rule).finditer(text):
@@ -149,7 +147,7 @@ def _hide_literal(text: str) -> str:
 
 
 def show_url(url: str, rule: Expansion = "none") -> str:
-    """Show a URL with its references as written; credentials and query are hidden."""
+    """Show a URL with references as written, hiding credentials and query."""
     marked, references = _mark_references(url, rule)
     parts = _split_url(marked)
     if parts["authority"] is None:
@@ -206,13 +204,13 @@ def _unmark(text: str, references: Sequence[str]) -> str:
 
 
 def _keep_marks(text: str) -> str:
-    """Hide the literal parts of a text in which references are marked."""
+    """Hide the literal parts of a text with marked references."""
     kept = "".join(char if ord(char) in _MARKS else "\0" for char in text)
     return re.sub("\0+", REDACTED, kept)
 
 
 def _show_query(query: str) -> str:
-    """Show the parameters that hold a reference, by name; hide the others."""
+    """Show parameters with a reference by name; hide the others."""
     if not _has_mark(query):
         return REDACTED
     shown: list[str] = []

@@ -1,4 +1,4 @@
-"""Server rows: one server of a configuration file, and the configuration it resolves to."""
+"""Server rows: one server in a configuration file, and the configuration it resolves to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Scope: TypeAlias = Literal["project", "user", "given"]
 """The owner of a file: the project, the user, or the command line (`given`)."""
 Start: TypeAlias = Literal["eager", "lazy"]
 Added: TypeAlias = Literal["hold", "allow"]
-"""What happens to tools and other items that a known server adds: they wait for approval, or are approved."""
+"""Whether items a known server adds later wait for approval or are approved."""
 
 
 class InvalidRowError(Exception):
@@ -38,40 +38,40 @@ class InvalidRowError(Exception):
 
 @record
 class Origin:
-    """The place of a row."""
+    """The location of a row."""
 
     file: str
     scope: Scope
     dialect: str
 
     def __str__(self) -> str:
-        # The program of a file that was named on the command line is only a guess by the keys of the file.
+        # For a file from the command line, the dialect is only a guess from its keys.
         return self.file if self.scope == "given" or self.dialect == "indus" else f"{self.file} ({self.dialect})"
 
 
 @record
 class ServerRow:
-    """A server of a file, before variables are expanded: consent is given to their names."""
+    """A server in a file, before expanding variables. Users consent to variable names, not values."""
 
     config: ServerConfig
     origin: Origin
     expansion: Expansion = "none"
     required: bool = False
     start: Start | None = None
-    """When to start it; None: the default of the session."""
+    """When to start it. `None`: the session's default."""
     added: Added = "hold"
     secrets: tuple[str, ...] = ()
-    """Names of environment variables that are passed to the server."""
+    """Names of environment variables to pass to the server."""
     auth: JsonObject | None = None
-    """How the server is signed in to; None: as it asks, and an empty object: not at all."""
+    """How to sign in. `None`: as the server asks; an empty object: not at all."""
     registry: JsonObject | None = field(default=None, compare=False)
-    """The entry of an MCP registry that the row was made from: name, version, package, hash."""
+    """The MCP registry entry behind the row: name, version, package, hash."""
     remarks: tuple[str, ...] = field(default=(), compare=False)
-    """Fields that were left out, with the reason."""
+    """Ignored fields, with the reason."""
     written: JsonObject = field(default_factory=dict[str, "JsonValue"], compare=False)
-    """The row as its file has it, in the words of its dialect."""
+    """The row as written in its file, in its dialect."""
     contents: dict[str, str] = field(default_factory=dict[str, str], compare=False, repr=False)
-    """Files that the row refers to, once they were read."""
+    """Contents of files the row refers to, once read."""
 
     @property
     def id(self) -> str:
@@ -79,13 +79,11 @@ class ServerRow:
         return self.config.id
 
     def make_context(self, environ: Mapping[str, str]) -> ExpansionContext:
-        """Build the context that the variables and files of the row are looked up in."""
+        """Build the lookup context for the row's variables and files."""
         return ExpansionContext(environ, find_project_dir(self.origin), self.contents)
 
     def resolve(self, environ: Mapping[str, str]) -> ServerConfig:
-        """Return the configuration with the values of its variables.
-
-        A server behind a URL is signed in to with the sign-ins of this user, if it wants that.
+        """Return the configuration with variables expanded, and the user's sign-ins for a server behind a URL.
 
         Raises:
             UnresolvedVariableError: A variable has no value.
@@ -111,27 +109,24 @@ class ServerRow:
         resolved = replace(config, url=value(config.url), headers=values(config.headers), proxy=proxy)
         if self.auth == {}:
             return resolved
-        # Late: only for servers behind a URL.
-        from indusagi.interop.auth.contract import ServerAuth  # noqa: PLC0415
+        from indusagi.interop.auth.contract import ServerAuth  # noqa: PLC0415 — only for servers behind a URL
         from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415
 
-        return replace(
-            resolved, auth=ServerAuth(settings=build_auth_settings(self.auth or {}, value), store=CredentialFiles())
-        )
+        settings = build_auth_settings(self.auth or {}, value)
+        return replace(resolved, auth=ServerAuth(settings=settings, store=CredentialFiles()))
 
 
 def find_project_dir(origin: Origin) -> str:
-    """Return the directory a file is about: the parent of a settings directory such as `.vscode`."""
+    """Return the directory a file configures: the parent of a settings directory such as `.vscode`."""
     folder = os.path.dirname(os.path.abspath(origin.file))
-    name = os.path.basename(folder)
-    inside_settings = name.startswith(".") and origin.scope != "user"
+    inside_settings = os.path.basename(folder).startswith(".") and origin.scope != "user"
     return os.path.dirname(folder) if inside_settings else folder
 
 
-# -- from the fields of a row -----------------------------------------------------------------
+# -- parsing ----------------------------------------------------------------------------------
 
 _SECONDS = {"startup_timeout_sec": "connect_s", "tool_timeout_sec": "call_idle_s"}
-_MOST_REPLICAS = 32
+_MAX_REPLICAS = 32
 _MAX_DEPTH = 50
 TYPES: dict[str, str] = {
     "http": "streamable_http",
@@ -170,7 +165,7 @@ def is_switched_off(row: JsonObject) -> bool:
 def parse_row(
     identity: str, row: JsonObject, origin: Origin, *, expansion: Expansion = "none", written: JsonObject | None = None
 ) -> ServerRow:
-    """Parse a server from the fields that all dialects are converted to; `written` are those of its own dialect.
+    """Parse a server from normalized fields. `written` holds the original ones, if its dialect differs.
 
     Raises:
         InvalidRowError: The row has no name, or neither a command nor a URL.
@@ -197,7 +192,7 @@ def parse_row(
 
 
 def _make_json(value: object, depth: int = 0) -> JsonValue:
-    """Turn what TOML and lenient JSON have beyond JSON (dates, NaN) into texts.
+    """Convert values JSON lacks (dates and NaN, from TOML and lenient JSON) to strings.
 
     Raises:
         InvalidRowError: It's nested too deeply.
@@ -215,7 +210,7 @@ def _make_json(value: object, depth: int = 0) -> JsonValue:
 
 
 class _RowParser:
-    """Reads fields of any type, and collects remarks about invalid ones."""
+    """Reads fields of any type and collects remarks about invalid ones."""
 
     def __init__(self, row: JsonObject) -> None:
         self.row = row
@@ -255,14 +250,14 @@ class _RowParser:
         )
 
     def _replicas(self) -> int:
-        """Read how many nodes of a cluster may run the server; one unless it is declared stateless."""
+        """Read how many cluster nodes may run the server: one unless it's declared stateless."""
         value, stateless = self.row.get("replicas"), self.row.get("stateless")
         if stateless not in {None, True, False}:
             self.remarks.append("its stateless is neither true nor false, and was not considered")
         if value is None:
             return 1
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST_REPLICAS:
-            self.remarks.append(f"its replicas are not a whole number from 1 to {_MOST_REPLICAS}, and were left out")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_REPLICAS:
+            self.remarks.append(f"its replicas are not a whole number from 1 to {_MAX_REPLICAS}, and were left out")
             return 1
         if value > 1 and stateless is not True:
             self.remarks.append('its replicas were left out: only a server with "stateless": true has several')
@@ -288,11 +283,11 @@ class _RowParser:
         return None
 
     def _proxy(self) -> str | None:
-        # An empty text means that no proxy is used; an absent one leaves it to the environment.
+        # An empty string means no proxy; a missing one leaves it to the environment.
         return "" if self.row.get("proxy") == "" else self._text("proxy")
 
     def strings(self, name: str) -> tuple[str, ...] | None:
-        """Read a list of texts; other members are left out with a remark."""
+        """Read a list of strings, dropping other members with a remark."""
         value = self.row.get(name)
         if value is None:
             return None
@@ -305,7 +300,7 @@ class _RowParser:
         return texts
 
     def _texts(self, name: str) -> dict[str, str]:
-        """Read variables or headers; numbers and booleans become their JSON."""
+        """Read variables or headers, encoding numbers and booleans as JSON."""
         value = self.row.get(name)
         if value is None:
             return {}
@@ -347,14 +342,14 @@ class _RowParser:
         return None
 
     def added(self) -> Added:
-        """Read what happens to items that the server adds later."""
+        """Read whether items the server adds later wait for approval."""
         value = self.row.get("added")
         if value not in {None, "hold", "allow"}:
             self.remarks.append("its added is neither hold nor allow, so additions are held")
         return "allow" if value == "allow" else "hold"
 
     def start(self) -> Start | None:
-        """Read when the server is to be started."""
+        """Read when to start the server."""
         value = self.row.get("start")
         if value is None and self.row.get("lazy") is True:
             return "lazy"

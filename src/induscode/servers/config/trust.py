@@ -1,7 +1,7 @@
-"""Consent to servers that a project configures.
+"""Consent to servers configured by a project.
 
-A project's file can name any command, so nothing of it starts before the user has agreed to exactly this row of this
-file. The agreement is stored outside every project, as a digest. A row that has changed since needs a new one.
+A project's file can name any command, so nothing in it starts until the user has agreed to that exact row of that
+file. Consent is stored outside of projects, as a digest. A changed row needs new consent.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from induscode.servers.config.references import find_references, quote, show_url
 from induscode.servers.config.rows import SWITCHES, TYPES, ServerRow
 
 _VERSION = 1
-_LARGEST_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
 _STEERING = re.compile(
     r"(?:npm|uv|pip|ld|dyld|docker|containers?|git|ssl|xdg|bun|deno|yarn|corepack)_.*|python.*|bash_env|env|ifs|shell"
     r"|node_(?:options|path|extra_ca_certs|tls_reject_unauthorized)|path|home|tmpdir|perl5(?:lib|opt)|ruby(?:lib|opt)"
     r"|(?:http|https|all|no)_proxy|requests_ca_bundle|curl_ca_bundle|_?java(?:_tool)?_options|classpath",
     re.IGNORECASE,
 )
-"""Variables that decide what a launcher downloads, or what a program loads."""
+"""Variables that control what a launcher downloads or a program loads."""
 _CODE_FLAGS = {
     "npx": ("-c", "--call"),
     "npm": ("-c", "exec"),
@@ -46,7 +46,7 @@ _CODE_FLAGS = {
     "ruby": ("-e",),
     "env": ("-S", "--split-string"),
 }
-"""Options with which a harmless-looking launcher runs code from its arguments."""
+"""Options that make a harmless-looking launcher run code from its arguments."""
 _SHOWN = frozenset(
     (
         *("name", "type", "transport", *SWITCHES, "command", "args", "env", "environment", "cwd", "env_vars"),
@@ -54,11 +54,11 @@ _SHOWN = frozenset(
         *("bearer_token_env_var", "auth", "oauth", "headersHelper", "headers_helper"),
     )
 )
-"""Fields of a row that the question shows in its own words, or that have no effect."""
+"""Fields the prompt describes in words, or that have no effect."""
 
 
 def server_facts(config: ServerConfig) -> JsonObject:
-    """Return the facts of a configuration, including the values of its variables."""
+    """Return the facts of a configuration, including variable values."""
     if isinstance(config, StdioServerConfig):
         return {
             "id": config.id,
@@ -72,10 +72,9 @@ def server_facts(config: ServerConfig) -> JsonObject:
 
 
 def consent_facts(row: ServerRow) -> JsonObject:
-    """Return everything consent to a row covers: the row as written, and what decides which program it runs.
+    """Return everything consent to a row covers: the row as written, and whatever determines the program it runs.
 
-    The values of other variables aren't covered: they're the user's, and tokens are renewed. Neither is the switch that
-    turns a row on or off.
+    Excludes the values of other variables, since they're the user's and tokens get renewed, and the on/off switch.
     """
     config, facts = row.config, server_facts(row.config)
     covered: JsonObject = {"name": row.id}
@@ -104,9 +103,9 @@ def consent_facts(row: ServerRow) -> JsonObject:
 
 
 def server_identity(config: ServerConfig) -> str:
-    """Digest the identity of a server, whichever file configures it: pins belong to this.
+    """Digest the identity of a server, which owns its pins, regardless of the file.
 
-    Values of variables are left out: a renewed token leaves the server the same.
+    Excludes variable values: renewing a token doesn't change the server.
     """
     facts = server_facts(config)
     if isinstance(config, StdioServerConfig):
@@ -126,12 +125,12 @@ def _find_code_flag(config: StdioServerConfig) -> str | None:
 
 
 def steers_code(name: str) -> bool:
-    """Tell whether a variable decides what a launcher downloads, or which code a program loads."""
+    """Tell whether a variable controls what a launcher downloads or which code a program loads."""
     return _STEERING.fullmatch(name) is not None
 
 
 def find_programs(row: ServerRow) -> Mapping[str, str | None]:
-    """Expand the references that decide which program runs, by their place; None: one of them has no value."""
+    """Expand the references that determine which program runs, keyed by place. `None`: a variable has no value."""
     config, texts = row.config, dict[str, str]()
     if isinstance(config, StdioServerConfig):
         texts["the command"] = config.command
@@ -151,9 +150,9 @@ def find_programs(row: ServerRow) -> Mapping[str, str | None]:
 
 
 def read_project_files(row: ServerRow) -> Mapping[str, str | None]:
-    """Read the files of the project that a row refers to, by path; None: it can't be read. It blocks.
+    """Read the project files a row refers to, keyed by path. `None`: unreadable. Blocks.
 
-    Files elsewhere are the user's own.
+    Files elsewhere belong to the user.
     """
     context, files = row.make_context(os.environ), dict[str, str | None]()
     folder = os.path.join(os.path.realpath(context.folder), "")
@@ -169,48 +168,39 @@ def read_project_files(row: ServerRow) -> Mapping[str, str | None]:
 
 
 def describe_row(row: ServerRow) -> Consent:
-    """Build the question about starting a server."""
+    """Build the prompt for starting a server."""
     subject = f"server {row.id!r} of {os.path.realpath(row.origin.file)}"
     return build_consent(subject, consent_facts(row), _lines(row), _warnings(row))
 
 
 class TrustStore:
-    """The consents of this user, in one private file outside every project."""
+    """This user's consents, in one private file outside of projects."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
 
     @property
     def path(self) -> str:
-        """The path of the file.
-
-        Raises:
-            OSError: There is no home directory.
-        """
+        """The path of the file; raises `OSError` without a home directory."""
         return self._path or os.path.join(state_dir(), "trust.json")
 
     def _file(self) -> PrivateJsonFile[_Consents]:
-        return PrivateJsonFile(self.path, _LARGEST_BYTES, _parse_consents, _dump_consents)
+        return PrivateJsonFile(self.path, _MAX_BYTES, _parse_consents, _dump_consents)
 
     def consent(self, row: ServerRow) -> ConsentState:
-        """Look up the consent to this server of this file, as it is now; a damaged store has none."""
+        """Look up the consent to the current row. A damaged store has none."""
         store, _ = self._file().read()
         known = store.rows.get(_row_key(row.origin.file, row.id))
         if known is None:
             return "unknown"
-        same = known.get("digest") == digest_facts(consent_facts(row), store.salt)
-        return "trusted" if same else "changed"
+        return "trusted" if known.get("digest") == digest_facts(consent_facts(row), store.salt) else "changed"
 
     def approve(self, row: ServerRow, digest: str) -> None:
-        """Store the consent to a server.
-
-        Args:
-            row: The server as it is now.
-            digest: The digest of the question that the user said yes to.
+        """Store the consent to a server. `digest` identifies the prompt the user accepted.
 
         Raises:
-            ConsentChangedError: The user said yes to something else.
-            OSError: The file cannot be written.
+            ConsentChangedError: The user accepted something else.
+            OSError: The file can't be written.
         """
         describe_row(row).check_digest(digest)
         file, facts = row.origin.file, consent_facts(row)
@@ -225,21 +215,21 @@ class TrustStore:
             }
 
     def has_consent(self, file: str, server: str) -> bool:
-        """Return whether there is a consent to a server of a file, whatever has changed since."""
+        """Tell whether a server in a file ever got consent, even if it has changed since."""
         store, _ = self._file().read()
         return _row_key(file, server) in store.rows
 
     def revoke(self, file: str, server: str) -> bool:
-        """Remove a consent, and tell whether there was one.
+        """Remove a consent and tell whether it existed.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file can't be written.
         """
         with self._file().change() as store:
             return store.rows.pop(_row_key(file, server), None) is not None
 
     def question(self, row: ServerRow) -> Consent:
-        """Build the question about a server; it names the facts that have changed since an earlier yes."""
+        """Build the prompt for a server, listing facts that changed since an earlier consent."""
         store, _ = self._file().read()
         known = store.rows.get(_row_key(row.origin.file, row.id))
         parts = known.get("parts") if known is not None else None
@@ -252,7 +242,7 @@ class TrustStore:
         return replace(question, lines=(*question.lines, *changed))
 
 
-# -- what is asked ----------------------------------------------------------------------------
+# -- the prompt -------------------------------------------------------------------------------
 
 
 def _lines(row: ServerRow) -> list[str]:
@@ -279,7 +269,7 @@ def _lines(row: ServerRow) -> list[str]:
 
 
 def _more_lines(row: ServerRow) -> Iterator[str]:
-    """Yield what variables and files stand for now, where they decide what runs, and the other fields."""
+    """Yield the current values of variables and files that determine what runs, then the other fields."""
     is_secret = any(reference.looks_secret for reference in find_references(row))
     for place, value in find_programs(row).items():
         if value is not None:
@@ -333,7 +323,7 @@ def _dump_consents(consents: _Consents) -> JsonValue:
 
 
 def _row_key(file: str, server: str) -> str:
-    """Build the key of a consent. A link has another one than its target: a command may be relative to its place."""
+    """Build the key of a consent. A link and its target differ: commands may be relative to the file."""
     entry = os.path.join(os.path.realpath(os.path.dirname(file)), os.path.basename(file))
     target = os.path.realpath(file)
     return digest_facts([target, server] if entry == target else [target, server, entry])

@@ -1,8 +1,7 @@
-"""The writer of our own configuration files: merges rows and replaces the file atomically.
+"""Writes our configuration files: merges rows and replaces the file atomically, locking its directory.
 
-Files of other programs are never written. A changed file keeps its keys, their order and its indentation. A file that
-could not be written without a loss (comments, a repeated key, another dialect) is refused. Processes lock the
-directory.
+We never write other programs' files. Keys, their order and indentation stay. We refuse to write a file that would lose
+something (comments, a repeated key, another dialect).
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from induscode.servers.config.rows import Scope
 
 _KEYS = {"indus": "servers", "claude-code": "mcpServers"}
-"""The dialects our file may have, and the key of the servers in each."""
+"""The dialects our files may use, and the key of the servers in each."""
 _INDENT = re.compile(r"\n([ \t]+)\S")
 
 
 def own_config_path(scope: Scope, cwd: str) -> str:
-    """Return the path of our own file of the user or of the project."""
+    """Return the path of our user or project file."""
     return next(path for path, owner in list_config_paths(cwd) if owner == scope)
 
 
@@ -55,14 +54,14 @@ class OwnConfig:
         self._servers = servers
 
     def rows(self) -> Mapping[str, JsonObject]:
-        """Return the rows by server name; the last of a name applies."""
+        """Return the rows by server name. The last one with a name wins."""
         if isinstance(self._servers, list):
             named = [(row.get("name"), row) for row in self._servers if is_json_object(row)]
             return {name: row for name, row in named if isinstance(name, str)}
         return {name: row for name, row in self._servers.items() if is_json_object(row)}
 
     def put(self, name: str, fields: JsonObject) -> None:
-        """Add a row, or replace the row of the same name."""
+        """Add a row, or replace the one with the same name."""
         if isinstance(self._servers, dict):
             self._servers[name] = fields
             return
@@ -74,7 +73,7 @@ class OwnConfig:
             self._servers.append(named)
 
     def remove(self, name: str) -> bool:
-        """Remove a row, and tell whether there was one."""
+        """Remove a row and tell whether it existed."""
         if isinstance(self._servers, dict):
             return self._servers.pop(name, None) is not None
         kept = [row for row in self._servers if not _has_name(row, name)]
@@ -88,33 +87,31 @@ def _has_name(row: JsonValue, name: str) -> bool:
 
 
 def read_own_config(path: str) -> OwnConfig:
-    """Read one of our files; an absent one has no servers.
+    """Read one of our files. A missing one has no servers.
 
     Raises:
-        BridgeFault: It is unreadable, or could not be written without a loss.
+        BridgeFault: It's unreadable, or can't be written without loss.
     """
     return OwnConfig(path, _document(path)[0])
 
 
 @contextmanager
 def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
-    """Let the caller change one of our files; it is written when the block ends without an error.
+    """Edit one of our files, writing it when the block ends without an error.
 
-    A `private` file has mode 0600 and may be a symbolic link to where the user stores it. A project's file may not be a
-    link: the author of the project could point it anywhere.
+    A `private` file has mode 0600 and may be a symbolic link to wherever the user keeps it. A project's file may not
+    be a link: the project's author could point it anywhere.
 
     Raises:
-        BridgeFault: It is unreadable, could not be written without a loss, or another process holds it.
-        OSError: It cannot be written.
+        BridgeFault: It's unreadable, can't be written without loss, or another process holds it.
+        OSError: It can't be written.
     """
-    folder = os.path.dirname(path)
     if private:
         path = os.path.realpath(path)
-        folder = os.path.dirname(path)
-    else:
-        for name in (folder, path):
-            if os.path.islink(name):
-                raise BridgeFault(f"{name} is a link: it is not followed, put a file there instead")
+    folder = os.path.dirname(path)
+    for name in () if private else (folder, path):
+        if os.path.islink(name):
+            raise BridgeFault(f"{name} is a link: it is not followed, put a file there instead")
     make_dirs(folder, 0o700 if private else 0o777)
     with _locked(folder):
         document, text = _document(path)
@@ -123,7 +120,8 @@ def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
         yield config
         after = _format(document, text)
         if after != before:
-            _write(path, after, private=private)
+            mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else None
+            replace_text(path, after, 0o600 if private else mode)
 
 
 @contextmanager
@@ -154,15 +152,14 @@ def _document(path: str) -> tuple[JsonObject, str]:
     try:
         json.loads(text)
     except ValueError:
-        message = f"{path} has comments or trailing commas, which would be lost: change it by hand"
-        raise BridgeFault(message) from None
+        raise BridgeFault(f"{path} has comments or trailing commas, which would be lost: change it by hand") from None
     if not is_json_object(parsed.document):
         raise BridgeFault(f"{path} is not a JSON object: correct it first")
     return parsed.document, text
 
 
 def _format(document: JsonObject, before: str) -> str:
-    """Format a document with the indentation it had before."""
+    """Format a document with its previous indentation."""
     match = _INDENT.search(before)
     indent = match[1] if match else "  "
     try:
@@ -172,15 +169,16 @@ def _format(document: JsonObject, before: str) -> str:
     return f"{text}\n"
 
 
-def _write(path: str, text: str, *, private: bool) -> None:
+def replace_text(path: str, text: str, mode: int | None) -> None:
+    """Atomically write a text file with a mode (`None`: the umask's default)."""
     temporary = f"{path}.{new_ulid()}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        handle = os.open(temporary, flags, 0o600 if private else 0o666)
+        handle = os.open(temporary, flags, 0o666 if mode is None else 0o600)
         with os.fdopen(handle, "wb") as file:
-            if not private and os.path.exists(path):
-                os.fchmod(handle, stat.S_IMODE(os.stat(path).st_mode))
-            # A lone surrogate has no UTF-8 form; as an escape, which JSON allows, it has one (RFC 8259 §8.2).
+            if mode is not None:
+                os.fchmod(handle, mode)
+            # UTF-8 can't encode a lone surrogate, but JSON allows it as an escape (RFC 8259 §8.2).
             file.write(text.encode("utf-8", "backslashreplace"))
             file.flush()
             os.fsync(handle)
@@ -192,12 +190,7 @@ def _write(path: str, text: str, *, private: bool) -> None:
 
 
 def change_row(path: str, name: str, change: Callable[[JsonObject], JsonObject], *, private: bool) -> bool:
-    """Change one row of a file, and tell whether there was such a row.
-
-    Raises:
-        BridgeFault: As for `edit_own_config`.
-        OSError: It cannot be written.
-    """
+    """Change one row of a file and tell whether it existed. Raises like `edit_own_config`."""
     with edit_own_config(path, private=private) as config:
         row = config.rows().get(name)
         if row is None:

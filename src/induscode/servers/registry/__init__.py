@@ -1,1 +1,1 @@
-"""The MCP registry: servers that their authors have published, found by name and turned into rows of our file."""
+"""The MCP registry: finds published servers by name and turns them into rows of our file."""

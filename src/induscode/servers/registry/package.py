@@ -1,9 +1,9 @@
-"""A package or remote of a registry entry, as a row of our configuration file.
+"""Turns a package or remote of a registry entry into a row of our configuration file.
 
-The command is one of three launchers with an exact version, and an entry may only give a launcher the words of a list.
-Words of the entry become single arguments, never parts of a shell command. Values that the user has to give become
-references to variables (`${NAME}`), which are read when the server starts. A value of the entry that looks like such a
-reference is refused: it would send a variable of the user to the server.
+The command is one of three launchers with an exact version, and launcher options must be on an allowlist. Words of the
+entry become single arguments, never parts of a shell command. Values the user has to supply become variable references
+(`${NAME}`), resolved when the server starts. A value in the entry that looks like such a reference is an error: it
+would send one of the user's variables to the server.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from induscode.core.consent import Consent
 
 _EXACT_VERSIONS = {
-    # A part of a version (`1.2`) is a range for npm and an exact version for PyPI: https://semver.org/,
-    # https://packaging.python.org/en/latest/specifications/version-specifiers/#version-scheme. A tag of an image isn't
-    # exact, and the question says so: https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pull.
+    # A partial version (`1.2`) is a range on npm and exact on PyPI: https://semver.org/,
+    # https://packaging.python.org/en/latest/specifications/version-specifiers/#version-scheme. An image tag isn't
+    # exact, and the prompt says so: https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pull.
     "npm": re.compile(r"\d+\.\d+\.\d+(?:-[0-9a-z-]+(?:\.[0-9a-z-]+)*)?(?:\+[0-9a-z.-]+)?", re.ASCII | re.IGNORECASE),
     "pypi": re.compile(
         r"(?:\d+!)?\d+(?:\.\d+)*(?:(?:a|b|rc)\d+)?(?:\.post\d+)?(?:\.dev\d+)?(?:\+[0-9a-z]+(?:[._-][0-9a-z]+)*)?",
@@ -63,8 +63,8 @@ _LAUNCHER_WORDS = {
         re.ASCII | re.DOTALL,
     ),
 }
-"""Words for a launcher that an entry may give. Others could name another package or index, or give it more rights;
-`-e=NAME` without a value would hand on a variable of the user."""
+"""Launcher options an entry may use. Others could name another package or index, or grant more rights; `-e=NAME`
+without a value would pass on one of the user's variables."""
 _VOLUME = re.compile(r"(?:-v|--volume)=(?P<source>[^:]+):/[^:]*(?::(?:ro|rw|z|Z))?")
 _MOUNT = re.compile(
     r"--mount=type=(?P<type>bind|volume),(?:src|source)=(?P<source>[^,]+),(?:dst|destination|target)=/[^,]*"
@@ -72,9 +72,9 @@ _MOUNT = re.compile(
 )
 _VOLUME_NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _SWITCHES = re.compile(r"-y|--yes|-q|--quiet|--isolated|-i|-t|-it|--interactive|--tty|--rm|--init")
-"""Switches of the launchers, which entries often give without their format."""
+"""Launcher switches, which entries often list without a format."""
 _PLACEHOLDER = re.compile(r"(?<!\$)\{[^{}]{0,100}\}")
-"""A variable of an address that was not replaced."""
+"""An unresolved variable in an address."""
 _HEADER = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _CONNECTION_HEADERS = frozenset(
     {"host", "connection", "content-length", "transfer-encoding", "upgrade", "cookie", "te"}
@@ -84,33 +84,33 @@ _TRANSPORTS = {"streamable-http": "http", "sse": "sse"}
 
 @record(kw_only=True)
 class Installation:
-    """What an entry becomes: the row, and what a person has to know before it is added."""
+    """The row for an entry, and everything the user should know before adding it."""
 
     fields: JsonObject
     """The row."""
     package: str
     """Kind, identifier and version: `npm:@scope/name@1.2.3`."""
     sha256: str = ""
-    """The published hash of the package's file; empty if there is none."""
+    """The published hash of the package's file, if any."""
     needed: Sequence[str] = ()
-    """Variables that must be set before the server starts."""
+    """Variables the user must set before the server starts."""
     warnings: Sequence[str] = ()
 
     @property
     def verification(self) -> str:
-        """What is verified about the files of the package, and what is not."""
+        """Which guarantees exist for the package's files; see `describe_verification`."""
         return describe_verification(self.package, self.sha256)
 
     @property
     def shown(self) -> str:
-        """The command or address, as a person reads it."""
+        """The command or address, for display."""
         if "url" in self.fields:
             return str(self.fields["url"])
         words = self.fields["args"]
         return shlex.join((str(self.fields["command"]), *map(str, words if isinstance(words, list) else ())))
 
     def describe(self, server: RegistryServer, registry: str, name: str) -> Consent:
-        """Build the question about adding a server under a name."""
+        """Build the prompt for adding a server under a name."""
         lines = [
             server.description,
             f"{'address' if 'url' in self.fields else 'command'}: {self.shown}",
@@ -126,10 +126,10 @@ class Installation:
 
 
 def describe_verification(package: str, sha256: str) -> str:
-    """Say what is verified about the files of a package when it starts, and what is not.
+    """Describe which checks a package's files pass when it starts.
 
-    npm and uv compare a download with the hash of their own package registry, where a published version cannot be
-    replaced; neither takes a hash for a package that is started by name.
+    npm and uv verify downloads against the hash in their package registry, where published versions are immutable.
+    Neither accepts a hash for a package started by name.
     """
     kind = package.partition(":")[0]
     if kind not in _LAUNCHERS:
@@ -142,12 +142,12 @@ def describe_verification(package: str, sha256: str) -> str:
 
 
 def build_installation(server: RegistryServer, kind: str | None, given: Mapping[str, str]) -> Installation:
-    """Build the row of a server from the first of its packages that can be run, or from its remote.
+    """Build a server's row from its first runnable package, or from its remote.
 
-    `kind` chooses one of several (`npm`, `pypi`, `oci`, `remote`); `given` are values by the name of their input.
+    `kind` picks one of several (`npm`, `pypi`, `oci`, `remote`); `given` maps input names to values.
 
     Raises:
-        RegistryError: There is nothing that can be run, or the entry is invalid.
+        RegistryError: Nothing is runnable, or the entry is invalid.
     """
     if server.status == "deleted":
         raise RegistryError(f"{server.name} {server.version} was removed from the registry")
@@ -192,14 +192,12 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
     if foreign:
         danger = "it could start another package, or give it more rights; if you want that, use indus mcp add"
         raise RegistryError(f"{server.name} gives {_LAUNCHERS[kind]} {foreign[0][:80]!r}: {danger}")
-    if kind == "npm":
-        target, first = f"{identifier}@{version}", ["-y"]
-    elif kind == "pypi":
-        target, first = f"{identifier}@{version}", []
-    else:
+    if kind == "oci":
         tagged = ":" in identifier.rpartition("/")[2] or "@" in identifier
         target = identifier if tagged or not version else f"{identifier}:{version}"
         first = ["run", "-i", "--rm", *(word for name in env for word in ("-e", name))]
+    else:
+        target, first = f"{identifier}@{version}", ["-y"] if kind == "npm" else []
     words = [*first, *runtime, target, *inputs.read_arguments(package.get("packageArguments"))]
     digest = package.get("fileSha256")
     sha256 = digest if isinstance(digest, str) and _HASH.fullmatch(digest) else ""
@@ -248,7 +246,7 @@ def _finish(
 
 
 def _mounts_given_path(word: str, given: Mapping[str, str]) -> bool:
-    """Tell whether a word mounts a volume, or a path that the user has given for this entry."""
+    """Tell whether a word mounts a volume, or a path the user supplied for this entry."""
     found = _VOLUME.fullmatch(word) or _MOUNT.fullmatch(word)
     if found is None:
         return False
@@ -257,7 +255,7 @@ def _mounts_given_path(word: str, given: Mapping[str, str]) -> bool:
 
 
 class _Inputs:
-    """Reads the inputs of an entry: fixed values, defaults, values of the user, references to variables.
+    """Reads the inputs of an entry: fixed values, defaults, user-supplied values, variable references.
 
     https://github.com/modelcontextprotocol/registry/blob/main/docs/reference/server-json/generic-server-json.md
     """
@@ -267,11 +265,11 @@ class _Inputs:
         self.used: set[str] = set()
         self.needed: list[str] = []
         self.secrets: list[str] = []
-        """Those of them that look like secrets, by name or by the word of the entry."""
+        """The subset of `needed` that are secrets, by name or according to the entry."""
         self._server = server
 
     def read_variables(self, rows: JsonValue) -> JsonObject:
-        """Read variables or headers; one that is required and has no value refers to a variable of its name."""
+        """Read variables or headers. Required ones without a value become references to a variable of that name."""
         values: JsonObject = {}
         for row in rows if isinstance(rows, list) else []:
             name = row.get("name") if is_json_object(row) else None
@@ -287,8 +285,8 @@ class _Inputs:
     def read_arguments(self, rows: JsonValue, switches: re.Pattern[str] | None = None) -> list[str]:
         """Read the words of a command.
 
-        An argument that is required and has no value refers to a variable of its name. A switch has no value: a named
-        argument of the format `boolean` (the format is `string` by default), or one of `switches`.
+        Required arguments without a value become references to a variable of that name. Switches take no value: named
+        arguments with format `boolean` (the default is `string`), or one of `switches`.
         """
         words: list[str] = []
         for row in rows if isinstance(rows, list) else []:
@@ -309,7 +307,7 @@ class _Inputs:
         return words
 
     def fill(self, text: str, variables: JsonValue) -> str:
-        """Replace `{name}` by the values of variables."""
+        """Replace `{name}` with the values of variables."""
         known = variables if is_json_object(variables) else {}
         self._check(text)
         for name, row in known.items():
@@ -349,21 +347,19 @@ class _Inputs:
 
 # -- client -----------------------------------------------------------------------------------
 #
-# The registry is another party: its texts are cleaned, its answers bounded, and what it says is shown before it is
-# used.
-
+# The registry is a third party: clean its texts, bound its responses, and show users its data before using it.
 
 _OFFICIAL = "io.modelcontextprotocol.registry/official"
-_LARGEST_BYTES = 4 * 1024 * 1024
-_PAGE = 100
-_MOST_PAGES = 5
-_MOST_WORDS = 4
-_TEXT_CHARS = 200
+_MAX_BYTES = 4 * 1024 * 1024
+_PAGE_SIZE = 100
+_MAX_PAGES = 5
+_MAX_WORDS = 4
+_MAX_DESCRIPTION_CHARS = 200
 _OK, _NOT_FOUND = 200, 404
 
 
 class RegistryError(CoreError):
-    """The registry cannot be reached, has no such server, or its entry cannot be used."""
+    """The registry is unreachable, doesn't have the server, or its entry is unusable."""
 
 
 @record
@@ -381,36 +377,36 @@ class RegistryServer:
 
     @property
     def kinds(self) -> Sequence[str]:
-        """The kinds of packages it has, and `remote` if it runs somewhere."""
+        """Its package kinds, plus `remote` if it's hosted somewhere."""
         packages = [str(package.get("registryType")) for package in self.objects("packages")]
         return [*dict.fromkeys(packages), *(["remote"] if self.objects("remotes") else [])]
 
     def objects(self, key: str) -> list[JsonObject]:
-        """Return the objects of a list of the document."""
+        """Return the objects in one of the document's lists."""
         values = self.document.get(key)
         return [value for value in values if is_json_object(value)] if isinstance(values, list) else []
 
 
 class RegistryClient:
-    """Asks one registry, which the user has named, by the guarded HTTP client."""
+    """Queries the user's registry through the guarded HTTP client."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         target = parse_url(self._url)
-        # The user has named this address, on whatever network it is; redirects to other sites are refused all the same.
+        # The user chose this address, so any network is fine; cross-site redirects still aren't.
         allowed = (f"{target.host}:{target.port}",)
-        self._client = WebClient(WebSettings(allow_private=allowed, ports=(target.port,), hard_bytes=_LARGEST_BYTES))
+        self._client = WebClient(WebSettings(allow_private=allowed, ports=(target.port,), hard_bytes=_MAX_BYTES))
 
     async def search(self, words: Sequence[str], limit: int) -> list[RegistryServer]:
-        """Find the latest versions of servers with one word in their names, and all words in names or descriptions.
+        """Find the latest versions of servers with one word in their name and all words in name or description.
 
         Raises:
-            RegistryError: The registry does not answer, or its answer is invalid.
+            RegistryError: The registry doesn't answer, or the response is invalid.
         """
         lowered = sorted({word.lower() for word in words}, key=len, reverse=True)
         found: dict[str, RegistryServer] = {}
-        # The registry looks for one text in names: it is asked for each word, and all words are looked for here.
-        for word in lowered[:_MOST_WORDS]:
+        # The registry matches one text against names, so query each word and match all words here.
+        for word in lowered[:_MAX_WORDS]:
             async for server in self._list(word):
                 text = f"{server.name} {server.description}".lower()
                 if server.status != "deleted" and all(part in text for part in lowered):
@@ -420,9 +416,9 @@ class RegistryClient:
         return [*found.values()]
 
     async def _list(self, text: str) -> AsyncGenerator[RegistryServer]:
-        """List the latest versions of servers with a text in their name, page by page."""
-        query = {"version": "latest", "limit": str(_PAGE), "search": text}
-        for _ in range(_MOST_PAGES):
+        """List the latest versions of servers with `text` in their name, page by page."""
+        query = {"version": "latest", "limit": str(_PAGE_SIZE), "search": text}
+        for _ in range(_MAX_PAGES):
             answer = await self._get("servers", query)
             rows = answer.get("servers")
             for row in rows if isinstance(rows, list) else []:
@@ -438,7 +434,7 @@ class RegistryClient:
         """Read one version of a server.
 
         Raises:
-            RegistryError: There is none, or the registry does not answer.
+            RegistryError: It doesn't exist, or the registry doesn't answer.
         """
         wanted = repr(name) if version == "latest" else f"{name!r} in version {version!r}"
         path = f"servers/{quote(name, safe='')}/versions/{quote(version, safe='')}"
@@ -452,7 +448,7 @@ class RegistryClient:
     async def _get(self, path: str, query: dict[str, str], absent: str = "") -> JsonObject:
         url = f"{self._url}/v0.1/{path}" + (f"?{urlencode(query)}" if query else "")
         try:
-            answer = await self._client.fetch(url, accept="application/json", cap=lambda _: _LARGEST_BYTES)
+            answer = await self._client.fetch(url, accept="application/json", cap=lambda _: _MAX_BYTES)
         except FetchError as exc:
             raise RegistryError(f"the registry cannot be reached: {exc}") from exc
         if isinstance(answer, CrossSiteRedirect):
@@ -469,7 +465,7 @@ class RegistryClient:
 
 
 def parse_server(row: JsonValue) -> RegistryServer | None:
-    """Parse one row of an answer; None if it is no server."""
+    """Parse one row of a response, or return `None` if it isn't a server."""
     document = row.get("server") if is_json_object(row) else None
     if not is_json_object(row) or not is_json_object(document):
         return None
@@ -483,7 +479,7 @@ def parse_server(row: JsonValue) -> RegistryServer | None:
     return RegistryServer(
         clean_text(name)[0],
         clean_text(version)[0],
-        cut_text(described, _TEXT_CHARS),
+        cut_text(described, _MAX_DESCRIPTION_CHARS),
         status if isinstance(status, str) else "active",
         document,
     )

@@ -1,8 +1,8 @@
-"""Prompts of a sign-in: how a person gets to the sign-in page, and how its answer comes back.
+"""Sign-in prompts: send the user to the sign-in page and receive the response.
 
-In a browser on this machine the answer arrives at a loopback address (RFC 8252). Over ssh the person opens the page
-anywhere and pastes the address at which the browser ends. A device code (RFC 8628) needs no answer: the client asks the
-issuer until the person is done.
+With a browser on this machine, the response arrives at a loopback address (RFC 8252). Over ssh, the user opens the page
+anywhere and pastes the address the browser ends up at. A device code (RFC 8628) needs no response: the client polls
+the issuer until the user is done.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 SignInWay: TypeAlias = Literal["browser", "paste", "device"]
 _PASTE_PORT: Final = 33_418
-"""In the address that a browser ends at when its answer is pasted; nothing listens there."""
-_LONGEST_LINE: Final = 64 * 1024
+"""Port of the redirect address to paste. Nothing listens there."""
+_MAX_LINE_BYTES: Final = 64 * 1024
 _STDIN: Final = 0
 
 
 class PersonPrompt:
-    """Puts a sign-in to a person by a dialog.
+    """Guides the user through a sign-in with a dialog.
 
     Args:
-        dialog: Shows lines, and asks for the pasted address.
-        paste: Whether the address at which the browser ends is pasted, instead of received.
-        open_page: Opens a page in a browser, and returns whether there is one.
-        wait_s: How long the person has.
+        dialog: Shows lines and asks for the pasted address.
+        paste: Whether the user pastes the redirect address instead of us receiving the redirect.
+        open_page: Opens a page in a browser and returns whether that worked.
+        wait_s: How long the user has.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class PersonPrompt:
     async def open_redirect(
         self, settings: AuthSettings, registered: Sequence[str]
     ) -> AsyncGenerator[RedirectReceiver]:
-        """Prepare for the answer of the issuer: a listener on this machine, or a question for its address."""
+        """Prepare for the issuer's response: a listener on this machine, or a question for the address."""
         if self._paste:
             port = settings.callback_port or _PASTE_PORT
             chosen = settings.redirect_uri or ("" if settings.callback_port else next(iter(registered), ""))
@@ -90,7 +90,7 @@ class PersonPrompt:
 
 
 class _BrowserRedirect:
-    """Sends the person to a browser on this machine."""
+    """Sends the user to a browser on this machine."""
 
     def __init__(
         self, dialog: Dialog, listener: RedirectListener, open_page: Callable[[str], bool], wait_s: float
@@ -117,7 +117,7 @@ class _BrowserRedirect:
 
 
 class _PastedRedirect:
-    """Asks the person for the address at which the browser has ended."""
+    """Asks the user for the address the browser ended up at."""
 
     def __init__(self, dialog: Dialog, redirect_uri: str, wait_s: float) -> None:
         self._dialog = dialog
@@ -129,7 +129,7 @@ class _PastedRedirect:
         state, path = read_state(url), urlsplit(self.redirect_uri).path
 
         def parse(text: str) -> Mapping[str, str] | None:
-            # Some browsers leave out the scheme; a person may copy the part after the question mark alone.
+            # Some browsers omit the scheme, and users may copy just the part after the question mark.
             query = text.strip().rpartition("?")[2].partition("#")[0]
             return read_redirect(f"{path}?{query}", path, state)
 
@@ -156,32 +156,32 @@ class _PastedRedirect:
 
 
 def open_browser(url: str) -> bool:
-    """Open a page in a graphical browser, and return whether there is one; a text browser would take the terminal."""
+    """Open a page in a graphical browser and return whether that worked. A text browser would take the terminal."""
     has_display = sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")))
     if not has_display:
         return False
-    import webbrowser  # noqa: PLC0415 — looks for browsers when it is loaded
+    import webbrowser  # noqa: PLC0415 — looks for browsers on import
 
     return webbrowser.open(url)
 
 
 class StandardInputDialog:
-    """The dialog of a process without a terminal: status lines, and one line of standard input as the answer."""
+    """The dialog of a process without a terminal: prints status lines and reads answers from standard input."""
 
     def show(self, text: str, /) -> None:
         """Print one line."""
         print_status(text)
 
     async def ask(self, question: Question, /) -> Reply:
-        """Print a question, and read one line; an invalid one and the end of the input count as cancelled."""
+        """Print a question and read one line. Invalid or missing input counts as cancelled."""
         for line in (question.title, *question.lines):
             print_status(line)
         data = bytearray()
-        while b"\n" not in data and len(data) < _LONGEST_LINE:
+        while b"\n" not in data and len(data) < _MAX_LINE_BYTES:
             try:
                 await anyio.wait_readable(_STDIN)
             except OSError:
-                pass  # a file is always readable, and epoll(7) refuses it
+                pass  # files are always readable, but epoll(7) rejects them
             chunk = await to_thread.run_sync(os.read, _STDIN, 4096)
             if not chunk:
                 break

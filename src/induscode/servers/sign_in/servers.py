@@ -1,4 +1,4 @@
-"""Sign-ins to configured servers: signing in with a person, signing out, and what is stored about each."""
+"""Sign-ins to configured servers: signing in interactively, signing out, and reading stored sign-ins."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def find_auth_problem(config: ServerConfig) -> tuple[str, str] | None:
-    """Return why a server is not signed in to, as a state and as a sentence; None if it may be."""
+    """Return why users can't sign in to a server, as a state and a sentence, or `None` if they can."""
     if isinstance(config, StdioServerConfig):
         return "process", f"server {config.id!r} is a process, which has no sign-in: its row has its variables"
     if any(name.lower() == "authorization" for name in config.headers):
@@ -39,11 +39,7 @@ def find_auth_problem(config: ServerConfig) -> tuple[str, str] | None:
 
 
 def get_auth(config: ServerConfig) -> ServerAuth:
-    """Return how a server is signed in to.
-
-    Raises:
-        AuthFault: It is not.
-    """
+    """Return a server's sign-in settings; raises `AuthFault` if it has no sign-in."""
     problem = find_auth_problem(config)
     if problem is not None:
         raise AuthFault(problem[1])
@@ -55,10 +51,10 @@ def get_auth(config: ServerConfig) -> ServerAuth:
 async def sign_in_to_server(
     config: ServerConfig, prompt: SignInPrompt, *, device: bool = False, port: int | None = None
 ) -> StoredCredentials:
-    """Sign in to a server with a person, and store it.
+    """Sign in to a server interactively and store the credentials.
 
     Raises:
-        AuthFault: It failed, or the server is not signed in to.
+        AuthFault: It failed, or the server has no sign-in.
     """
     auth = get_auth(config)
     settings = replace(auth.settings, callback_port=port) if port is not None else auth.settings
@@ -69,10 +65,10 @@ async def sign_in_to_server(
 
 
 async def sign_out_of_server(config: ServerConfig) -> bool | None:
-    """Revoke and delete the sign-ins to a server; return whether issuers confirmed it, None if there was none.
+    """Revoke and delete the sign-ins to a server. Returns whether issuers confirmed, or `None` without sign-ins.
 
     Raises:
-        AuthFault: A sign-in cannot be deleted, or the server is not signed in to.
+        AuthFault: A sign-in can't be deleted, or the server has no sign-in.
     """
     return await sign_out(await _open_driver(config, get_auth(config)))
 
@@ -90,7 +86,7 @@ async def _open_driver(config: ServerConfig, auth: ServerAuth) -> AuthDriver:
 
 
 async def read_sign_in(config: ServerConfig) -> SignInFacts | None:
-    """Read what is stored about a server; None: it is a process. Nothing is sent."""
+    """Read the stored sign-in to a server without any requests. `None`: it's a process."""
     if isinstance(config, StdioServerConfig):
         return None
     problem = find_auth_problem(config)
@@ -109,22 +105,22 @@ _HOUR_MS = 60 * _MINUTE_MS
 
 @record(kw_only=True)
 class SignInFacts:
-    """What is stored about the sign-in to one server or connector; no secret."""
+    """Facts about a stored sign-in to a server or connector, without secrets."""
 
     name: str
     state: str
-    """`signed in`, `expired`, `not signed in`, `unreadable`; or why there is none: `header`, `command`, `off`."""
+    """`signed in`, `expired`, `not signed in`, `unreadable`; or why it needs none: `header`, `command`, `off`."""
     account: str = ""
     scopes: tuple[str, ...] = ()
     expires_at_ms: int | None = None
     has_refresh_token: bool = False
     issuer: str = ""
     place: str = ""
-    """Where it is stored, for a person."""
+    """Where it's stored, for display."""
     problem: str = ""
 
     def to_json(self) -> JsonObject:
-        """Convert into JSON."""
+        """Return the facts as JSON."""
         return {
             "name": self.name,
             "state": self.state,
@@ -138,7 +134,7 @@ class SignInFacts:
         }
 
     def format_expiry(self) -> str:
-        """Format how long the access token lasts, and whether it is refreshed."""
+        """Format how long the access token lasts and whether it gets refreshed."""
         if self.expires_at_ms is None:
             return "" if self.state != "signed in" else "unknown"
         left_ms = self.expires_at_ms - now_ms()
@@ -150,7 +146,7 @@ class SignInFacts:
 
 
 async def read_facts(name: str, url: str, store: CredentialStore, client: str) -> SignInFacts:
-    """Read what is stored about the sign-in of a client to a URL. Nothing is sent."""
+    """Read a client's stored sign-in to a URL without any requests."""
     rows = await _read_rows(store, canonical_resource(url), client)
     place = rows[-1].place if rows else ""
     try:
@@ -174,11 +170,7 @@ async def read_facts(name: str, url: str, store: CredentialStore, client: str) -
 
 
 async def sign_in_again(driver: AuthDriver, challenge: Challenge | None) -> StoredCredentials:
-    """Sign in, and store it in place of what is stored, also where that cannot be opened.
-
-    Raises:
-        AuthFault: It failed.
-    """
+    """Sign in, replacing any stored sign-in, even an unreadable one; raises `AuthFault` if it failed."""
     store = driver.auth.store
     try:
         if isinstance(store, CredentialFiles):
@@ -190,12 +182,12 @@ async def sign_in_again(driver: AuthDriver, challenge: Challenge | None) -> Stor
 
 
 async def sign_out(driver: AuthDriver) -> bool | None:
-    """Revoke and delete the sign-ins of a client; return whether issuers confirmed it, None if there was none.
+    """Revoke and delete a client's sign-ins. Returns whether issuers confirmed, or `None` without sign-ins.
 
-    A sign-in that cannot be opened is deleted without being revoked.
+    Deletes unreadable sign-ins without revoking them.
 
     Raises:
-        AuthFault: A sign-in cannot be deleted.
+        AuthFault: A sign-in can't be deleted.
     """
     store = driver.auth.store
     unreadable: list[CredentialKey] = []
@@ -214,7 +206,7 @@ async def sign_out(driver: AuthDriver) -> bool | None:
 
 
 async def _read_rows(store: CredentialStore, resource: str, client: str) -> Sequence[StoredRow]:
-    """Read the stored files of a resource, the newest last."""
+    """Read the stored files of a resource, newest last."""
     if not isinstance(store, CredentialFiles):
         return ()
     rows = await to_thread.run_sync(store.read_rows)

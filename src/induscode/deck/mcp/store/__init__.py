@@ -1,12 +1,11 @@
-"""The ledger's store: a log that outlives the session and never delays it.
+"""The ledger's store: a persistent log that never delays the session.
 
-Appending returns at once: a thread of the store writes, several batches in one transaction when they come fast. What
-was appended before a `flush` that returned True is in the file, also if the process is killed the moment after. A
-damaged file is recovered and set aside, a file that cannot be written is left alone; either way the session goes on,
-and a note says so.
+Appending returns immediately; a thread does the writing, several batches per transaction under load. Once `flush`
+returns True, everything appended before is in the file, even if the process dies right after. A damaged file is
+recovered and set aside, an unwritable one is left alone. Either way the session continues, with a note.
 
 Every wait for the thread has a deadline. Reading raises `SilentStoreError` if the thread misses it, has ended, or can't
-read the file: no answer is never the same as an empty one.
+read the file: no answer is not the same as an empty one.
 """
 
 from __future__ import annotations
@@ -36,41 +35,41 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WAIT_S = 30.0
-"""The longest wait for the thread."""
+"""Deadline for the thread."""
 VERIFY_S = 300.0
-"""The longest wait for work that reads every row: a verification, or a pruning."""
+"""Deadline for work that reads every row: verifying or pruning."""
 LATE_WAIT_S = 1.0
-"""The longest wait while the thread has missed a deadline and has not answered since."""
-_MOST_BATCHES = 256
-"""Batches in one transaction."""
+"""Deadline after a missed one, until the thread answers again."""
+_MAX_BATCHES = 256
+"""Maximum batches per transaction."""
 
 
 class SilentStoreError(BridgeFault):
-    """The store has no answer: its thread is late or has ended, or its file can't be read."""
+    """The store doesn't answer: its thread is late or has ended, or its file is unreadable."""
 
 
 class LedgerStore(Protocol):
-    """Stores rows and documents. Reading sees everything that was appended before.
+    """Stores rows and documents. Reads see all earlier appends.
 
-    `rows`, `latest`, `runs` and `documents` raise `SilentStoreError` if there's no answer.
+    `rows`, `latest`, `runs` and `documents` raise `SilentStoreError` if the store doesn't answer.
     """
 
     @property
     def path(self) -> str | None:
-        """The file; None while the ledger is in memory."""
+        """The file, or `None` while the ledger is in memory."""
         ...
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What failed, and what was removed."""
+        """Notes on failures and removals."""
         ...
 
     def append(self, make: Callable[[], Batch]) -> None:
-        """Write a batch soon; `make` is called once, in the store's thread."""
+        """Queue a batch. `make` runs once, in the store's thread."""
         ...
 
     async def flush(self) -> bool:
-        """Wait until everything appended so far is written; False if it is not in a file."""
+        """Wait until all earlier appends are written. Returns `False` if they aren't in a file."""
         ...
 
     async def rows(self, run: str) -> Sequence[Row]:
@@ -82,76 +81,76 @@ class LedgerStore(Protocol):
         ...
 
     async def runs(self) -> Sequence[RunFacts]:
-        """List the runs, in the order in which they began."""
+        """List the runs in the order they began."""
         ...
 
     async def documents(self, addresses: Iterable[str]) -> Mapping[str, str]:
-        """Read documents; absent and damaged ones are left out."""
+        """Read documents, skipping missing and damaged ones."""
         ...
 
     async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
-        """Check everything and list the damage; with `set_aside` replace a damaged file."""
+        """Check everything and list the damage. With `set_aside`, replace a damaged file."""
         ...
 
     async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
-        """Remove old runs and record it; None if there is nothing to remove."""
+        """Remove old runs and record it. Returns `None` if there was nothing to remove."""
         ...
 
     async def aclose(self) -> None:
-        """Write what is left, and close."""
+        """Write pending batches and close."""
         ...
 
 
 @record
 class _StoreQuery:
-    """A question for the thread, with the future of its answer."""
+    """A query for the thread and the future of its answer."""
 
     function: Callable[[FallbackStore], object]
     answer: concurrent.futures.Future[object]
 
     def fail(self, reason: str) -> None:
-        """Report that there is no answer."""
-        with suppress(concurrent.futures.InvalidStateError):  # the caller waits no longer
+        """Fail the query with `SilentStoreError`."""
+        with suppress(concurrent.futures.InvalidStateError):  # the caller has given up
             self.answer.set_exception(SilentStoreError(reason))
 
 
 class ThreadedStore:
-    """A store in a thread of its own. Open one with `open_store` or `memory_store`."""
+    """A store with a dedicated thread. Open one with `open_store` or `memory_store`."""
 
     def __init__(self, path: str | None, *notes: Note) -> None:
         self._notes = [*notes]
         self._store: FallbackStore | None = None
         self._jobs: queue.SimpleQueue[Callable[[], Batch] | _StoreQuery | None] = queue.SimpleQueue()
         self._path = path
-        # A daemon: a session that forgets to close its store can still end.
+        # A daemon, so a session that forgets to close its store can still exit.
         self._thread = threading.Thread(target=self._serve_jobs, name="ledger store", daemon=True)
         self._closed = False
         self._late = False
         self._ended = threading.Event()
         try:
             self._thread.start()
-        except RuntimeError as exc:  # the system gives this process no further thread
+        except RuntimeError as exc:  # out of threads
             self._end(exc)
 
     @property
     def path(self) -> str | None:
-        """The file; None while the ledger is in memory."""
+        """The file, or `None` while the ledger is in memory."""
         return None if self._store is None else self._store.path
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What failed, and what was removed."""
+        """Notes on failures and removals."""
         return (*self._notes, *(() if self._store is None else self._store.notes))
 
     # -- for the event loop -----------------------------------------------------------------
 
     def append(self, make: Callable[[], Batch]) -> None:
-        """Write a batch soon; after the end of the thread it is dropped."""
+        """Queue a batch, or drop it if the thread has ended."""
         if not self._closed and not self._ended.is_set():
             self._jobs.put(make)
 
     async def flush(self) -> bool:
-        """Wait until everything appended so far is written; False if it is not in a file."""
+        """Wait until all earlier appends are written. Returns `False` if they aren't in a file."""
         return await self._try_query(lambda store: store.path is not None, default=False)
 
     async def rows(self, run: str) -> Sequence[Row]:
@@ -163,49 +162,49 @@ class ThreadedStore:
         return await self._query(lambda store: store.latest(op))
 
     async def runs(self) -> Sequence[RunFacts]:
-        """List the runs, in the order in which they began."""
+        """List the runs in the order they began."""
         return await self._query(lambda store: store.use(lambda db: db.runs()))
 
     async def documents(self, addresses: Iterable[str]) -> Mapping[str, str]:
-        """Read documents; absent and damaged ones are left out."""
+        """Read documents, skipping missing and damaged ones."""
         wanted = tuple(addresses)
         return await self._query(lambda store: store.documents(wanted))
 
     async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
-        """Check everything and list the damage; with `set_aside` replace a damaged file."""
+        """Check everything and list the damage. With `set_aside`, replace a damaged file."""
         unread = (Note("the ledger", "it could not be checked: its thread does not answer"),)
         return await self._try_query(lambda store: store.verify(set_aside=set_aside), unread, wait_s=VERIFY_S)
 
     async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
-        """Remove old runs and record it; None if there is nothing to remove."""
+        """Remove old runs and record it. Returns `None` if there was nothing to remove."""
         return await self._try_query(lambda store: store.prune(keep, own_run), None, wait_s=VERIFY_S)
 
     # -- for other machines -----------------------------------------------------------------
 
     async def read_part(self, after: int | None, most_rows: int, most_characters: int) -> ChainPart | None:
-        """Read rows of the chain after a position; None if they cannot be read."""
+        """Read rows of the chain after a position, or return `None` if that fails."""
         from induscode.deck.mcp.store.publication import read_part  # noqa: PLC0415 — for a node of a cluster
 
         return await self._publish(lambda db: read_part(db, after, most_rows, most_characters))
 
     async def mark_published(self, chain: str, end: ChainEnd) -> None:
-        """Remember up to where rows of a chain are published."""
+        """Store the end of a chain's published rows."""
         from induscode.deck.mcp.store.publication import mark_published  # noqa: PLC0415 — for a node of a cluster
 
         await self._publish(lambda db: mark_published(db, chain, end))
 
     async def renew_chain(self, former: str, published: int) -> str | None:
-        """Give the chain a new id in place of the former one, and return it; None if that fails."""
+        """Replace the chain's id and return the new one, or `None` if that fails."""
         from induscode.deck.mcp.store.publication import renew_chain  # noqa: PLC0415 — for a node of a cluster
 
         return await self._publish(lambda db: renew_chain(db, former, published))
 
     async def _publish(self, action: Callable[[LedgerDb], T]) -> T | None:
-        """Run an action that the publisher repeats: a lock of another process must not move the ledger to memory."""
+        """Run an action the publisher retries: another process's lock must not move the ledger to memory."""
         return await self._try_query(lambda store: store.use(action, can_wait=True), None)
 
     async def aclose(self) -> None:
-        """Write what is left, and close."""
+        """Write pending batches and close."""
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -218,7 +217,7 @@ class ThreadedStore:
         """Run a function in the thread.
 
         Raises:
-            SilentStoreError: It failed, the thread has ended, or the wait is over.
+            SilentStoreError: It failed or timed out, or the thread has ended.
         """
         if self._closed:
             raise RuntimeError("the store is closed")
@@ -238,14 +237,14 @@ class ThreadedStore:
         raise SilentStoreError(f"{self._owner}: {reason}")
 
     async def _try_query(self, function: Callable[[FallbackStore], T], default: T, *, wait_s: float | None = None) -> T:
-        """Run a function in the thread; return `default` if there's no answer, which a note explains."""
+        """Run a function in the thread, or return `default` if the store doesn't answer (with a note)."""
         try:
             return await self._query(function, wait_s=wait_s)
         except SilentStoreError:
             return default
 
     def _longest_wait(self, wait_s: float) -> float:
-        """Bound a wait: a thread that has missed a deadline is not waited for as long again."""
+        """Cap a wait after a missed deadline."""
         return min(wait_s, LATE_WAIT_S) if self._late else wait_s
 
     def _add_note(self, note: Note) -> None:
@@ -273,14 +272,14 @@ class ThreadedStore:
                         _append(store, writes)
                     if query is not None:
                         _answer(query, store)
-        except BaseException as exc:  # noqa: BLE001 — boundary: a waiting caller must be told
+        except BaseException as exc:  # noqa: BLE001 — boundary: waiting callers need an answer
             failure = exc
         if query is not None:
-            query.fail("its thread has ended")  # changes nothing if it was answered
+            query.fail("its thread has ended")  # a no-op if already answered
         self._end(failure)
 
     def _end(self, failure: BaseException | None) -> None:
-        """Answer everything that waits for the thread, which takes no further jobs."""
+        """Stop accepting jobs and answer all waiting callers."""
         if failure is not None:
             reason = f"{type(failure).__name__}: {failure}".rstrip(": ")
             message = f"its thread failed ({reason}); what happens from now on is not kept"
@@ -289,7 +288,7 @@ class ThreadedStore:
         self._reject_jobs()
 
     def _reject_jobs(self) -> None:
-        """Drop the jobs that wait for a thread that has ended, and answer their callers."""
+        """Drop the jobs of an ended thread and answer their callers."""
         while True:
             try:
                 job = self._jobs.get_nowait()
@@ -299,7 +298,7 @@ class ThreadedStore:
                 job.fail(f"{self._owner}: its thread has ended")
 
     def _next_jobs(self) -> tuple[list[Callable[[], Batch]], _StoreQuery | None, bool]:
-        """Wait for a job; batches that follow each other are written together."""
+        """Wait for a job, collecting consecutive batches."""
         writes: list[Callable[[], Batch]] = []
         job = self._jobs.get()
         while True:
@@ -308,7 +307,7 @@ class ThreadedStore:
             if isinstance(job, _StoreQuery):
                 return writes, job, True
             writes.append(job)
-            if len(writes) >= _MOST_BATCHES:
+            if len(writes) >= _MAX_BATCHES:
                 return writes, None, True
             try:
                 job = self._jobs.get_nowait()
@@ -319,7 +318,7 @@ class ThreadedStore:
 def _append(store: FallbackStore, writes: Sequence[Callable[[], Batch]]) -> None:
     try:
         store.append(writes)
-    except BaseException as exc:  # noqa: BLE001 — boundary: the thread goes on, and a note says so
+    except BaseException as exc:  # noqa: BLE001 — boundary: the thread continues, with a note
         store.add_note(Note("the ledger", f"{len(writes)} batches were lost: {type(exc).__name__}: {exc}"))
 
 
@@ -328,14 +327,14 @@ def _answer(query: _StoreQuery, store: FallbackStore) -> None:
         return
     try:
         query.answer.set_result(query.function(store))
-    except BaseException as exc:  # noqa: BLE001 — boundary: the thread goes on, and a note says so
+    except BaseException as exc:  # noqa: BLE001 — boundary: the thread continues, with a note
         reason = f"it could not be read: {type(exc).__name__}: {exc}"
         store.add_note(Note("the ledger", reason, "indus ledger verify"))
         query.fail(f"the ledger: {reason}")
 
 
 async def open_store(path: str | None = None) -> ThreadedStore:
-    """Open this user's store, or the one at `path`; opening never fails, but the store may be in memory."""
+    """Open this user's store, or the one at `path`. Never fails, but may fall back to memory."""
     try:
         store = ThreadedStore(path or store_path())
     except OSError as exc:
@@ -346,7 +345,7 @@ async def open_store(path: str | None = None) -> ThreadedStore:
 
 
 async def memory_store() -> ThreadedStore:
-    """Open a store in memory, which ends with the session."""
+    """Open an in-memory store, which ends with the session."""
     store = ThreadedStore(None)
     await store.flush()
     return store

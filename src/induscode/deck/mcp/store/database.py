@@ -1,8 +1,8 @@
-"""The ledger's SQLite database: a private file, rows in one digest chain, documents, the latest row per subject.
+"""The ledger's SQLite database: a private file with a digest chain of rows, documents, and the latest row per subject.
 
-All functions block and belong to one thread. Several processes may write one file: each change is one transaction that
-takes the write lock first (`BEGIN IMMEDIATE`, https://www.sqlite.org/lang_transaction.html) and appends to the end of
-the chain that it then finds.
+All functions block and belong to one thread. Several processes may write the same file: each change is a transaction
+that takes the write lock first (`BEGIN IMMEDIATE`, https://www.sqlite.org/lang_transaction.html), then appends to the
+end of the chain.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 APPLICATION_ID = 0x696E6475
 """Marks the file as a ledger: https://www.sqlite.org/pragma.html#pragma_application_id."""
 BUSY_S = 5.0
-"""How long to wait for another process that writes."""
+"""How long to wait for another writer."""
 _CACHE_KB = 512
-"""Pages in memory: a run reads the pins and documents of its servers once, and then appends (2 MB by default)."""
+"""Page cache (SQLite's default is 2 MB): a run reads its servers' pins and documents once, then only appends."""
 _ADDRESSES_PER_QUERY = 500
 
 MIGRATIONS: tuple[tuple[str, ...], ...] = (
@@ -76,19 +76,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         f"INSERT INTO ends VALUES ('base', 0, '{GENESIS}'), ('head', 0, '{GENESIS}')",
     ),
 )
-"""The statements that lead from each version of the tables to the next; their number is the present version."""
+"""The statements that migrate each schema version to the next. Their number is the current version."""
 
 
 class ForeignStoreError(Exception):
-    """The database belongs to another program or to a later version of this one."""
+    """The database belongs to another program or a later version of this one."""
 
 
 class NewerStoreError(ForeignStoreError):
-    """A later version of this program has written the ledger."""
+    """A later version of this program wrote the ledger."""
 
 
 class DamagedStoreError(Exception):
-    """The database differs from what was written."""
+    """The database is damaged or was tampered with."""
 
 
 @record
@@ -103,31 +103,23 @@ class ChainEnd:
 
 
 def store_path() -> str:
-    """Return the path of this user's ledger.
-
-    Raises:
-        OSError: There is no home directory.
-    """
+    """Return the path of this user's ledger; raises `OSError` without a home directory."""
     return os.path.join(state_dir(), "ledger.db")
 
 
 def file_identity(path: str) -> tuple[int, int]:
-    """Return the device and inode behind a path.
-
-    Raises:
-        OSError: There is no file.
-    """
+    """Return the device and inode of a path; raises `OSError` if it doesn't exist."""
     status = os.lstat(path)
     return status.st_dev, status.st_ino
 
 
 def set_aside(path: str, identity: tuple[int, int] | None, fresh: str | None = None) -> str | None:
-    """Rename a damaged ledger and return its new path; None if another process has replaced it already.
+    """Rename a damaged ledger and return its new path, or `None` if another process has already replaced it.
 
-    A `fresh` file takes its place in one step: the path is never empty, where another process would begin a new ledger.
+    A `fresh` file atomically takes its place, so no other process finds the path empty and starts a new ledger.
 
     Raises:
-        OSError: It cannot be renamed.
+        OSError: It can't be renamed.
     """
     aside = f"{path}.corrupt-{new_ulid()}"
     try:
@@ -135,7 +127,7 @@ def set_aside(path: str, identity: tuple[int, int] | None, fresh: str | None = N
             return None
         linked = False
         if fresh is not None:
-            # A second name, so that the first one stays; some file systems have no hard links.
+            # Add a second name to keep the first. Some file systems lack hard links.
             with suppress(OSError, NotImplementedError):
                 os.link(path, aside, follow_symlinks=False)
                 linked = True
@@ -143,7 +135,7 @@ def set_aside(path: str, identity: tuple[int, int] | None, fresh: str | None = N
             os.rename(path, aside)
     except FileNotFoundError:
         return None
-    # The last rows may be in these files only; SQLite finds them under the new name.
+    # The last rows may be only in these files; SQLite finds them under the new name.
     for side in SQLITE_SIDE_FILES:
         with suppress(FileNotFoundError):
             os.rename(path + side, aside + side)
@@ -153,13 +145,13 @@ def set_aside(path: str, identity: tuple[int, int] | None, fresh: str | None = N
 
 
 def list_set_aside(path: str) -> list[str]:
-    """List the damaged ledgers that were set aside and still exist."""
+    """List the damaged ledgers set aside earlier that still exist."""
     folder, name = os.path.split(path)
     try:
         names = os.listdir(folder)
     except OSError:
         return []
-    # "-end": a file that earlier versions kept beside the ledger.
+    # "-end": a file earlier versions kept next to the ledger.
     return sorted(
         os.path.join(folder, other)
         for other in names
@@ -168,7 +160,7 @@ def list_set_aside(path: str) -> list[str]:
 
 
 def remove_database(path: str) -> None:
-    """Remove a database that no connection uses, with its side files; an absent file is ignored."""
+    """Remove an unused database and its side files, if they exist."""
     for name in (path, *(path + side for side in SQLITE_SIDE_FILES)):
         with suppress(FileNotFoundError):
             os.unlink(name)
@@ -178,16 +170,12 @@ def remove_database(path: str) -> None:
 
 
 def open_database(path: str | None) -> sqlite3.Connection:
-    """Open an existing database, or one in memory.
-
-    Raises:
-        sqlite3.Error: It cannot be opened.
-    """
+    """Open an existing database, or one in memory; raises `sqlite3.Error` if it can't."""
     where = f"file:{quote(path)}?mode=rw" if path else ":memory:"
     connection = sqlite3.connect(where, timeout=BUSY_S, isolation_level=None, uri=path is not None)
     try:
         connection.execute("PRAGMA journal_mode = WAL").close()
-        # Acknowledged rows survive a loss of power: https://www.sqlite.org/pragma.html#pragma_synchronous.
+        # Acknowledged rows survive power loss: https://www.sqlite.org/pragma.html#pragma_synchronous.
         connection.execute("PRAGMA synchronous = FULL").close()
         connection.execute("PRAGMA trusted_schema = OFF").close()
         connection.execute(f"PRAGMA cache_size = -{_CACHE_KB}").close()
@@ -199,24 +187,24 @@ def open_database(path: str | None) -> sqlite3.Connection:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """Apply all changes of a block, or none of them."""
+    """Apply all changes of a block, or none."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:  # some failures have rolled back already
+        if connection.in_transaction:  # some failures roll back by themselves
             connection.execute("ROLLBACK")
         raise
 
 
 def migrate(connection: sqlite3.Connection, steps: Sequence[Sequence[str]] = MIGRATIONS) -> tuple[int, int]:
-    """Bring the tables to the present version in one transaction; return the versions before and after.
+    """Migrate the tables to the current version in one transaction; return the versions before and after.
 
     Raises:
         ForeignStoreError: The database belongs to another program.
-        NewerStoreError: Its version is later than ours.
-        sqlite3.Error: The migration fails; the database stays as it was.
+        NewerStoreError: Its version is newer than ours.
+        sqlite3.Error: The migration failed; the database is unchanged.
     """
     with transaction(connection):
         version = _read_pragma(connection, "user_version")
@@ -238,13 +226,13 @@ def _read_pragma(connection: sqlite3.Connection, name: str) -> int:
 
 
 class LedgerDb:
-    """One open database with the present tables."""
+    """An open database with the current schema."""
 
     def __init__(self, path: str | None) -> None:
         self.path = path
         self.connection = open_database(path)
         self.seqs: dict[str, int] = {}
-        """The last sequence number of each run that was written through this connection."""
+        """The last sequence number of each run written through this connection."""
         try:
             migrate(self.connection)
         except BaseException:
@@ -252,13 +240,13 @@ class LedgerDb:
             raise
 
     def close(self) -> None:
-        """Close the connection; the last one to close merges the write-ahead log into the file."""
+        """Close the connection. The last one to close merges the write-ahead log into the file."""
         self.connection.close()
 
     # -- writing ----------------------------------------------------------------------------
 
     def append(self, batches: Iterable[Batch], *, to_empty: bool = False) -> bool:
-        """Write batches, all of them or none, and return True; with `to_empty` only if there is no row yet."""
+        """Write all batches or none and return `True`; with `to_empty`, only if the ledger has no rows yet."""
         seqs = dict(self.seqs)
         with transaction(self.connection):
             end = self.end("head")
@@ -273,7 +261,7 @@ class LedgerDb:
         return True
 
     def write(self, event: Event, end: ChainEnd, seqs: dict[str, int]) -> ChainEnd:
-        """Write one row after `end`, inside a transaction of the caller; return the new end."""
+        """Write one row after `end` in the caller's transaction and return the new end."""
         position, run = end.position + 1, event.run
         if run not in seqs:
             query = "SELECT max(seq) FROM events WHERE run = ?"
@@ -312,10 +300,10 @@ class LedgerDb:
         return tuple(self.select(where, (op,)))
 
     def select(self, where: str, values: Sequence[str | int] = ()) -> Iterator[Row]:
-        """Read rows one by one, each compared with its digest.
+        """Read rows one by one, checking each against its digest.
 
         Raises:
-            DamagedStoreError: A row differs from what was written.
+            DamagedStoreError: A row doesn't match its digest.
         """
         query = (
             "SELECT events.position, run, seq, at, events.op, events.subject, facts, digest, "
@@ -332,7 +320,7 @@ class LedgerDb:
             yield Row(*cells, facts=parse_facts(facts, found[0]), digest=digest)
 
     def runs(self) -> Sequence[RunFacts]:
-        """List the runs, in the order in which they began."""
+        """List the runs in the order they began."""
         query = "SELECT run, min(at), count(*), min(position) FROM events GROUP BY run ORDER BY min(position)"
         runs = self.connection.execute(query).fetchall()
         for cells in runs:
@@ -340,7 +328,7 @@ class LedgerDb:
         return tuple(RunFacts(*cells) for cells in runs)
 
     def documents(self, addresses: Iterable[str]) -> dict[str, str]:
-        """Read documents by their addresses; absent ones are left out."""
+        """Read documents by address, skipping missing ones."""
         wanted = list(dict.fromkeys(addresses))
         documents: dict[str, str] = {}
         for start in range(0, len(wanted), _ADDRESSES_PER_QUERY):
@@ -353,20 +341,12 @@ class LedgerDb:
 
 
 def check_row(cells: Sequence[object]) -> None:
-    """Check the types of the cells of a row of `events`.
-
-    Raises:
-        DamagedStoreError: A cell has another type than was written.
-    """
+    """Check the cell types of a row of `events`; raises `DamagedStoreError` if one is wrong."""
     _check_types(cells, (int, str, int, str, str, str, str, str))
 
 
 def _check_types(cells: Sequence[object], types: Sequence[type]) -> None:
-    """Check the types of cells: SQLite columns accept any type (https://www.sqlite.org/datatype3.html), as does damage.
-
-    Raises:
-        DamagedStoreError: A cell has another type than was written.
-    """
+    """Check cell types, since SQLite columns accept any type (https://www.sqlite.org/datatype3.html)."""
     for cell, wanted in zip(cells, types, strict=True):
         if type(cell) is not wanted:
             problem = f"{type(cell).__name__} in place of {wanted.__name__}"
@@ -374,11 +354,7 @@ def _check_types(cells: Sequence[object], types: Sequence[type]) -> None:
 
 
 def parse_facts(text: str, position: int) -> JsonObject:
-    """Parse the facts of a row.
-
-    Raises:
-        DamagedStoreError: The text is not a JSON object.
-    """
+    """Parse the facts of a row; raises `DamagedStoreError` if they aren't a JSON object."""
     try:
         facts: object = json.loads(text)
     except (ValueError, RecursionError) as exc:
@@ -392,13 +368,13 @@ def parse_facts(text: str, position: int) -> JsonObject:
 
 
 def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = now_ms) -> PruneResult | None:
-    """Remove old runs, never the caller's own; None if there is nothing to remove.
+    """Remove old runs, never the caller's own. Returns `None` if there was nothing to remove.
 
-    Runs leave in the order in which they began, with all rows before the first row of a run that stays. Rows that are
-    still the latest of their subject (a pin, a listing) are written again at the end first, so pruning removes nothing
-    that applies. A `prune` row then records how many rows were removed and the digest of the last one, from which the
-    chain goes on: `indus ledger verify` can still prove every remaining row. Rows that a node has not published yet
-    stay as long as they are not older than `keep.days`. A clock that jumps ahead removes nothing.
+    Runs leave in the order they began, along with all rows before the first row of a remaining run. Rows that are
+    still the latest of their subject (a pin, a listing) are first copied to the end, so pruning removes nothing still
+    in force. A `prune` row then records the number of removed rows and the digest of the last one, where the chain
+    continues: `indus ledger verify` can still prove every remaining row. Rows a node hasn't published yet stay unless
+    they're older than `keep.days`. A clock that jumps ahead removes nothing.
     """
     at_ms = now()
     with transaction(db.connection):
@@ -410,7 +386,7 @@ def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = 
         cut = min(stay, default=db.end("head").position + 1)
         published = db.connection.execute("SELECT position FROM ends WHERE name = 'published'").fetchone()
         if published is not None:
-            # Rows that other machines do not have yet stay, unless they are too old.
+            # Keep rows that other machines don't have yet, unless they're too old.
             young = min((run.first for run in runs if run.began >= oldest), default=cut)
             cut = min(cut, max(young, published[0] + 1))
         if cut <= db.end("base").position + 1:
@@ -423,7 +399,7 @@ def prune(db: LedgerDb, keep: Retention, own_run: str, now: Callable[[], int] = 
 
 
 def _parse_time(text: str) -> int | None:
-    """Parse a time in milliseconds since 1970; None if it isn't one."""
+    """Parse a time as milliseconds since 1970, or return `None` if it's invalid."""
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
@@ -438,21 +414,16 @@ def _remove_rows(db: LedgerDb, cut: int, seqs: dict[str, int], own_run: str, at:
     where = "JOIN latest USING (position) WHERE events.position < ? ORDER BY events.position"
     for row in tuple(db.select(where, (cut,))):
         end = db.write(Event(own_run, at, cast("RowOp", row.op), row.facts, row.subject), end, seqs)
-    removed = Event(
-        own_run,
-        at,
-        "prune",
-        {
-            "first": db.end("base").position + 1,
-            "last": last.position,
-            "digest": last.digest,
-            "rows": rows,
-            "runs": runs,
-            "from": first_at,
-            "to": last_at,
-        },
-    )
-    end = db.write(removed, end, seqs)
+    facts: JsonObject = {
+        "first": db.end("base").position + 1,
+        "last": last.position,
+        "digest": last.digest,
+        "rows": rows,
+        "runs": runs,
+        "from": first_at,
+        "to": last_at,
+    }
+    end = db.write(Event(own_run, at, "prune", facts), end, seqs)
     db.connection.execute("DELETE FROM events WHERE position < ?", (cut,))
     db.set_end("base", ChainEnd(last.position, last.digest))
     db.set_end("head", end)
@@ -460,7 +431,7 @@ def _remove_rows(db: LedgerDb, cut: int, seqs: dict[str, int], own_run: str, at:
 
 
 def _remove_documents(db: LedgerDb) -> None:
-    """Remove the documents that no row needs any more."""
+    """Remove the documents no row refers to any more."""
     needed: set[str] = set()
     manifests: set[str] = set()
     for row in db.select("WHERE op IN ('enroll', 'pin', 'turn')"):

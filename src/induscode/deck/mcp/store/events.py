@@ -1,8 +1,8 @@
 """Events, rows and documents of the store, as values.
 
-Pure. The digest of every row covers its content and the digest of the row before it, so a row that was changed,
-removed, inserted or moved does not fit its neighbours. Definitions and descriptors are documents: stored once, under
-the SHA-256 of their text, and named by the rows that need them.
+Pure. Each row's digest covers its content and the previous row's digest, so changed, removed, inserted or moved rows
+don't fit their neighbours. Definitions and descriptors are documents: stored once, under the SHA-256 of their text,
+and referenced by rows.
 """
 
 from __future__ import annotations
@@ -27,34 +27,34 @@ RowOp: TypeAlias = Literal[
 ]  # fmt: skip
 
 _DOCUMENT_FACTS = {"enroll": ("definition", "descriptor"), "pin": ("definition",), "turn": ("manifest",)}
-"""The facts of a row that are addresses of documents."""
+"""Facts of a row that hold document addresses."""
 GENESIS = "0" * 64
 """The digest before the first row."""
-# Built once: `json.dumps` builds an encoder per call, which takes as long as encoding a row.
+# Shared: `json.dumps` builds an encoder per call, which takes as long as encoding a row.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
 
 @record
 class Event:
-    """An event to be written; the store gives it its position."""
+    """An event to write. The store assigns its position."""
 
     run: str
     at: str
     op: RowOp
     facts: JsonObject
     subject: str = ""
-    """What the event is about: the latest event of an op and subject applies. Empty: none."""
+    """The topic of the event, if any. The latest event per op and subject is the one in force."""
 
 
 @record
 class Row:
-    """An event that was written."""
+    """A written event."""
 
     position: int
-    """Its place among all rows of the store, from 1."""
+    """Its number among all rows of the store, from 1."""
     run: str
     seq: int
-    """Its place among the rows of its run, from 1."""
+    """Its number among the rows of its run, from 1."""
     at: str
     op: str
     subject: str
@@ -64,11 +64,11 @@ class Row:
 
 @record
 class Batch:
-    """Events and documents that are written together or not at all."""
+    """Events and documents written atomically."""
 
     events: Sequence[Event]
     documents: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Texts by their address."""
+    """Texts by address."""
 
 
 @record
@@ -84,7 +84,7 @@ class RunFacts:
 
 @record
 class Retention:
-    """What the store keeps: the last `runs` runs that are not older than `days`."""
+    """How much history to keep: the last `runs` runs, up to `days` old."""
 
     runs: int = 200
     days: int = 180
@@ -92,46 +92,46 @@ class Retention:
 
 @record
 class PruneResult:
-    """How much was removed."""
+    """The number of removed runs and rows."""
 
     runs: int
     rows: int
 
 
 def encode_facts(facts: JsonObject) -> str:
-    """Encode the facts of a row in ASCII, which can carry any name a server has."""
+    """Encode a row's facts in ASCII, which works for any server-chosen name."""
     return json.dumps(facts, separators=(",", ":"), allow_nan=False)
 
 
 def chain_digest(previous: str, position: int, cells: Sequence[str | int]) -> str:
-    """Digest a row together with the digest of the row before it."""
+    """Digest a row together with the previous row's digest."""
     text = _ENCODER.encode([previous, position, *cells])
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def content_address(text: str) -> str:
-    """Return the address of a document: the SHA-256 of its text."""
+    """Return a document's address: the SHA-256 of its text."""
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
 def document_addresses(op: str, facts: JsonObject) -> set[str]:
-    """Find the documents that a row needs, without those it records as withheld."""
+    """Find the documents a row refers to, except withheld ones."""
     addresses = [facts.get(name) for name in _DOCUMENT_FACTS.get(op, ())]
     return {address for address in addresses if isinstance(address, str)} - find_withheld(facts)
 
 
 def find_withheld(facts: JsonObject) -> set[str]:
-    """Find the documents that a row names and that were not stored."""
+    """Find the documents a row records as withheld."""
     return set(filter_texts(facts.get("withheld")))
 
 
 def filter_texts(value: JsonValue) -> list[str]:
-    """Return the texts of a JSON array; other values are left out."""
+    """Return the strings in a JSON array, or an empty list for any other value."""
     return [member for member in value if isinstance(member, str)] if isinstance(value, list) else []
 
 
 def build_subject(*names: str) -> str:
-    """Join names to a subject that no other names join to."""
+    """Join names into an unambiguous subject."""
     return json.dumps(names, separators=(",", ":"))
 
 
@@ -139,11 +139,7 @@ def build_subject(*names: str) -> str:
 
 
 def descriptor_text(descriptor: ToolDescriptor) -> str:
-    """Encode what a model is shown of a tool.
-
-    Raises:
-        NotJson: Its schema holds a value that JSON cannot carry.
-    """
+    """Encode a tool as models see it; raises `NotJson` if its schema holds a value JSON can't represent."""
     shown: dict[str, JsonLike] = {
         "name": descriptor.name,
         "description": descriptor.description,
@@ -159,11 +155,7 @@ def descriptor_text(descriptor: ToolDescriptor) -> str:
 
 
 def parse_descriptor(text: str) -> ToolDescriptor:
-    """Parse the text of `descriptor_text`.
-
-    Raises:
-        ValueError: The text is something else.
-    """
+    """Parse the text of `descriptor_text`; raises `ValueError` for anything else."""
     try:
         shown = cast("dict[str, object]", json.loads(text))
         return ToolDescriptor(
@@ -179,15 +171,15 @@ def parse_descriptor(text: str) -> ToolDescriptor:
 
 
 def deck_text(descriptors: Iterable[ToolDescriptor]) -> str:
-    """Encode the tools of a deck in order, exactly as a model is shown them."""
+    """Encode the tools of a deck in order, exactly as models see them."""
     return join_json_array(map(descriptor_text, descriptors))
 
 
 def join_json_array(texts: Iterable[str]) -> str:
-    """Join encoded values to a JSON array."""
+    """Join encoded values into a JSON array."""
     return f"[{','.join(texts)}]"
 
 
 def deck_digest(descriptors: Iterable[ToolDescriptor]) -> str:
-    """Digest what a model is shown of a deck."""
+    """Digest a deck as models see it."""
     return content_address(deck_text(descriptors))

@@ -1,10 +1,10 @@
 """The store behind its thread: the ledger's file, a recovered copy of it, or memory.
 
-All methods block and belong to the thread of the store. A damaged file can make SQLite and its readers raise anything
-(a flipped bit in the schema: `OverflowError`), so every failure counts as damage unless its cause is known to be
-outside the file (full disk, lock, permissions). A damaged file is set aside once, and a new one begins with the pins of
-the pins file; a file that cannot be used is replaced by memory, with the same pins. Either way a note says so. Without
-that file nobody knows what was approved, and reading the pins fails.
+All methods block and belong to the store's thread. A damaged file can make SQLite and its readers raise anything (a
+flipped bit in the schema: `OverflowError`), so every failure counts as damage unless its cause is known to be outside
+the file (full disk, lock, permissions). A damaged file is set aside once, and a new one starts with the backed-up pins.
+An unusable file is replaced by memory with the same pins. Either way, the store adds a note. Without the backup, there
+is no record of approvals, and reading the pins fails.
 """
 
 from __future__ import annotations
@@ -54,28 +54,20 @@ T = TypeVar("T")
 
 _OUTSIDE_CODES = frozenset(
     {
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_NOLFS,
-        sqlite3.SQLITE_AUTH,
+        sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH,
     }
-)
+)  # fmt: skip
 """Result codes whose cause is outside the file: https://www.sqlite.org/rescode.html."""
 _TRUSTED_OPS = frozenset({PIN, "list"})
-"""Rows that decide what is approved."""
-_MOST_NOTES = 100
-"""The first failures of a store that fails at every step say enough."""
+"""Rows that determine approvals."""
+_MAX_NOTES = 100
+"""A store that fails at every step has said enough after this many notes."""
 
 
 class FallbackStore:
-    """One ledger, wherever it is stored at the moment."""
+    """A ledger, wherever it's currently stored."""
 
     def __init__(self, path: str | None) -> None:
         self.notes: list[Note] = []
@@ -83,7 +75,7 @@ class FallbackStore:
         self._identity: tuple[int, int] | None = None
         self._recovered = False
         self._lost: str | None = None
-        """Why the pins are neither in the database nor in their backup; None: they're there, or there were none."""
+        """Why neither the database nor the backup has the pins. `None`: they do, or none existed."""
         if path is None:
             self._db = LedgerDb(None)
             return
@@ -94,7 +86,7 @@ class FallbackStore:
 
     @property
     def path(self) -> str | None:
-        """The file; None while the ledger is in memory."""
+        """The file, or `None` while the ledger is in memory."""
         return self._db.path
 
     def close(self) -> None:
@@ -111,7 +103,7 @@ class FallbackStore:
         except NewerStoreError:
             raise
         except ForeignStoreError as exc:
-            # A ledger with pins was here: its mark is damaged, or another file has taken its place.
+            # A backup with pins means a ledger was here: its mark is damaged, or another file replaced it.
             if self._read_backup(path).pins:
                 raise DamagedStoreError(f"a ledger was here, and now {exc}") from exc
             raise
@@ -119,8 +111,8 @@ class FallbackStore:
             damage = None if created else find_schema_damage(db) or find_end_damage(db)
             if damage is not None:
                 raise DamagedStoreError(damage)
-            # A pin is backed up after its row is written: a ledger without rows that has a backup follows one that was
-            # lost. `created` proves nothing, since another process may have written in between.
+            # Pins are backed up after their rows are written, so an empty ledger with a backup replaces a lost one.
+            # `created` proves nothing, since another process may have written in between.
             backup = PinsBackup() if db.end("head").position else self._read_backup(path)
             if backup.unreadable:
                 raise PermissionError(f"{pins_path(path)} can't be read")
@@ -133,9 +125,9 @@ class FallbackStore:
         return db
 
     def _replace(self, path: str, failure: BaseException) -> LedgerDb:
-        """Return the database that replaces a failed file: the recovered file, once, or memory with the pins."""
+        """Return the replacement of a failed file: the recovered file (once), or memory with the pins."""
         code: int | None = getattr(failure, "sqlite_errorcode", None)
-        # Without a code Python itself could not read what the database holds.
+        # Without a code, Python itself couldn't read the database's content.
         is_inside = code is None or code & 0xFF not in _OUTSIDE_CODES
         damaged = is_inside and not isinstance(failure, ForeignStoreError | OSError)
         reason = f"{failure}" or type(failure).__name__
@@ -163,10 +155,10 @@ class FallbackStore:
         return memory
 
     def _recover(self, path: str, reason: str) -> LedgerDb:
-        """Set a damaged file aside, and begin a new one with the pins of the backup.
+        """Set a damaged file aside and start a new one with the backed-up pins.
 
         Raises:
-            DamagedStoreError: There's no backup.
+            DamagedStoreError: The backup is missing.
         """
         with locked_directory(os.path.dirname(os.path.abspath(path))):
             try:
@@ -198,21 +190,21 @@ class FallbackStore:
         return PinsBackup(missing=True) if backup is None else backup
 
     def add_note(self, note: Note) -> None:
-        """Keep a note, each once; past the limit only their number."""
+        """Add a note unless it's a duplicate. Past the limit, only count."""
         if note in self.notes:
             return
-        if len(self.notes) < _MOST_NOTES:
+        if len(self.notes) < _MAX_NOTES:
             self.notes.append(note)
             return
         self._uncounted += 1
-        self.notes[_MOST_NOTES:] = [Note("the ledger", f"{self._uncounted:,} further failures are not listed")]
+        self.notes[_MAX_NOTES:] = [Note("the ledger", f"{self._uncounted:,} further failures are not listed")]
 
     def use(self, action: Callable[[LedgerDb], T], *, can_wait: bool = False) -> T:
-        """Run an action on the database; if its file fails, on what replaces it (recovered file, then memory).
+        """Run an action on the database, or if its file fails, on its replacement (recovered file, then memory).
 
         Raises:
-            BaseException: What the database in memory raised; with `can_wait` also that another process holds the file,
-                which then replaces nothing.
+            BaseException: The action failed in memory, or with `can_wait`, another process holds the file (which then
+                isn't replaced).
         """
         while self._db.path is not None:
             try:
@@ -228,7 +220,7 @@ class FallbackStore:
     # -- writing ----------------------------------------------------------------------------
 
     def append(self, makers: Sequence[Callable[[], Batch]]) -> None:
-        """Write batches in one transaction; in memory if the file cannot take them."""
+        """Write batches in one transaction, in memory if the file fails."""
         batches: list[Batch] = []
         for make in makers:
             try:
@@ -257,10 +249,7 @@ class FallbackStore:
     # -- reading ----------------------------------------------------------------------------
 
     def latest(self, op: str) -> Sequence[Row]:
-        """Read the latest row of every subject; pins are brought in step with their backup.
-
-        A pin that only the backup has is restored, one that only the ledger has is backed up.
-        """
+        """Read the latest row of every subject. Reading pins also syncs ledger and backup in both directions."""
         rows = self.use(lambda db: db.latest(op))
         if op in _TRUSTED_OPS and self._lost is not None:
             raise DamagedStoreError(self._lost)
@@ -281,7 +270,7 @@ class FallbackStore:
             if subject not in backup.pins or backup.pins[subject].facts != facts
         ]
         self._back_up(path, behind)
-        with suppress(OSError):  # the longer file is as good
+        with suppress(OSError):  # the longer file works just as well
             compact_backup(path, backup)
         return self.use(lambda db: db.latest(op)) if lost else rows
 
@@ -291,7 +280,7 @@ class FallbackStore:
         return {address: text for address, text in found.items() if content_address(text) == address}
 
     def verify(self, *, set_aside: bool) -> Sequence[Note]:
-        """List the damage, present and earlier; with `set_aside` replace a damaged file."""
+        """List current and earlier damage. With `set_aside`, replace a damaged file."""
         path = self._db.path
         damage = find_damage(self._db)
         if path is None:
@@ -308,7 +297,7 @@ class FallbackStore:
 
 
 def _may_hold_rows(path: str) -> bool:
-    """Tell whether a file that failed could be a ledger with pins."""
+    """Tell whether a failed file could be a ledger with pins."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -319,7 +308,7 @@ def _may_hold_rows(path: str) -> bool:
 
 
 def _build_recovery_batch(backup: PinsBackup, reason: str) -> Batch:
-    """Build the rows that describe a recovery and restore pins."""
+    """Build the rows that record a recovery and restore pins."""
     pins = [*backup.pins.values()]
     documents = {address: text for pin in pins for address, text in pin.documents.items()}
     needed = {address for pin in pins for address in document_addresses(PIN, pin.facts)}
@@ -330,7 +319,7 @@ def _build_recovery_batch(backup: PinsBackup, reason: str) -> Batch:
 
 
 def _describe_pins(backup: PinsBackup) -> str:
-    """Describe what became of the pins of a ledger that lost rows."""
+    """Describe the fate of the pins after a ledger lost rows."""
     if backup.missing:
         return "The definitions of tools that were approved are not known"
     kept = f"The definitions of {len(backup.pins):,} tools that were approved are kept"

@@ -1,4 +1,4 @@
-"""History: the deck of any turn or moment of a run, read back from the store."""
+"""History: reads back the deck at any turn or time of a run."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ if TYPE_CHECKING:
 
 @record
 class DeckRecord:
-    """The deck of a run at one moment."""
+    """The deck of a run at a point in time."""
 
     run: str
     turn: int
-    """The last turn that had begun; 0 if none had."""
+    """The last turn begun by then, or 0."""
     at: str
     digest: str
-    """The digest of what was shown at that turn; empty without a turn."""
+    """The digest of the tools shown at that turn, or empty without a turn."""
     text: str | None
-    """What was shown, byte for byte; None if a part of it was not stored."""
+    """The tools as shown, byte for byte, or `None` if part of it wasn't stored."""
     descriptors: Sequence[ToolDescriptor]
     capabilities: Sequence[BridgeCapability]
-    """The remote tools that were enrolled, without runners."""
+    """The enrolled remote tools, without runners."""
     notes: Sequence[Note] = ()
 
 
 async def read_ledger_log(store: LedgerStore, run: str) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
-    """Read the events of a run's ledger, with notes about unreadable ones."""
+    """Read a run's ledger events, with notes about unreadable ones."""
     return await _read_entries(store, await store.rows(run))
 
 
 async def deck_at(store: LedgerStore, run: str, *, turn: int | None = None, at: str | None = None) -> DeckRecord | None:
-    """Read the deck of a run at a turn, at a moment, or at its end.
+    """Read the deck of a run at a turn, at a time, or at its end.
 
-    None: the run is unknown, has no such turn, or had not begun by then.
+    Returns `None` if the run or turn is unknown, or the run hadn't begun by then.
     """
     rows = [row for row in await store.rows(run) if at is None or row.at <= at]
     turns = [index for index, row in enumerate(rows) if row.op == "turn"]
@@ -97,7 +97,7 @@ async def _read_entries(store: LedgerStore, rows: Sequence[Row]) -> tuple[Sequen
 
 
 class _EntryParser:
-    """Builds ledger events from rows; tools recur, so each document is parsed once."""
+    """Builds ledger events from rows. Tools recur, so it parses each document once."""
 
     def __init__(self, documents: Mapping[str, str]) -> None:
         self._notes: list[Note] = []
@@ -106,7 +106,7 @@ class _EntryParser:
         self._definitions: dict[JsonValue, JsonObject] = {}
 
     def parse(self, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
-        """Parse all rows; for a thread, since a long log takes time."""
+        """Parse all rows. Run it in a thread, since a long log takes time."""
         entries = tuple(entry for row in rows if (entry := self._parse_row(row)))
         return entries, tuple(self._notes)
 

@@ -1,8 +1,8 @@
-"""The journal: what happens to the deck, written to the store as it happens.
+"""The journal: writes the deck's history to the store as it happens.
 
-It records the events of the ledger and of its servers, and what a model is shown at every turn. Its methods are called
-in the event loop and return at once; texts are encoded in the thread of the store. It stores no secrets: of a server's
-configuration only a digest, of faults only what redaction leaves, and a definition that holds a secret is withheld.
+It records ledger and server events, and the tools a model sees each turn. Methods run in the event loop and return
+immediately; the store's thread encodes texts. The journal never stores secrets: it digests server configurations,
+redacts faults, and withholds definitions that contain a secret.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.events import RowOp
 
 LISTED = ""
-"""The name in a pin that says that a kind was listed and had nothing: no item has it."""
+"""The name in a pin recording that a listed kind was empty. No item has this name."""
 LATE = "late"
-"""The subject of a `connect` row: a list or a prompt has waited for this start, and went on without it."""
+"""The subject of a `connect` row: a list or prompt waited for this start, then went ahead without it."""
 STANDARD_ERROR = "stderr"
-"""The subject of a `fault` row with what a server wrote to standard error before it failed."""
-_LONGEST_DETAIL = 2_000
-_MOST_SEARCHES = 1_000
-"""Searches of one run that are recorded."""
-_LONGEST_QUERY = 200
-"""Characters of a query that are recorded."""
+"""The subject of a `fault` row with a failed server's standard error."""
+_MAX_DETAIL_CHARS = 2_000
+_MAX_SEARCHES = 1_000
+"""Maximum searches recorded per run."""
+_MAX_QUERY_CHARS = 200
+"""Maximum characters recorded per query."""
 
 
 class _EncodedDescriptor(NamedTuple):
-    """A descriptor with its text; kept from turn to turn, since decks seldom change."""
+    """A descriptor with its text, cached across turns since decks rarely change."""
 
     descriptor: ToolDescriptor
     text: str
@@ -59,7 +59,7 @@ class _EncodedDescriptor(NamedTuple):
 
 
 class Journal:
-    """Writes one run into a store; the event sink of an enrolment."""
+    """Writes one run to a store. Serves as an enrolment's event sink."""
 
     def __init__(
         self,
@@ -70,12 +70,12 @@ class Journal:
         now: Callable[[], str] = iso_utc,
         node: str = "",
     ) -> None:
-        """Begin a run; that of a `node` of a cluster is published to the others."""
+        """Begin a run. A cluster publishes the run of a `node` to the others."""
         self.store = store
         self.run = run or new_ulid()
-        """The id of this run, a ULID: later runs sort later."""
+        """This run's id, a ULID: later runs sort later."""
         self.turns = 0
-        """How many turns were recorded."""
+        """The number of recorded turns."""
         self._searches = 0
         self._now = now
         self._redaction = Redaction()
@@ -88,20 +88,20 @@ class Journal:
         self._append("run", {**facts, "node": node} if node else facts)
 
     def add_servers(self, servers: Iterable[ServerConfig]) -> None:
-        """Add servers with their identities and the secrets of their configurations."""
+        """Add servers, learning their identities and secrets."""
         for config in servers:
             self._redaction.learn((config,))
             self._configs[config.id] = config
             self._identities[config.id] = server_identity(config)
-            # The former listing belongs to the former configuration.
+            # Old listings belong to the old configuration.
             self._forget_listings(config.id)
 
     def hide_secrets(self, text: str) -> str:
-        """Replace the secrets of all servers so far, and secrets of known shapes."""
+        """Mask the secrets of all servers so far, and secrets of known shapes."""
         return self._redaction.hide(text)
 
     def remove_servers(self, servers: Iterable[str]) -> None:
-        """Remove servers; their secrets stay redacted."""
+        """Remove servers. Their secrets stay redacted."""
         for server in servers:
             self._forget_listings(server)
             for known in (self._configs, self._identities):
@@ -116,27 +116,27 @@ class Journal:
         disabled: Mapping[str, Sequence[DisabledTool]] | None = None,
         kind: ItemKind = "tool",
     ) -> None:
-        """Set the listings that the store has already: only a different one is recorded."""
+        """Set the listings the store already has, so only changes get recorded."""
         for server, names in listings.items():
             self._listed[server, kind] = tuple(names), tuple((disabled or {}).get(server, ()))
 
     # -- from an enrolment ------------------------------------------------------------------
 
     def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
-        """Record events of the ledger."""
+        """Record ledger events."""
         self.store.append(partial(self._build_entries, tuple(entries)))
 
     def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
-        """Record another event of a server."""
+        """Record any other server event."""
         clean = self._redaction.clean
-        facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_LONGEST_DETAIL]}
+        facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_MAX_DETAIL_CHARS]}
         identity = self._identities.get(server)
-        # These decide how long the next start may take, and whether a first list waits for it.
+        # These determine how long the next start may take and whether a first list waits for it.
         is_outcome = (
             op == "ready" or (op, subject) == ("connect", LATE) or (op == "fault" and subject != STANDARD_ERROR)
         )
         if identity is not None and is_outcome:
-            # The last timeout is looked for alone: another fault must not take its place.
+            # The last timeout has its own subject, so other faults don't replace it.
             other = ("other",) if op == "fault" and subject != "timeout" else ()
             self._append(op, {**facts, "identity": identity}, build_subject(identity, server, *other))
         else:
@@ -145,7 +145,7 @@ class Journal:
     def record_listing(
         self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool], kind: ItemKind = "tool"
     ) -> None:
-        """Record which tools or other items of a server are enrolled or disabled, if that has changed."""
+        """Record a server's enrolled and disabled tools (or other items), if changed."""
         names = tuple(tool.ref.name for tool in tools)
         identity = self._identities.get(server)
         listing = names, tuple(disabled)
@@ -173,13 +173,13 @@ class Journal:
     def record_pin(
         self, ref: RemoteToolRef, pin: str, raw: JsonObject, canonical: str | None = None, *, further: bool = False
     ) -> None:
-        """Record an approved definition of an item; a `further` one is added to those approved before."""
+        """Record an approved definition. A `further` one adds to earlier approvals."""
         identity = self._identities.get(ref.server)
         if identity is not None:
             names = (identity, ref.server, ref.name)
             facts: JsonObject = {"identity": identity, "server": ref.server, "tool": ref.name, "pin": pin}
             if ref.kind != "tool":
-                # More names than a tool's subject ever has.
+                # More names than a tool's subject can have.
                 names, facts["kind"] = (*names, "kind", ref.kind), ref.kind
             subject = build_subject(*names, pin) if further else build_subject(*names)
             if canonical is not None:
@@ -187,26 +187,26 @@ class Journal:
             self.store.append(partial(self._build_pin, self._now(), subject, facts, raw))
 
     def record_place(self, server: str, place: str, identity: str) -> None:
-        """Record the identity of the server that a row of a file describes now; empty: the row was removed."""
+        """Record the identity of the server a row now describes. Empty: the row was removed."""
         self._append("place", {"server": server, "place": place, "identity": identity}, build_subject(place))
 
     def find_filter(self, server: str) -> JsonValue:
-        """Describe which tools of a server its row lets in."""
+        """Return the tool filter of a server's row."""
         config = self._configs.get(server)
         return None if config is None else build_tool_filter(config)
 
     def record_client(self, principal: str, client_id: str, scopes: Sequence[str]) -> None:
-        """Record the first request of a principal to a host; no part of its token."""
+        """Record a principal's first request to a host, without any part of its token."""
         self._append("client", {"principal": principal, "client": client_id, "scopes": [*scopes]})
 
     def record_search(self, queries: Sequence[str], server: str | None, found: Sequence[str], left_out: int) -> None:
-        """Record a search of tools: what was looked for, and which tools were shown; of one run the first thousand."""
+        """Record a tool search, its queries and results, for the first thousand searches per run."""
         self._searches += 1
-        if self._searches > _MOST_SEARCHES:
+        if self._searches > _MAX_SEARCHES:
             return
         clean = self._redaction.clean
         facts: JsonObject = {
-            "queries": [clean(query)[:_LONGEST_QUERY] for query in queries],
+            "queries": [clean(query)[:_MAX_QUERY_CHARS] for query in queries],
             "found": [*found],
             "left_out": left_out,
         }
@@ -215,17 +215,17 @@ class Journal:
             facts["principal"] = client.principal
         if server is not None:
             facts["server"] = server
-        if self._searches == _MOST_SEARCHES:
-            facts["last"] = True  # further searches of this run are not recorded
+        if self._searches == _MAX_SEARCHES:
+            facts["last"] = True  # the last one recorded for this run
         self._append("search", facts)
 
     # -- from a session ---------------------------------------------------------------------
 
     def record_turn(self, descriptors: Sequence[ToolDescriptor]) -> str:
-        """Record what a model is shown at the turn that begins, and return the digest of it.
+        """Record the tools a model sees in a new turn and return their digest.
 
         Raises:
-            NotJson: A schema holds a value that JSON cannot carry.
+            NotJson: A schema holds a value JSON can't represent.
         """
         shown = [self._encode(descriptor) for descriptor in descriptors]
         self._encoded = {id(encoded.descriptor): encoded for encoded in shown}
@@ -249,7 +249,7 @@ class Journal:
         batch = Batch((self.make_event(op, facts, subject),))
         self.store.append(lambda: batch)
 
-    # -- in the thread of the store ---------------------------------------------------------
+    # -- in the store's thread --------------------------------------------------------------
 
     def _build_entries(self, entries: Sequence[BridgeEntry]) -> Batch:
         documents = DocumentBatch(self._redaction)
@@ -287,13 +287,13 @@ class Journal:
 
 
 def build_tool_filter(config: ServerConfig) -> JsonObject:
-    """Describe which tools of a server are used: a listing made with another filter is not comparable."""
+    """Describe a server's tool filter. Listings with different filters aren't comparable."""
     include = config.include_tools
     return {"include": None if include is None else [*include], "exclude": [*config.exclude_tools]}
 
 
 class DocumentBatch:
-    """Collects the documents of a batch and withholds those that hold a secret."""
+    """Collects the documents of a batch, withholding ones with a secret."""
 
     def __init__(self, redaction: Redaction) -> None:
         self.stored: dict[str, str] = {}
@@ -301,7 +301,7 @@ class DocumentBatch:
         self._withheld: list[JsonValue] = []
 
     def add(self, text: str, address: str | None = None) -> str:
-        """Add a document unless it holds a secret, and return its address in any case."""
+        """Add a document unless it contains a secret. Always returns its address."""
         address = address or content_address(text)
         if address not in self.stored:
             if self._redaction.holds_secret(text):
@@ -311,6 +311,6 @@ class DocumentBatch:
         return address
 
     def record_withheld(self, facts: JsonObject) -> None:
-        """Name the withheld documents in the facts of a row."""
+        """List the withheld documents in a row's facts."""
         if self._withheld:
             facts["withheld"], self._withheld = self._withheld, []

@@ -1,12 +1,12 @@
-"""Pins that outlive the session: the approved definitions of every tool.
+"""Persistent pins: the approved definitions of every tool.
 
-A tool has a set of approved forms, and may alternate among them. The first listing of a server is approved as it is.
-What the server adds or changes later is disabled until a user approves it. While a change is one of order alone, the
-approved text stays in use.
+A tool has a set of approved forms and may alternate among them. A server's first listing is approved as is. Later
+additions and changes stay disabled until a user approves them. If only the order changed, the approved text stays in
+use.
 
-Pins belong to the server's identity (command, arguments, variable names, or address). A row that's edited keeps its
-pins: `follow_rows` copies them to the new identity. All forms are read when the pins are opened, since the event loop
-compares them with every tool of every listing. Until they're read, nothing is approved.
+Pins belong to the server's identity (command, arguments, variable names, or address). Editing a row keeps its pins:
+`follow_rows` copies them to the new identity. Opening the pins reads all forms, since the event loop compares them
+with every tool of every listing. Until then, nothing is approved.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.journal import Journal
 
 _ACTING_SCHEMES = frozenset({"ui", "skill"})
-"""Resources of these schemes are shown as apps or read as instructions."""
-_LONGEST_PLAIN_URI = 512
+"""Resources with these schemes become apps or instructions."""
+_MAX_PLAIN_URI_CHARS = 512
 _PLAIN_URI = re.compile(r"[A-Za-z0-9\-._~:/?#\[\]@!$&'()*+,;=%{}]+")
-"""Characters of URIs (RFC 3986) and templates: no blanks, so no sentences."""
+"""URI (RFC 3986) and template characters: no spaces, so no sentences."""
 
 
 @record
 class ApprovedForm:
-    """One definition of a tool that was seen first, or approved since."""
+    """One definition of a tool, from its first listing or approved since."""
 
     pin: str
-    """The digest of the definition as the server sent it."""
+    """Digest of the definition as the server sent it."""
     canonical: str | None
-    """The digest of its canonical form; None in rows of ledgers older than this form."""
+    """Digest of the canonical form. `None` in rows of older ledgers."""
     text: str | None
-    """The definition; None if it was withheld or is damaged."""
+    """The definition, or `None` if withheld or damaged."""
 
     def matches(self, canonical: Callable[[], str]) -> bool:
-        """Tell whether a definition with this canonical digest equals this form, order aside."""
+        """Tell whether a definition with this canonical digest equals this form, ignoring order."""
         own = self.canonical
         if own is None:
             definition = self.definition
@@ -70,31 +70,31 @@ class ApprovedForm:
 
 
 class StorePins:
-    """The approved forms of the tools of some servers. Open one with `open_pins`."""
+    """The approved forms of some servers' tools. Open with `open_pins`."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
-        """None: nothing is recorded, and a first definition is not pinned."""
+        """`None`: read-only, so first definitions don't get pinned."""
         self._forms: dict[tuple[str, JsonValue, str], list[ApprovedForm]] = {}
         """By server, kind and name."""
         self._listed: dict[str, set[JsonValue]] = {}
-        """The kinds that servers with forms have listed before, whatever they had."""
+        """Kinds that servers with forms have listed before, even if empty."""
         self._asked: dict[str, set[ItemKind]] = {}
-        """The kinds that servers have listed in this run."""
+        """Kinds that servers have listed in this run."""
         self._filters: dict[str, JsonValue] = {}
-        """Which tools of a server its last listing could have."""
+        """The tool filter of each server's last listing."""
         self._unread: set[str] = set()
-        """Servers whose forms could not be read: nothing of them is approved or pinned."""
+        """Servers whose forms we couldn't read (yet): nothing of theirs gets approved or pinned."""
         self._growing: Collection[str] = ()
-        """Servers whose rows say that what they add is approved (`"added": "allow"`)."""
+        """Servers whose rows approve additions (`"added": "allow"`)."""
         self.added = 0
-        """How many forms were approved here so far."""
+        """Number of forms approved by this process so far."""
         self._locked: Mapping[RemoteToolRef, JsonObject] = {}
 
     # -- from the store ---------------------------------------------------------------------
 
     def forget(self, servers: Iterable[str], *, unread: bool = False) -> None:
-        """Drop what's known of servers; with `unread` nothing of them is approved until it's learned."""
+        """Drop the state of servers. With `unread`, nothing of theirs is approved until `learn`."""
         gone = {*servers}
         self._forms = {key: forms for key, forms in self._forms.items() if key[0] not in gone}
         for server in gone:
@@ -103,7 +103,7 @@ class StorePins:
         self._unread = self._unread | gone if unread else self._unread - gone
 
     def learn(self, servers: Iterable[str], approvals: Approvals) -> None:
-        """Replace what's known of servers by what the store has."""
+        """Replace the state of servers with the store's."""
         names = [*servers]
         asked = {server: kinds for server, kinds in self._asked.items() if server in names}
         self.forget(names)
@@ -125,32 +125,28 @@ class StorePins:
                 self._listed[server].add(facts.get("kind", "tool"))
 
     def lock(self, definitions: Mapping[RemoteToolRef, JsonObject]) -> None:
-        """Compare first definitions with those of the project's lock file."""
+        """Check first definitions against the project's lock file."""
         self._locked = definitions
 
     def allow_additions(self, servers: Collection[str]) -> None:
-        """Approve what these servers add; all others hold it."""
+        """Approve additions of these servers, and of no others."""
         self._growing = servers
 
     # -- verdicts ---------------------------------------------------------------------------
 
-    def is_unread(self, server: str) -> bool:
-        """Tell whether the store has not said yet what of a server is approved."""
-        return server in self._unread
-
     def is_first(self, server: str, kind: ItemKind) -> bool:
-        """Tell whether the next listing of a kind would be approved as the first one."""
+        """Tell whether the next listing of a kind would be approved as the first."""
         return self._journal is not None and kind not in self._listed.get(server, ())
 
     def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
-        """Compare a definition with the approved forms. None: approved, or nothing is known; see `judge`."""
+        """Return the drift of `judge`, or `None` if the definition is approved or nothing is known."""
         return self.judge(ref, raw).drift
 
     def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
-        """Compare a definition with the approved forms; one of the first listing becomes one of them.
+        """Compare a definition with the approved forms, adding it if it's part of the first listing.
 
         Raises:
-            NotJson: It holds a value that JSON cannot carry.
+            NotJson: It holds a value JSON can't represent.
         """
         if ref.server in self._unread:
             return PinVerdict()
@@ -162,14 +158,14 @@ class StorePins:
             return PinVerdict(served=raw)
         canonical = cache(lambda: canonical_digest(raw))
         for form in reversed(forms):
-            # A form without its text can't stand for other bytes.
+            # A form without its text can't stand in for other bytes.
             if form.matches(canonical) and (definition := form.definition) is not None:
                 return PinVerdict(served=definition)
         drift = closest_drift(ref, [known for form in forms if (known := form.definition) is not None], raw)
         return PinVerdict(drift, None if drift.disables else drift.before)
 
     def _judge_first(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> PinVerdict:
-        """Judge an item without approved forms: by the lock file, then by whether its server is known already."""
+        """Judge an item without approved forms: by the lock file, then by whether its server is known."""
         locked = self._locked.get(ref)
         if locked is not None:
             is_same = definition_pin(locked) == pin or canonical_digest(locked) == canonical_digest(raw)
@@ -188,32 +184,32 @@ class StorePins:
         return PinVerdict(served=raw)
 
     def _is_addition(self, ref: RemoteToolRef) -> bool:
-        # The content of an app is read, not listed: its resource was the addition.
+        # App content is read, not listed: its resource was the addition.
         if ref.kind == "content" or ref.server in self._growing:
             return False
         if ref.kind not in self._listed.get(ref.server, ()):
             return False
         former = self._filters.get(ref.server)
-        # A tool that the user has let in since then was left out by the row, not added by the server.
+        # If the row's filter excluded the tool before, the user let it in; the server didn't add it.
         return ref.kind != "tool" or _lets_in(former, ref.name)
 
     def _describe_plainly(self, ref: RemoteToolRef) -> JsonObject | None:
-        """Describe an added resource by its address alone, if the server had others at the same place.
+        """Describe an added resource by its address alone, if the server had others in the same place.
 
-        Servers list files, tables and notes as they come: a user expects to read them. What the server writes about
-        them could be instructions, so names and descriptions wait for approval.
+        Servers list files, tables and notes as they come, and users expect to read them. The server's names and
+        descriptions could carry instructions, so those wait for approval.
         """
         place = _find_place(ref.name)
-        if ref.kind != "resource" or place is None or len(ref.name) > _LONGEST_PLAIN_URI:
+        if ref.kind != "resource" or place is None or len(ref.name) > _MAX_PLAIN_URI_CHARS:
             return None
         kinds = {"resource", "template"}
         known = (name for server, kind, name in self._forms if server == ref.server and kind in kinds)
         return {"uri": ref.name, "name": ref.name} if any(_find_place(name) == place for name in known) else None
 
     def finish_listing(self, server: str, kind: ItemKind) -> None:
-        """End the first listing of a kind: what comes later is an addition.
+        """End the first listing of a kind. Later items count as additions.
 
-        A server that has listed nothing of any kind may still be starting, and stays new.
+        A server that hasn't listed anything of any kind may still be starting, so it stays new.
         """
         if server in self._unread or self._journal is None:
             return
@@ -227,11 +223,11 @@ class StorePins:
         for one in asked - listed:
             listed.add(one)
             if not any(key[:2] == (server, one) for key in self._forms):
-                # It's a pin, so it's in the backup and at the other nodes too.
+                # A pin, so that the backup and the other nodes get it too.
                 self._journal.record_pin(RemoteToolRef(server, LISTED, one), LISTED, {})
 
     def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
-        """Approve this definition too; those approved earlier stay approved."""
+        """Approve this definition in addition to the earlier ones."""
         self._add_form(ref, definition_pin(raw), raw)
 
     def _pin_first(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> None:
@@ -249,7 +245,7 @@ class StorePins:
 
 
 def _find_place(uri: str) -> tuple[str, str] | None:
-    """Return the scheme of a URI, for web addresses with the host; None if it isn't plain."""
+    """Return a URI's scheme and, for web addresses, host; `None` if it isn't plain."""
     if _PLAIN_URI.fullmatch(uri) is None:
         return None
     try:
@@ -274,7 +270,7 @@ def _lets_in(filtered: JsonValue, name: str) -> bool:
 
 @record
 class Approvals:
-    """What the store has about some servers: pins and last listings, each with its server."""
+    """Stored pins and last listings, each with its server."""
 
     pins: Sequence[tuple[str, JsonObject]]
     listings: Sequence[tuple[str, JsonObject]]
@@ -282,10 +278,10 @@ class Approvals:
 
 
 async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StorePins:
-    """Read the approved forms of servers' tools from the store of a journal.
+    """Read the approved forms of servers' tools from a journal's store.
 
     Raises:
-        SilentStoreError: The store does not answer.
+        SilentStoreError: The store doesn't answer.
     """
     pins = StorePins(journal)
     await load_pins(pins, journal.store, servers)
@@ -298,10 +294,10 @@ async def read_pins(
     """Read the approved forms of servers' tools, for comparison only.
 
     Raises:
-        SilentStoreError: The store does not answer.
+        SilentStoreError: The store doesn't answer.
     """
     pins = StorePins(None)
-    identities = {server: {identity} for server, identity in build_identities(servers).items()}
+    identities = _group_identities(servers)
     for server, row in await _read_places(store, places or {}):
         identities.get(server, set()).add(str(row.facts.get("identity")))
     pins.learn(identities, await _read_approvals(store, identities))
@@ -312,15 +308,15 @@ async def load_pins(pins: StorePins, store: LedgerStore, servers: Iterable[Serve
     """Read the approved forms of these servers' tools into `pins`.
 
     Raises:
-        SilentStoreError: The store does not answer. Nothing of these servers is approved until it does.
+        SilentStoreError: The store doesn't answer. Until it does, nothing of these servers is approved.
     """
-    identities = {server: {identity} for server, identity in build_identities(servers).items()}
+    identities = _group_identities(servers)
     while True:
         added = pins.added
         approvals = await _read_approvals(store, identities)
         if pins.added == added:
             break
-        # One was approved here meanwhile, and the rows may be without it.
+        # This process approved one during the read, so the rows may lack it.
     pins.learn(identities, approvals)
 
 
@@ -340,14 +336,18 @@ def build_identities(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
     return {config.id: server_identity(config) for config in servers}
 
 
-async def follow_rows(journal: Journal, servers: Iterable[ServerConfig], places: Mapping[str, str]) -> None:
-    """Copy the pins of rows that were edited since the last run to the servers they describe now.
+def _group_identities(servers: Iterable[ServerConfig]) -> dict[str, set[str]]:
+    return {server: {identity} for server, identity in build_identities(servers).items()}
 
-    A server is its name in its file: another version, option or command under that name is compared with what was
-    approved before.
+
+async def follow_rows(journal: Journal, servers: Iterable[ServerConfig], places: Mapping[str, str]) -> None:
+    """Copy the pins of rows edited since the last run to the new identities.
+
+    A server is its name in its file: a new version, option or command under that name is checked against the earlier
+    approvals.
 
     Raises:
-        SilentStoreError: The store does not answer.
+        SilentStoreError: The store doesn't answer.
     """
     store, identities = journal.store, build_identities(servers)
     known = {server: str(row.facts.get("identity")) for server, row in await _read_places(store, places)}
@@ -363,7 +363,7 @@ async def follow_rows(journal: Journal, servers: Iterable[ServerConfig], places:
 
 
 def _build_copies(journal: Journal, identities: Mapping[str, str], own: Approvals, former: Approvals) -> Batch:
-    """Build the rows that give a server the pins and listings of its former identity."""
+    """Build the rows that copy pins and listings of a server's former identity."""
     has_pins = {(server, facts.get("kind"), facts.get("tool")) for server, facts in own.pins}
     has_forms = {(server, facts.get("kind"), facts.get("tool"), facts.get("pin")) for server, facts in own.pins}
     has_lists = {(server, facts.get("kind")) for server, facts in own.listings}
@@ -384,17 +384,17 @@ def _build_copies(journal: Journal, identities: Mapping[str, str], own: Approval
 
 
 async def forget_row(store: LedgerStore, begin: Callable[[], Journal], server: str, place: str) -> None:
-    """End a row: a server that's added under its name later is a new one.
+    """End a row, so that a server added under its name later is a new one.
 
     Raises:
-        SilentStoreError: The store does not answer.
+        SilentStoreError: The store doesn't answer.
     """
     if await _read_places(store, {server: place}):
         begin().record_place(server, place, "")
 
 
 async def _read_places(store: LedgerStore, places: Mapping[str, str]) -> list[tuple[str, Row]]:
-    """Read which identity the rows at these places had last."""
+    """Read the last identity of the rows at these places."""
     subjects = {build_subject(place): server for server, place in places.items()}
     rows = await store.latest("place") if subjects else ()
     return [(subjects[row.subject], row) for row in rows if row.subject in subjects]
@@ -403,19 +403,19 @@ async def _read_places(store: LedgerStore, places: Mapping[str, str]) -> list[tu
 async def read_pinned(
     store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind = "tool"
 ) -> Mapping[str, Sequence[JsonObject]]:
-    """Read, for each server seen before, the definitions of its last listing: the pinned ones, in its order.
+    """Read the pinned definitions of each known server's last listing, in its order.
 
-    A server with a missing or damaged definition is left out: an incomplete listing would look complete.
+    Skips servers with a missing or damaged definition: an incomplete listing would look complete.
     """
     configs = {config.id: config for config in servers}
-    identities = {server: {identity} for server, identity in build_identities(configs.values()).items()}
+    identities = _group_identities(configs.values())
     listings = {
         server: filter_texts(row.facts.get("tools" if kind == "tool" else "items"))
         for server, _, row in await _read_listings(store, configs, identities, (kind,))
     }
     pins = {
         (server, str(row.facts.get("tool"))): str(row.facts.get("definition"))
-        # Where nothing is listed no pin is of use, and reading them all takes longer than the rest of a command.
+        # Without listings, skip the pins: reading them all takes longer than the rest of a command.
         for row in (await store.latest("pin") if any(listings.values()) else ())
         if (server := _find_server(row, identities)) is not None and row.facts.get("kind", "tool") == kind
     }
@@ -423,7 +423,7 @@ async def read_pinned(
     definitions: dict[str, Sequence[JsonObject]] = {}
     for server, tools in listings.items():
         parsed = [_parse_definition(documents.get(pins.get((server, tool), ""))) for tool in tools]
-        # Beside tools most servers have nothing, which is worth knowing without a start.
+        # Most servers have only tools. An empty list of another kind is worth knowing without a start.
         if (tools or kind != "tool") and None not in parsed:
             definitions[server] = [definition for definition in parsed if definition is not None]
     return definitions
@@ -432,15 +432,15 @@ async def read_pinned(
 async def read_disabled_tools(
     store: LedgerStore, servers: Iterable[ServerConfig], *kinds: ItemKind
 ) -> Mapping[str, Sequence[DisabledTool]]:
-    """Read, for each server seen before, which of its tools, or items of these kinds, were disabled then.
+    """Read the tools (or items of these kinds) that were disabled at each known server's last listing.
 
     Raises:
-        SilentStoreError: The store does not answer.
+        SilentStoreError: The store doesn't answer.
     """
     configs = {config.id: config for config in servers}
     grades = {str(grade): grade for grade in DriftGrade}
     disabled: dict[str, list[DisabledTool]] = {}
-    identities = {server: {identity} for server, identity in build_identities(configs.values()).items()}
+    identities = _group_identities(configs.values())
     for server, kind, row in await _read_listings(store, configs, identities, kinds or ("tool",)):
         rows = row.facts.get("disabled")
         tools = disabled.setdefault(server, [])
@@ -461,7 +461,7 @@ async def _read_listings(
     identities: Mapping[str, Collection[str]],
     kinds: Sequence[ItemKind],
 ) -> list[tuple[str, ItemKind, Row]]:
-    """Read the last listings of each server that were made with its present configuration and filter."""
+    """Read each server's last listings, if made with its current configuration and filter."""
     rows = [(row, server) for row in await store.latest("list") if (server := _find_server(row, identities))]
     return [
         (server, kind, row)

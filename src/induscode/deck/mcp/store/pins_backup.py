@@ -1,8 +1,8 @@
-"""The pins file: a backup of every pin beside the ledger, for a ledger that is damaged or lost.
+"""The pins file: a backup of all pins next to the ledger, in case the ledger is damaged or lost.
 
-The ledger is the source of truth. After rows of the op `pin` are in it, the same pins are appended here: one JSON
-object per line, with the documents it needs and a checksum. A line that fails its checksum is skipped and counted. The
-file's name differs from the ledger's, so removing `ledger.db*` leaves it, and the loss is noticed.
+The ledger is the source of truth. Once `pin` rows are in it, the same pins are appended here: one JSON object per line,
+with the documents it needs and a checksum. Lines that fail their checksum are skipped and counted. The file name
+differs from the ledger's, so removing `ledger.db*` leaves it in place and the loss gets noticed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.events import Batch
 
 PIN = "pin"
-# Built once: `json.dumps` builds an encoder per call, which takes as long as encoding a line.
+# Shared: `json.dumps` builds an encoder per call, which takes as long as encoding a line.
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
-_LARGEST_BYTES = 256 * 1024 * 1024
+_MAX_BYTES = 256 * 1024 * 1024
 _SPARE_LINES = 200
-"""Lines beyond two per pin that the file may have before it is compacted."""
+"""How many lines beyond two per pin trigger compaction."""
 
 
 @record
 class Pin:
-    """One pin: its subject, its facts, and the documents it needs."""
+    """A pin: subject, facts, and the documents it needs."""
 
     subject: str
     facts: JsonObject
@@ -46,12 +46,12 @@ class PinsBackup:
     """The content of a pins file."""
 
     pins: Mapping[str, Pin] = field(default_factory=dict[str, Pin])
-    """By subject; the last line about a subject applies."""
+    """By subject. The last line of a subject wins."""
     lines: int = 0
     damaged: int = 0
     """Lines that fail their checksum."""
     missing: bool = False
-    """Whether the file is absent or unreadable."""
+    """Whether the file is missing or unreadable."""
     unreadable: bool = False
 
 
@@ -61,13 +61,9 @@ def pins_path(ledger: str) -> str:
 
 
 def read_backup(ledger: str) -> PinsBackup | None:
-    """Read the pins file of a ledger; None if it is absent.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """Read a ledger's pins file, or return `None` if it's missing; raises `OSError` if it can't be read."""
     try:
-        data = read_small_file(pins_path(ledger), _LARGEST_BYTES, follow=False)
+        data = read_small_file(pins_path(ledger), _MAX_BYTES, follow=False)
     except (FileNotFoundError, NotADirectoryError):
         return None
     lines = data.splitlines()
@@ -76,22 +72,18 @@ def read_backup(ledger: str) -> PinsBackup | None:
 
 
 def append_pins(ledger: str, pins: Iterable[Pin]) -> None:
-    """Append pins to the file in one write, and sync it.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Append pins to the file in one synced write; raises `OSError` if it fails."""
     text = b"".join(map(_format_line, pins))
     if not text:
         return
-    # With O_NONBLOCK a pipe in the file's place is an error instead of an endless wait.
+    # With O_NONBLOCK, a pipe in the file's place raises instead of blocking forever.
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with locked_directory(os.path.dirname(os.path.abspath(ledger))):
         handle = os.open(pins_path(ledger), flags, 0o600)
         try:
             size = os.fstat(handle).st_size
             if size and os.pread(handle, 1, size - 1) != b"\n":
-                text = b"\n" + text  # a line that a full disk cut off damages no other line
+                text = b"\n" + text  # a line truncated by a full disk doesn't damage the next
             os.write(handle, text)
             os.fsync(handle)
         finally:
@@ -99,11 +91,7 @@ def append_pins(ledger: str, pins: Iterable[Pin]) -> None:
 
 
 def compact_backup(ledger: str, backup: PinsBackup) -> None:
-    """Rewrite the file without superseded lines, if there are many.
-
-    Raises:
-        OSError: It cannot be written.
-    """
+    """Rewrite the file if it has many superseded lines; raises `OSError` if it fails."""
     if backup.lines > 2 * len(backup.pins) + _SPARE_LINES:
         with locked_directory(os.path.dirname(os.path.abspath(ledger))):
             present = read_backup(ledger) or backup  # another process may have added pins
@@ -111,7 +99,7 @@ def compact_backup(ledger: str, backup: PinsBackup) -> None:
 
 
 def collect_pins(batches: Iterable[Batch]) -> list[Pin]:
-    """Collect the pins that are written with batches, with their documents."""
+    """Collect the pins in batches, with their documents."""
     return [
         Pin(
             event.subject,

@@ -1,10 +1,10 @@
-"""The chain of a ledger as other machines get it: which rows are published already, and the rows that follow.
+"""Publishes a ledger's chain to other machines: tracks the published rows and reads the following ones.
 
-A chain has a random id, kept beside its ends in the file. A file that does not continue what was published under its
-id (it was restored from a backup, or copied to another machine) gets a new one.
+A chain has a random id, stored with its ends in the file. A file that doesn't continue the rows published under its id
+(restored from a backup, or copied to another machine) gets a new one.
 
-Rows of the runs of a node are published complete. A person's own runs in the same file are published as digests only:
-they stay provable, and their content stays on the machine.
+Runs of a node are published in full. The user's other runs in the same file are published as digests only: they stay
+provable, but their content stays on the machine.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.database import LedgerDb
 
 CHAIN = "chain"
-"""The name of the end that holds the id of the chain; its position counts the former ids."""
+"""The end that holds the chain's id. Its position counts the former ids."""
 PUBLISHED = "published"
-"""The name of the end up to which other machines have confirmed the rows."""
+"""The end of the rows other machines have confirmed."""
 FORMER = "former"
-"""The name of the end that holds the id before, and how many rows of that were published."""
+"""The end that holds the previous id and its number of published rows."""
 
 
 @record
 class ChainRow:
-    """One row of a chain; without its cells it is withheld, and only its digest is known."""
+    """One row of a chain. Without cells, the row is withheld and only its digest is known."""
 
     position: int
     digest: str
     cells: Sequence[str | int] = ()
-    """Run, number in the run, time, op, subject and facts, as they are digested."""
+    """Run, number in the run, time, op, subject and facts, as digested."""
 
 
 @record
 class ChainPart:
-    """Rows of a ledger after a position, with what is known about the whole chain."""
+    """Rows of a ledger after a position, with facts about the whole chain."""
 
     chain: str
     """Its id."""
@@ -49,20 +49,20 @@ class ChainPart:
     head: ChainEnd
     published: ChainEnd | None
     before: ChainEnd | None
-    """The row that the first one of these follows; None if the file does not have it."""
+    """The row before the first of these, or `None` if the file doesn't have it."""
     former: ChainEnd | None = None
-    """The id that the chain had before, as a digest, and the last row that was published under it."""
+    """The chain's previous id (as the digest) and the last row published under it."""
     rows: Sequence[ChainRow] = field(default=())
 
     @property
     def unpublished(self) -> int:
-        """How many rows wait to be published."""
+        """The number of rows still to publish."""
         done = self.base.position if self.published is None else self.published.position
         return max(0, self.head.position - max(done, self.base.position))
 
 
 def read_part(db: LedgerDb, after: int | None, most_rows: int, most_characters: int) -> ChainPart:
-    """Read rows after a position, or after the base of the file (None), at most so many."""
+    """Read up to so many rows after a position, or after the file's base (`None`)."""
     chain = _find_chain(db)
     base, head = db.end("base"), db.end("head")
     start = base.position if after is None else after
@@ -109,14 +109,14 @@ def _find_chain(db: LedgerDb) -> str:
     if end is None:
         with transaction(db.connection):
             end = _find_end(db, CHAIN)
-            if end is None:  # no other process was first
+            if end is None:  # no other process got there first
                 end = ChainEnd(0, secrets.token_hex(8))
                 db.set_end(CHAIN, end)
     return end.digest
 
 
 def mark_published(db: LedgerDb, chain: str, end: ChainEnd) -> None:
-    """Remember up to where rows are published, unless the chain has another id meanwhile."""
+    """Store the end of the published rows, unless the chain's id has changed."""
     with transaction(db.connection):
         known = _find_end(db, CHAIN)
         if known is not None and known.digest == chain:
@@ -124,7 +124,7 @@ def mark_published(db: LedgerDb, chain: str, end: ChainEnd) -> None:
 
 
 def renew_chain(db: LedgerDb, former: str, published: int) -> str:
-    """Give the chain a new id, if it still has the former one with so many rows published, and return its id."""
+    """Replace the chain's id if it's still the former one, recording its published rows, and return the current id."""
     with transaction(db.connection):
         known = _find_end(db, CHAIN)
         if known is not None and known.digest != former:

@@ -1,7 +1,7 @@
-"""Verification of the store: every row, in order, as it was written, with the documents it needs.
+"""Verifies the store: every row in order, as written, with the documents it needs.
 
-The chain is not a signature: a program that may write the file can write another chain. It finds damage of the file,
-and changes by programs that did not mean to forge it.
+The chain isn't a signature: a program that can write the file can write another chain. It detects file damage and
+changes that don't try to forge the chain.
 """
 
 from __future__ import annotations
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 
     from induscode.deck.mcp.store.database import LedgerDb
 
-_MOST = 20
-"""Problems that are listed; further ones are counted."""
+_MAX_PROBLEMS = 20
+"""Problems to list; further ones are only counted."""
 
 
 def find_damage(db: LedgerDb) -> Sequence[str]:
-    """Check the whole store and list what differs from what was written."""
+    """Check the whole store and list the damage."""
     try:
         with _read_transaction(db):
             problems = _Verification(db).run()
     except BaseException as exc:  # noqa: BLE001 — boundary: whatever reading raises is damage
         reason = f"{exc}" or type(exc).__name__
         return (f"the file cannot be read to its end: {reason}",)
-    if len(problems) > _MOST:
-        return (*problems[:_MOST], f"and {len(problems) - _MOST} more")
+    if len(problems) > _MAX_PROBLEMS:
+        return (*problems[:_MAX_PROBLEMS], f"and {len(problems) - _MAX_PROBLEMS} more")
     return tuple(problems)
 
 
 def find_end_damage(db: LedgerDb) -> str | None:
-    """Check the end of the chain only, which costs the same however long the store is."""
+    """Check only the end of the chain, in constant time."""
     with _read_transaction(db):
         return _compare_ends(db)
 
 
 def find_schema_damage(db: LedgerDb) -> str | None:
-    """Compare the tables of a store with those of a new one.
+    """Compare a store's tables with a new one's.
 
-    A changed schema text or root page can make queries return nothing without an error. Root pages also differ after a
-    VACUUM (https://www.sqlite.org/lang_vacuum.html): then SQLite checks the whole file.
+    A changed schema text or root page can make queries silently return nothing. Root pages also differ after a VACUUM
+    (https://www.sqlite.org/lang_vacuum.html), in which case SQLite checks the whole file.
     """
     query = "SELECT type, name, sql, rootpage FROM sqlite_master ORDER BY type, name"
     found = db.connection.execute(query).fetchall()
@@ -70,7 +70,7 @@ def find_schema_damage(db: LedgerDb) -> str | None:
 
 @contextmanager
 def _read_transaction(db: LedgerDb) -> Generator[None]:
-    """Read one state of the database, whatever another process appends meanwhile."""
+    """Read a consistent state of the database, regardless of other writers."""
     db.connection.execute("BEGIN")
     try:
         yield
@@ -98,9 +98,9 @@ class _Verification:
         self._manifests: dict[str, tuple[int, set[str]]] = {}
         self._pruned: ChainEnd | None = None
         self._lost: set[str] = set()
-        """Documents that a recovery has recorded as missing."""
+        """Documents a recovery recorded as missing."""
         self._recovered_bases: set[object] = set()
-        """Rows after which a recovered ledger begins."""
+        """Rows after which a recovered ledger starts."""
         self._seqs: dict[str, int] = {}
 
     def run(self) -> list[str]:
