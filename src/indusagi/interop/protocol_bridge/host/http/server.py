@@ -9,6 +9,7 @@ import resource
 import select
 import socket
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import anyio
@@ -62,6 +63,8 @@ async def serve_app(
         limit = allow_connections(settings.connections)
         quota = Quota(settings, limit)
         auth = settings.auth
+        if auth is not None:
+            await asyncio.to_thread(_load_access)
         access = None if auth is None else _open_access(auth, settings, port)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
         tasks = HostTasks()
@@ -80,6 +83,12 @@ async def serve_app(
                 acceptor.close()
                 await quota.connections.close(_CLOSE_S)
                 await tasks.close()
+
+
+def _load_access() -> None:
+    """Import the modules of `_open_access` and its HTTP client. It blocks."""
+    import_module("indusagi.capabilities.web.client")
+    import_module("indusagi.interop.protocol_bridge.host.http.resource_access")
 
 
 def _open_access(auth: ResourceSettings, settings: HttpSettings, port: int) -> ResourceAccess:
