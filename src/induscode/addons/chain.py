@@ -260,7 +260,7 @@ class InterceptedCard(CardWrapper):
 # in a daemon thread, which is abandoned at its deadline and ends with the process.
 
 
-_LONGEST_REASON = 500
+_MAX_REASON_CHARS = 500
 
 
 async def call_hook(function: Callable[..., object], *arguments: object, deadline_s: float) -> object:
@@ -290,7 +290,7 @@ def describe_failure(exc: BaseException) -> str:
     text = describe_error(exc)
     if not isinstance(exc, CoreError) and not text.startswith(type(exc).__name__):
         text = f"{type(exc).__name__}: {text}"
-    return cut_text(" ".join(clean_text(text)[0].split()), _LONGEST_REASON)
+    return cut_text(" ".join(clean_text(text)[0].split()), _MAX_REASON_CHARS)
 
 
 async def _call_in_thread(function: Callable[..., object], arguments: tuple[object, ...]) -> object:

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 GROUP = "induscode.addons"
 PROJECT_DIR = os.path.join(".indusvx", "addons")
-_LARGEST_ADDON = 1024 * 1024
-_LARGEST_TABLE = 1024 * 1024
-_MOST_FILES = 100
+_MAX_ADDON_BYTES = 1024 * 1024
+_MAX_TABLE_BYTES = 1024 * 1024
+_MAX_FILES = 100
+_BAD_NAME = "left out: its name has other characters than letters, digits, '_', '-' and '.'"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
@@ -141,8 +142,7 @@ def _find_installed(cwd: str, notes: list[Note]) -> list[InstalledAddon]:
     for addon in entries:
         first = found.get(addon.name)
         if _NAME.fullmatch(addon.name) is None:
-            message = "left out: its name has other characters than letters, digits, '_', '-' and '.'"
-            notes.append(Note(f"addon {addon.name!r} of {addon.source}", message, "ask its author to rename it"))
+            notes.append(Note(f"addon {addon.name!r} of {addon.source}", _BAD_NAME, "ask its author to rename it"))
         elif first is None:
             found[addon.name] = addon
         elif first.distribution != addon.distribution:  # one distribution may be on two paths
@@ -160,7 +160,7 @@ def _has_addons(path: str) -> bool:
         return False  # `sys.path` may name missing directories and archives
     for folder in folders:
         try:
-            table = read_small_file(os.path.join(folder, "entry_points.txt"), _LARGEST_TABLE)
+            table = read_small_file(os.path.join(folder, "entry_points.txt"), _MAX_TABLE_BYTES)
         except OSError:
             continue  # most distributions have no table
         if GROUP.encode() in table:
@@ -179,19 +179,18 @@ def _find_project(cwd: str, store: AddonConsentStore, notes: list[Note]) -> list
         if os.path.lexists(folder):
             notes.append(Note(folder, f"its addons are left out: {describe_error(exc)}"))
         return []
-    if len(files) > _MOST_FILES:
-        message = f"only the first {_MOST_FILES} of {len(files):,} addons are used"
+    if len(files) > _MAX_FILES:
+        message = f"only the first {_MAX_FILES} of {len(files):,} addons are used"
         notes.append(Note(folder, message, "remove some"))
     found: list[ProjectAddon] = []
-    for file in files[:_MOST_FILES]:
+    for file in files[:_MAX_FILES]:
         path, name = os.path.join(folder, file), file.removesuffix(".py")
         if _NAME.fullmatch(name) is None:
-            message = "left out: its name has other characters than letters, digits, '_', '-' and '.'"
-            notes.append(Note(f"addon {path!r}", message, "rename the file"))
+            notes.append(Note(f"addon {path!r}", _BAD_NAME, "rename the file"))
             continue
         try:
             # A link could point to another file between the question and the load.
-            content = read_small_file(path, _LARGEST_ADDON, follow=False)
+            content = read_small_file(path, _MAX_ADDON_BYTES, follow=False)
             digest = digest_content(content)
             consent = store.find_consent(path, digest)
         except OSError as exc:
@@ -209,7 +208,7 @@ def _find_project(cwd: str, store: AddonConsentStore, notes: list[Note]) -> list
 
 _FILE_NAME = "addon-trust.json"
 _VERSION = 1
-_LARGEST_BYTES = 4 * 1024 * 1024
+_MAX_BYTES = 4 * 1024 * 1024
 
 
 def digest_content(content: bytes) -> str:
@@ -225,7 +224,7 @@ class AddonConsentStore:
 
     def _file(self) -> PrivateJsonFile[dict[str, JsonObject]]:
         path = self._path or os.path.join(state_dir(), _FILE_NAME)
-        return PrivateJsonFile(path, _LARGEST_BYTES, _parse_consents, _dump_consents)
+        return PrivateJsonFile(path, _MAX_BYTES, _parse_consents, _dump_consents)
 
     def find_consent(self, file: str, digest: str) -> ConsentState:
         """Look up the consent to a file with this content. A damaged store counts as empty.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 LOAD_S = 15.0
 """Time to import and build one addon."""
-_LONGEST_DEADLINE_S = 60.0
+_MAX_DEADLINE_S = 60.0
 _FACTORY = "addon"
 
 
@@ -198,8 +198,8 @@ def _import_file(source: ProjectAddon) -> object:
 def _check_addon(addon: Addon) -> Addon:
     """Check the parts of an addon, which its own code has built."""
     limit = cast("object", addon.deadline_s)
-    if not isinstance(limit, int | float) or not 0 < limit <= _LONGEST_DEADLINE_S:
-        raise AddonError(f"its deadline_s is {limit!r}: more than 0 and at most {_LONGEST_DEADLINE_S:g} seconds")
+    if not isinstance(limit, int | float) or not 0 < limit <= _MAX_DEADLINE_S:
+        raise AddonError(f"its deadline_s is {limit!r}: more than 0 and at most {_MAX_DEADLINE_S:g} seconds")
     try:
         interceptors, cards = tuple(addon.interceptors), tuple(addon.cards)
     except TypeError as exc:

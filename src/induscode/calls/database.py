@@ -61,7 +61,7 @@ _STATEMENTS = {0: _SCHEMA, 1: (*_ADD_KIND, *_ADD_WAITED), 2: _ADD_WAITED}
 """By the version found; 0 is a new file."""
 _INSERT = f"INSERT INTO calls ({', '.join(COLUMNS)}) VALUES "
 _VALUES = f"({', '.join('?' * len(COLUMNS))})"
-_TOGETHER = (256, 16, 1)
+_STATEMENT_SIZES = (256, 16, 1)
 """Rows per statement. A statement releases the GIL, and a busy event loop returns it only after its switch interval
 (5 ms): with a statement per row, the thread would write 200 rows a second. SQLite caches each compiled statement, so
 there are only a few sizes. 256 rows stay within SQLite's variable limit since 3.32."""
@@ -224,7 +224,7 @@ class CallDatabase:
         with _transaction(self.connection):
             start = 0
             while start < len(rows):
-                count = next(size for size in _TOGETHER if start + size <= len(rows))
+                count = next(size for size in _STATEMENT_SIZES if start + size <= len(rows))
                 values = [value for row in rows[start : start + count] for value in row]
                 self.connection.execute(_INSERT + ", ".join([_VALUES] * count), values)
                 start += count

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 METRICS_ENDPOINT = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
-_LONGEST_CHAIN = 16
+_MAX_CHAIN = 16
 """Maximum causes to follow, since a chain may be cyclic."""
 
 
@@ -132,7 +132,7 @@ def _watched(export: _Export) -> Generator[None]:
 def _find_cause(failure: BaseException) -> BaseException:
     """Find the socket's exception inside the HTTP client's."""
     cause: BaseException | None = failure
-    for _ in range(_LONGEST_CHAIN):
+    for _ in range(_MAX_CHAIN):
         if cause is None:
             break
         if isinstance(cause, OSError) and not type(cause).__module__.startswith(("requests", "urllib3")):

@@ -31,7 +31,7 @@ FAULT_CODES = frozenset({"transport", "protocol", "timeout", "not_connected", "s
 """Error codes of a server's tool that mean a server fault. A native command that times out has answered."""
 CALLS_FILE = "calls.db"
 """Database name in the state directory."""
-_MOST_NODES = 1_000
+_MAX_NODES = 1_000
 """Parts of a JSON value to measure. Larger values are rare, and the size is an estimate."""
 CallRow: TypeAlias = tuple[str | int, ...]
 """A record's values without its number, in the order of `COLUMNS`."""
@@ -156,7 +156,7 @@ def estimate_size(value: JsonValue) -> tuple[int, bool]:
     pending: list[JsonValue] = [value]
     while pending:
         nodes += 1
-        if nodes > _MOST_NODES:
+        if nodes > _MAX_NODES:
             return total, False
         part = pending.pop()
         if isinstance(part, str):

@@ -46,16 +46,16 @@ GATHER_S = 1.0
 """How long the thread gathers calls after a batch's first."""
 _HURRY_AT = 1_024
 """Queue length at which the thread stops gathering."""
-_MOST_WRITTEN = 2_048
+_BATCH_SIZE = 2_048
 """Records per transaction, bounded because calls keep arriving while it's built."""
 CLOSE_S = 5.0
 """Longest wait for the last batch at the end of a run."""
-_SLICE = 128
+_YIELD_EVERY = 128
 """Records computed before the thread yields to the event loop."""
 _PRUNE_EVERY = 5_000
 PRUNE_S = 600.0
 """Longest time between prunes."""
-_MOST_FAILED = 1_024
+_MAX_FAILED = 1_024
 """Failed calls whose repetitions are counted."""
 _LARGE_BYTES = 16 * 1_024
 """Larger arguments are digested at once, to keep them out of the queue."""
@@ -198,7 +198,7 @@ class FailedCalls:
         attempt = self._failures.pop(key, 0) + 1
         if not is_ok:
             self._failures[key] = attempt
-            if len(self._failures) > _MOST_FAILED:
+            if len(self._failures) > _MAX_FAILED:
                 self._failures.popitem(last=False)
         return attempt
 
@@ -348,12 +348,12 @@ class CallRecorder:
             rows: list[CallRow] = []
             payloads: dict[int, Payload] = {}
             epoch_ns = now_ms() * 1_000_000 - perf_counter_ns()
-            while self._queue and len(rows) < _MOST_WRITTEN:
+            while self._queue and len(rows) < _BATCH_SIZE:
                 call = self._queue.popleft()
                 if call.payload is not None:
                     payloads[len(rows)] = call.payload
                 rows.append(call.to_row(attempts, epoch_ns))
-                if len(rows) % _SLICE == 0:
+                if len(rows) % _YIELD_EVERY == 0:
                     sleep(0)
             dropped = self.dropped
             if rows or dropped != self._stored_dropped:

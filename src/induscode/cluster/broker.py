@@ -92,7 +92,7 @@ class Broker:
         self.client = client
         self.settings = settings
         self.health = BrokerHealth(settings.leases)
-        self._told: BrokerState = "ready"
+        self._reported_state: BrokerState = "ready"
         self.on_state: Callable[[BrokerState], None] = lambda _: None
         """Called on a state change."""
         self.on_cut: Callable[[], None] = lambda: None
@@ -119,9 +119,9 @@ class Broker:
 
     def report(self) -> None:
         """Call `on_state` if the state changed."""
-        if self.state != self._told:
-            self._told = self.state
-            self.on_state(self._told)
+        if self.state != self._reported_state:
+            self._reported_state = self.state
+            self.on_state(self._reported_state)
 
     @property
     def request_s(self) -> float:

@@ -12,18 +12,17 @@ consider it gone only if it doesn't answer.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import compact_json
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, TransportEnd, encode_frame
 from induscode.cluster.broker import Broker, is_unheard
-from induscode.cluster.contract import ClusterFault
+from induscode.cluster.contract import ClusterFault, read_object
 from induscode.cluster.requests import GRACE_S
 from induscode.cluster.seals import HEAD_BYTES, ChannelCipher, ReplayGuard, Seal, is_opening
 
@@ -41,7 +40,7 @@ _CLOSED = FaultDetail(reason="closed")
 _REASONS = frozenset(
     {"exited", "closed", "not_found", "refused", "frame_too_large", "malformed", "moved", "node_changed"}
 )
-_LARGEST_END = 16 * 1024
+_MAX_END_BYTES = 16 * 1024
 _CLOSE_S = 2.0
 """How long queued frames may take to be sent before the end."""
 
@@ -143,7 +142,7 @@ class Channel(QueuedTransport):
     async def _take(self, kind: bytes, number: int, body: bytes) -> None:
         """Handle a new message from the other end."""
         if kind == _END:  # also after a gap: the other end was cut off
-            self._take_end(_read_object(body))
+            self._take_end(read_object(body))
             return
         self._received += 1
         if number != self._received:
@@ -216,7 +215,7 @@ class Channel(QueuedTransport):
         fields: JsonObject = {"message": end.message, "reason": detail.reason}
         more: JsonObject = {"exit_code": detail.exit_code, "signal": detail.signal, "stderr": [*detail.stderr]}
         text = compact_json({**fields, **more}).encode()
-        if len(text) > _LARGEST_END:
+        if len(text) > _MAX_END_BYTES:
             text = compact_json({**fields, "message": end.message[:1_000]}).encode()
         try:
             await self._transmit(_END, text)
@@ -243,14 +242,6 @@ class Channel(QueuedTransport):
             self.finish("closed the connection")
             self._pump.cancel()
         await self._pump.join()
-
-
-def _read_object(data: bytes) -> JsonObject:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return {}
-    return value if is_json_object(value) else {}
 
 
 def _find_refusal_place(subject: str, inbox: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import asdict, field
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -58,6 +59,15 @@ class WrongKeyError(ClusterFault):
 
 class LostRaceError(Exception):
     """Another writer changed the entry first. Not a broker error."""
+
+
+def read_object(data: bytes) -> JsonObject:
+    """Parse a JSON object, or return an empty one."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if is_json_object(value) else {}
 
 
 def hide_password(address: str) -> str:
@@ -189,18 +199,7 @@ class NodeInfo:
 
     def to_json(self) -> JsonObject:
         """Return it as a JSON object."""
-        return {
-            "node": self.node,
-            "instance": self.instance,
-            "lease": self.lease,
-            "role": self.role,
-            "capacity": self.capacity,
-            "owned": self.owned,
-            "url": self.url,
-            "draining": self.draining,
-            "unpublished": self.unpublished,
-            "brokers": self.brokers,
-        }
+        return asdict(self)
 
     @classmethod
     def parse(cls, value: object) -> NodeInfo | None:
@@ -228,7 +227,8 @@ class NodeInfo:
 def _parse_state(value: object) -> BrokerState:
     """Parse the brokers' state in another node's report. An unknown one, from a later version, counts as `ready`."""
     states: Sequence[BrokerState] = ("away", "slow", "full", "partitioned", "without JetStream", "missing")
-    return next((state for state in states if state == value), "ready")
+    known: BrokerState | None = next((state for state in states if state == value), None)
+    return known or "ready"
 
 
 @record

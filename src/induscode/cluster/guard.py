@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 _TERM_S = 0.5
 """How long server processes may take to end after SIGTERM."""
 _KILL_S = 5.0
-_PAUSE_S = 0.05
+_SCAN_INTERVAL_S = 0.05
 _EMPTY_SCANS = 2
 """A starting process briefly has no marker, so scan twice."""
 _RETRY_S = 0.2
 _GIVE_UP_S = 60.0
 """By then the lease has expired anyway."""
 _LEAVE_S = 2.0
-_TOLD = ("node", "prefix", "connect_s", "role", "credentials")
+_SETTINGS_FIELDS = ("node", "prefix", "connect_s", "role", "credentials")
 """Settings the guard needs, in addition to the brokers. Not the cluster key: the node seals the messages its guard may
 have to send."""
 
@@ -86,7 +86,7 @@ async def open_guard(settings: ClusterSettings) -> AsyncGenerator[Guard]:
         )
     guard = Guard(process, mark)
     # On stdin, not on the command line: the addresses may contain passwords.
-    fields = {name: getattr(settings, name) for name in _TOLD}
+    fields = {name: getattr(settings, name) for name in _SETTINGS_FIELDS}
     guard.tell({"settings": fields | {"brokers": [*settings.brokers]}, "mark": mark})
     try:
         yield guard
@@ -170,7 +170,7 @@ def end_servers(mark: str) -> bool:
             empty = 0 if left else empty + 1
             if empty == _EMPTY_SCANS:
                 return True
-            time.sleep(_PAUSE_S)
+            time.sleep(_SCAN_INTERVAL_S)
     return False
 
 

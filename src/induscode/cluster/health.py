@@ -29,6 +29,11 @@ STATES: Mapping[BrokerState, str] = {
 """Meaning of each state, after `the brokers`; none for `ready`."""
 
 
+def explain_state(state: BrokerState) -> str:
+    """Return the brokers' state as a reason to append to a message, or "" if they're ready."""
+    return f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
+
+
 class BrokerHealth:
     """The brokers' state as one process sees it."""
 

@@ -42,7 +42,7 @@ SealedStream: TypeAlias = Literal["ledger", "calls"]
 _FORM = b"indus-cluster-key-1:"
 _PREVIOUS_FORM = b"indus-cluster-previous-key-1:"
 _OFFER_FORM = b"indus-cluster-offer-key-1:"
-_MOST_PREVIOUS = 500
+_MAX_PREVIOUS = 500
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _FILE_BYTES = 65_536
@@ -146,7 +146,7 @@ class ClusterKey:
     def replace(self, *, ledger: int, calls: int) -> ClusterKey:
         """Create the next key. This one opens messages up to these numbers."""
         before = (PreviousKey(ClusterKey(self._secret), ledger, calls), *self.previous)
-        return ClusterKey(os.urandom(_KEY_BYTES), before[:_MOST_PREVIOUS])
+        return ClusterKey(os.urandom(_KEY_BYTES), before[:_MAX_PREVIOUS])
 
     def follows(self, old: ClusterKey) -> bool:
         """Return whether this key was created to replace another."""

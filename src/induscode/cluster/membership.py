@@ -12,7 +12,6 @@ writes it again.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections import deque
@@ -21,7 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.json import JsonObject
 from induscode.cluster.broker import check_key
 from induscode.cluster.contract import (
     ClusterFault,
@@ -30,6 +29,7 @@ from induscode.cluster.contract import (
     NodeInfo,
     UnheardError,
     WrongKeyError,
+    read_object,
 )
 from induscode.cluster.lease import LeaseTimes, NodeLease, read_lease_clock
 from induscode.cluster.offers import check_offer, open_ring
@@ -55,9 +55,9 @@ _LAST_NUMBER = 2**53
 _MAX_HEARD = 4_096
 _MAX_CHALLENGES = 64
 _MAX_CHALLENGE_CHARS = 32
-_ANSWERS_S = 0.1
+_REPORT_WAIT_S = 0.1
 """How long a new node waits for the others' reports."""
-_LATE_S = 1.5
+_MAX_REPORT_WAIT_S = 1.5
 """How long a command waits for a leaseholder's report; a busy node is late."""
 
 
@@ -352,7 +352,7 @@ class Membership:
 
     def _meet_unsealed(self, data: bytes) -> None:
         """Report a node that sends unsealed reports, as earlier versions did, once. It's otherwise ignored."""
-        info = NodeInfo.parse(_read(data))
+        info = NodeInfo.parse(read_object(data))
         if info is not None and info.node not in self._unsealed and len(self._unsealed) < _MAX_CHALLENGES:
             self._unsealed.add(info.node)
             self.on_unsealed(info.node)
@@ -381,7 +381,7 @@ class Membership:
     async def ask_nodes(self) -> None:
         """Ask all nodes to report, and wait briefly for the answers."""
         await self._challenge()
-        await asyncio.sleep(_ANSWERS_S + 2 * self._broker.health.round_trip_s)
+        await asyncio.sleep(_REPORT_WAIT_S + 2 * self._broker.health.round_trip_s)
 
     async def ask(self, instance: str, value: JsonObject, within_s: float | None = None) -> JsonObject:
         """Send a request to another node and return its answer.
@@ -397,12 +397,12 @@ class Membership:
         return self._heard.get(instance, (0, self.ring.own))[1]
 
     async def wait_for_reports(self) -> None:
-        """Wait up to `_LATE_S` for every leaseholder to report."""
+        """Wait up to `_MAX_REPORT_WAIT_S` for every leaseholder to report."""
         with suppress(ClusterFault):
-            for _ in range(int(_LATE_S / _ANSWERS_S)):
+            for _ in range(int(_MAX_REPORT_WAIT_S / _REPORT_WAIT_S)):
                 if not await self.list_silent():
                     return
-                await asyncio.sleep(_ANSWERS_S)
+                await asyncio.sleep(_REPORT_WAIT_S)
 
     def _drop(self, instance: str) -> None:
         self._waiting.pop(instance, None)
@@ -482,14 +482,6 @@ class Membership:
     def find_holder(self, lease: str) -> NodeInfo | None:
         """Find the live node that holds a lease."""
         return next((info for info in self.list_nodes() if info.lease == lease), None)
-
-
-def _read(data: bytes) -> JsonObject:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return {}
-    return value if is_json_object(value) else {}
 
 
 @asynccontextmanager

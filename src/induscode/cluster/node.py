@@ -42,7 +42,7 @@ from induscode.cluster.contract import (
     UnheardError,
 )
 from induscode.cluster.guard import Guard, open_guard
-from induscode.cluster.health import STATES
+from induscode.cluster.health import STATES, explain_state
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import PING, Membership, open_membership
 from induscode.cluster.placement import Placements, PlacementWatch, find_target, rank_nodes
@@ -64,15 +64,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.1
+_POLL_INTERVAL_S = 0.1
 """Polling interval for a placement that's about to change."""
-_ASKED_S = 2.0
+_CLAIM_TIMEOUT_S = 2.0
 """How long a node may take to claim a server after accepting it."""
-_UNSETTLED_LOOKS = 5
+_UNSETTLED_RETRIES = 5
 """How often to re-read a placement that's being claimed or rewritten by its owner."""
-_LOOK_S = 5.0
+_IDLE_CHECK_INTERVAL_S = 5.0
 """How often to look for idle servers."""
-_LEFT_S = 1.0
+_REST_S = 1.0
 """How long other nodes may take to disconnect from an idle server."""
 _LEASE_LOST = "was stopped: its node has lost its lease"
 _DRAIN_S = 30.0
@@ -169,7 +169,7 @@ class ClusterNode:
                 if session is not None:
                     break
                 silent = placement
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(_POLL_INTERVAL_S)
             try:
                 yield session
             finally:
@@ -193,7 +193,7 @@ class ClusterNode:
         asked, refused = dict[str, float](), dict[str, float]()
         while True:
             if key in self._served:  # an earlier session on this node is still closing
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(_POLL_INTERVAL_S)
                 continue
             found = await self._find_placement(key)
             if found is not None and found.lease not in {"", members.info.lease}:
@@ -202,7 +202,7 @@ class ClusterNode:
                 if not is_doubtful or not await members.end_lease(found.lease):
                     if holder is not None:
                         return found
-                    await asyncio.sleep(_PAUSE_S)
+                    await asyncio.sleep(_POLL_INTERVAL_S)
                     continue
             now = loop.time()
             ranked = rank_nodes(target, members.list_nodes())
@@ -210,7 +210,7 @@ class ClusterNode:
                 state = "ready" if members.is_held() else self.broker.state
                 raise ClusterFault(state, self._explain_homeless(target))
             best = next((node for node in ranked if refused.get(node.instance, now) <= now), None)
-            is_wanted = not self.info.draining and now - self._wanted.get(key, -_ASKED_S) < _ASKED_S
+            is_wanted = not self.info.draining and now - self._wanted.get(key, -_CLAIM_TIMEOUT_S) < _CLAIM_TIMEOUT_S
             if is_wanted or (best is not None and best.instance == self.info.instance):
                 claimed = await self.placements.claim(key, server) if members.is_held() else None
                 if claimed is not None:
@@ -220,8 +220,8 @@ class ClusterNode:
                 # Silent or declined: try the next node in the order for now.
                 is_late = asked.pop(best.instance, None) is not None
                 accepts = not is_late and await self.ask_to_own(best, key, is_offered=target.only_node is not None)
-                (asked if accepts else refused)[best.instance] = loop.time() + _ASKED_S
-            await asyncio.sleep(_PAUSE_S)
+                (asked if accepts else refused)[best.instance] = loop.time() + _CLAIM_TIMEOUT_S
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def _find_placement(self, key: str) -> Placement | None:
         """Read a server's placement, waiting briefly while it's unsettled.
@@ -229,12 +229,12 @@ class ClusterNode:
         Either a node is claiming it, or someone without the key changed it and its owner is about to rewrite it.
         """
         found = await self.placements.find(key)
-        for _ in range(_UNSETTLED_LOOKS):
+        for _ in range(_UNSETTLED_RETRIES):
             if found is None or found.epoch or found.lease == self.info.lease:
                 break
             if found.lease and self.membership.find_holder(found.lease) is None:
                 break
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
             found = await self.placements.find(key)
         return found
 
@@ -402,8 +402,7 @@ class ClusterNode:
     def _fence(self) -> None:
         """Cut off all servers of this node, since another node may own them soon."""
         names = ", ".join(served.placement.server for served in self._served.values())
-        state = self.broker.state
-        why = f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
+        why = explain_state(self.broker.state)
         self.on_note(f"this node has lost its lease, and stops {names or 'no server'}{why}")
         for served in [*self._served.values()]:
             served.end(_LEASE_LOST, "node_changed")
@@ -515,9 +514,9 @@ class ClusterNode:
     async def _watch_idle(self, idle_s: float) -> None:
         """Stop this node's idle servers. Their next call restarts them."""
         while True:
-            await asyncio.sleep(min(idle_s / 4, _LOOK_S))
+            await asyncio.sleep(min(idle_s / 4, _IDLE_CHECK_INTERVAL_S))
             for served in [*self._served.values()]:
-                if self._fleet is None or not served.is_idle(idle_s) or not await served.ask_peers_to_rest(_LEFT_S):
+                if self._fleet is None or not served.is_idle(idle_s) or not await served.ask_peers_to_rest(_REST_S):
                     continue
                 try:
                     served.is_resting = await self._fleet.rest(served.placement.server)

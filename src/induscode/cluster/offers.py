@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indusagi.core.json import JsonObject, compact_json, is_json_object
+from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from induscode.cluster.broker import check_key
-from induscode.cluster.contract import ClusterFault, LostRaceError, WrongKeyError
+from induscode.cluster.contract import ClusterFault, LostRaceError, WrongKeyError, read_object
 from induscode.cluster.key import UnsealedError
 from induscode.cluster.seals import Seal, SealRing
 
@@ -83,8 +83,7 @@ async def _write_entry(broker: Broker, key: ClusterKey, node: str, offer: OfferK
 
 def _read_part(data: bytes, part: str) -> bytes:
     try:
-        value = json.loads(data)
-        return base64.b64decode(str(value.get(part, ""))) if is_json_object(value) else b""
+        return base64.b64decode(str(read_object(data).get(part, "")))
     except ValueError:
         return b""
 

@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.1
-_FOLLOW_S = 0.5
+_RETRY_INTERVAL_S = 0.1
+_POLL_INTERVAL_S = 0.5
 """Polling interval for a server's replicas."""
-_LONGEST_PAUSE_S = 30.0
-_UP_S = 2.0
+_MAX_PAUSE_S = 30.0
+_PING_TIMEOUT_S = 2.0
 """How long a replica may take to confirm that it's up. One that's still starting is asked again."""
 
 LARGEST = 32
@@ -208,7 +208,7 @@ class ReplicatedServer:
             for node in chosen:
                 if node.instance != own:
                     await self._node.ask_to_own(node, self._set.keys[0])
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _connect_all(self, session: ClientSession) -> None:
         """Open a channel to each unconnected replica that answers."""
@@ -251,7 +251,7 @@ class ReplicatedServer:
         channel.attach(take_answer, take_end)
         channel.send({"jsonrpc": "2.0", "id": "up", "method": "ping"})
         with suppress(TimeoutError):  # still starting; asked again soon
-            async with asyncio.timeout(_UP_S):
+            async with asyncio.timeout(_PING_TIMEOUT_S):
                 await answered.wait()
         # A later end comes from the caller, who closes a channel that didn't answer.
         if ends and not channel.is_unheard:
@@ -261,7 +261,7 @@ class ReplicatedServer:
     async def _follow(self, session: ClientSession) -> None:
         """Connect to replicas that come up later."""
         while True:
-            await asyncio.sleep(_FOLLOW_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
             try:
                 await self._connect_all(session)
             except ClusterFault as fault:
@@ -270,7 +270,7 @@ class ReplicatedServer:
     async def _host(self, watch: StartWatch) -> None:
         """Run a replica here while this node is chosen, restarting a failed one after a delay."""
         # Notifications arrive over this node's channels.
-        handlers, wait_s = replace(self._handlers, on_notification=None), _FOLLOW_S
+        handlers, wait_s = replace(self._handlers, on_notification=None), _POLL_INTERVAL_S
         while True:
             try:
                 placement = await self._set.claim(self._config.id)
@@ -280,7 +280,7 @@ class ReplicatedServer:
                         async with watch.limit():
                             opening = self._node.serve_here(placement, self._config, handlers, watch)
                             session = await stack.enter_async_context(opening)
-                        wait_s = _FOLLOW_S
+                        wait_s = _POLL_INTERVAL_S
                         await asyncio.wait({session.connection.ended})
                     watch = StartWatch(StartPolicy().allow(self._config, seen_up=True), lambda: None)
             except ClusterFault as fault:
@@ -288,7 +288,7 @@ class ReplicatedServer:
             except Exception as exc:  # noqa: BLE001 — boundary: any behaviour of a server; the other replicas go on
                 _log.debug("a replica of %s failed: %s", self._config.id, describe_error(exc))
                 self._failure = exc
-                wait_s = min(2 * wait_s, _LONGEST_PAUSE_S)
+                wait_s = min(2 * wait_s, _MAX_PAUSE_S)
             self._spread.keep(is_kept=False)
             await asyncio.sleep(wait_s)
 

@@ -19,7 +19,7 @@ from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.health import SLOW_S, STATES
+from induscode.cluster.health import SLOW_S, STATES, explain_state
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -114,7 +114,7 @@ class BrokerReport:
                 for node in self.nodes
                 if node.brokers in STATES
             ),
-            *(f"node {node.node!r} runs and has no lease{_explain(node.brokers)}" for node in self.waiting),
+            *(f"node {node.node!r} runs and has no lease{explain_state(node.brokers)}" for node in self.waiting),
             *(f"node {name!r} {silence}" for name in self.silent),
             *(f"{count} nodes are named {name!r}: stop all but one" for name, count in names.items() if count > 1),
         ]
@@ -137,10 +137,6 @@ class BrokerReport:
             "waiting": [node.to_json() for node in self.waiting],
             "silent": [*self.silent],
         }
-
-
-def _explain(state: BrokerState) -> str:
-    return f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
 
 
 def _show_size(count: int) -> str:

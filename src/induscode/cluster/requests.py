@@ -129,7 +129,7 @@ class NodeRequests:
 
 _NO_MESSAGE = 10037
 """JetStream's error code for a number or subject without a message."""
-_READ_TOGETHER = 32
+_CONCURRENT_READS = 32
 """Concurrent reads."""
 
 
@@ -219,8 +219,8 @@ class Stream:
         Raises:
             ClusterFault: The broker didn't answer.
         """
-        for start in range(first, last + 1, _READ_TOGETHER):
-            numbers = range(start, min(start + _READ_TOGETHER, last + 1))
+        for start in range(first, last + 1, _CONCURRENT_READS):
+            numbers = range(start, min(start + _CONCURRENT_READS, last + 1))
             try:
                 async with asyncio.TaskGroup() as tasks:
                     reading = [tasks.create_task(self.read_at(number)) for number in numbers]

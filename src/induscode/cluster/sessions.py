@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _TASK_PREFIX = "t1."
-_LONGEST_CHARS = 8_192
+_MAX_HANDLE_CHARS = 8_192
 """Upper bound for handles. The longest id accepted from a server gives a shorter one."""
 
 
@@ -105,7 +105,7 @@ class TaskHandles:
 
     def unseal(self, handle: str) -> SealedTask | None:
         """Open a handle. None if no node of this cluster sealed it."""
-        if not handle.startswith(_TASK_PREFIX) or len(handle) > _LONGEST_CHARS:
+        if not handle.startswith(_TASK_PREFIX) or len(handle) > _MAX_HANDLE_CHARS:
             return None
         text = handle.removeprefix(_TASK_PREFIX)
         try:

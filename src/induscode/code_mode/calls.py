@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from induscode.code_mode.contract import CodeLimits, FunctionCall
     from induscode.search.index import ToolIndex
 
-_FOUND = 5
-_MOST_FOUND = 50
-_FIND_USAGE = f"{FIND_TOOLS}(query, limit={_FOUND}) takes words, or a list of such texts"
-_LONGEST_ERROR = 8_000
+_DEFAULT_FOUND = 5
+_MAX_FOUND = 50
+_FIND_USAGE = f"{FIND_TOOLS}(query, limit={_DEFAULT_FOUND}) takes words, or a list of such texts"
+_MAX_ERROR_CHARS = 8_000
 _ERRORS = {
     "denied": "PermissionError",
     "unknown_tool": "NameError",
@@ -86,7 +86,7 @@ class ScriptCalls:
             self.reports[place] = CallReport(call.name, code)
         if result.is_error:
             text = _to_text(result) or f"{call.name} failed"
-            raise ScriptCallError(_ERRORS.get(code, "RuntimeError"), text[:_LONGEST_ERROR])
+            raise ScriptCallError(_ERRORS.get(code, "RuntimeError"), text[:_MAX_ERROR_CHARS])
         value = result.structured if result.structured is not None else project_content(result.content)
         _measure(value, f"the result of {call.name}", self._limits)
         return value
@@ -170,9 +170,9 @@ def read_search(call: FunctionCall) -> tuple[Sequence[str], int]:
     if not queries or len(queries) < len(texts):
         raise ScriptCallError("TypeError", _FIND_USAGE)
     if limit is None:
-        limit = _FOUND
-    if not isinstance(limit, int) or not 1 <= limit <= _MOST_FOUND:
-        raise ScriptCallError("ValueError", f"{_FIND_USAGE}; the limit is a number from 1 to {_MOST_FOUND}")
+        limit = _DEFAULT_FOUND
+    if not isinstance(limit, int) or not 1 <= limit <= _MAX_FOUND:
+        raise ScriptCallError("ValueError", f"{_FIND_USAGE}; the limit is a number from 1 to {_MAX_FOUND}")
     return queries, limit
 
 

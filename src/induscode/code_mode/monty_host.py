@@ -23,7 +23,7 @@ from typing import Any, cast
 _KILL_AFTER_S = 1.0
 """Grace beyond the time limit before killing an operation that doesn't check the clock, e.g. on giant integers."""
 _LINES = 5
-_LONGEST_LINE = 160
+_MAX_LINE_CHARS = 160
 _AWAIT = re.compile(r"\bawait\b")
 _FORMATTED = re.compile(r"[bru]*f", re.IGNORECASE)
 """Start of an f-string, which is a single token before Python 3.12."""
@@ -187,7 +187,7 @@ class MontyScript:
         lines = [
             {
                 "number": frame.line,
-                "text": (frame.source_line or "").strip()[:_LONGEST_LINE],
+                "text": (frame.source_line or "").strip()[:_MAX_LINE_CHARS],
                 "function": frame.function_name or "",
             }
             for frame in [*frames][-_LINES:]

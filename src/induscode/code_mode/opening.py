@@ -59,7 +59,7 @@ whole result: JSON, or text. `await asyncio.gather(...)` runs calls at once. A r
 PermissionError means denied. `await find_tools("words")` lists functions with their types.
 No files and no network but by tools; json, re, math, datetime, asyncio can be imported. At most {calls} calls."""
 _FAULT_CODES = {"syntax": "syntax_error", "exception": "script_failed", "limit": "limit", "crash": "interpreter_ended"}
-_MOST_LISTED = 12
+_MAX_LISTED = 12
 
 
 class RunCodeCard:
@@ -150,8 +150,8 @@ def _format_fault(result: ScriptResult, fault: ScriptFault, reports: Sequence[Ca
     else:
         counts = Counter((report.name, report.state) for report in reports)
         listed = [f"{name} {state}" + (f" ({count})" if count > 1 else "") for (name, state), count in counts.items()]
-        more = f", and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+        more = f", and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
         parts.append(
-            f"{format_count(len(reports), 'call')} made before, not undone: {', '.join(listed[:_MOST_LISTED])}{more}."
+            f"{format_count(len(reports), 'call')} made before, not undone: {', '.join(listed[:_MAX_LISTED])}{more}."
         )
     return "\n".join(parts)

@@ -313,7 +313,7 @@ def _parse_lines(lines: Sequence[JsonValue]) -> list[SourceLine]:
 MISSING_EXTRA = "code mode needs the extra `code`: pip install 'indus-deck[code]'"
 MOST_PROCESSES = 4
 """Concurrent scripts. Further ones wait."""
-_MOST_IDLE = 1
+_MAX_IDLE = 1
 """Idle processes to keep for the next script."""
 
 
@@ -348,7 +348,7 @@ class MontyEngine:
                     await process.start()
                 return await process.run(code, names, call, limits)
             finally:
-                if process.is_idle and len(self._idle) < _MOST_IDLE:
+                if process.is_idle and len(self._idle) < _MAX_IDLE:
                     self._idle.append(process)
                 else:
                     await process.end()

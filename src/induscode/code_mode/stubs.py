@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import JsonSchema, ToolBox, ToolDescriptor
     from induscode.code_mode.contract import FunctionCall
 
-_DEEPEST = 5
-_MOST_CHOICES = 20
-_MOST_CLASSES = 12
-_LONGEST_TEXT = 300
+_MAX_DEPTH = 5
+_MAX_CHOICES = 20
+_MAX_CLASSES = 12
+_MAX_TEXT_CHARS = 300
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _CHOICES = {"str": "str", "int": "int", "float": "float", "bool": "bool", "NoneType": "None"}
 _WORD = re.compile(r"[A-Za-z0-9]+")
@@ -60,7 +60,7 @@ class StubWriter:
             self._schema = descriptor.output_schema
             returned = self._format_type(descriptor.output_schema, f"{base}Result", 0)
         text = make_visible(" ".join(descriptor.description.partition("\n\n")[0].split()))[0]
-        about = json.dumps(text[:_LONGEST_TEXT], ensure_ascii=False)
+        about = json.dumps(text[:_MAX_TEXT_CHARS], ensure_ascii=False)
         signature = f"async def {function.name}({parameters}) -> {returned}:\n    {about}\n"
         return "".join([*self._classes.values(), signature])
 
@@ -77,7 +77,7 @@ class StubWriter:
 
     def _format_type(self, schema: object, name: str, depth: int) -> str:
         """Write a schema's type; `Any` if Python has none for it."""
-        if not is_json_object(schema) or depth > _DEEPEST:
+        if not is_json_object(schema) or depth > _MAX_DEPTH:
             return "Any"
         reference = schema.get("$ref")
         if isinstance(reference, str):
@@ -106,7 +106,7 @@ class StubWriter:
         self, schema: Mapping[str, JsonValue], properties: Mapping[str, JsonValue], name: str, depth: int
     ) -> str:
         fields = map_parameters(schema)
-        if len(self._classes) >= _MOST_CLASSES or any(key != field for field, key in fields.items()):
+        if len(self._classes) >= _MAX_CLASSES or any(key != field for field, key in fields.items()):
             return "dict[str, Any]"  # too many classes, or keys that a class can't have
         listed = schema.get("required")
         required = listed if isinstance(listed, list) else ()
@@ -133,7 +133,7 @@ class StubWriter:
 
 
 def _format_choices(choices: Sequence[JsonValue]) -> str:
-    if len(choices) > _MOST_CHOICES or not all(isinstance(choice, (str, int, type(None))) for choice in choices):
+    if len(choices) > _MAX_CHOICES or not all(isinstance(choice, (str, int, type(None))) for choice in choices):
         return _join_types([_CHOICES.get(type(choice).__name__, "Any") for choice in choices])
     shown = ", ".join(repr(make_visible(choice)[0] if isinstance(choice, str) else choice) for choice in choices)
     return f"Literal[{shown}]" if choices else "Any"

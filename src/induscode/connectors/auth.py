@@ -28,7 +28,7 @@ AUTH_FORMS: Final = (
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 _NAME = re.compile(r"[A-Za-z0-9_.~-]{1,100}")
 _PARTS: Final = {"bearer": 1, "header": 2, "query": 2, "basic": 2}
-_SHORTEST_HIDDEN: Final = 4
+_MIN_SECRET_CHARS: Final = 4
 """Shorter values would also replace ordinary text."""
 
 
@@ -91,7 +91,7 @@ class Credentials:
         """Replace every variable's value, in texts and keys."""
         forms: dict[str, str] = {}
         for secret, name in self.secrets.items():
-            if len(secret) >= _SHORTEST_HIDDEN:
+            if len(secret) >= _MIN_SECRET_CHARS:
                 forms |= dict.fromkeys((secret, quote(secret, safe=""), quote_plus(secret)), f"[{name}]")
         if not forms:
             return value

@@ -53,18 +53,18 @@ if TYPE_CHECKING:
 
 FOUND: Final = 5
 """Operations returned by a search."""
-_LISTED: Final = 50
+_MAX_LISTED: Final = 50
 """Operations returned by a listing without a query."""
-_SHOWN_SCHEMA: Final = 4_000
-_SHOWN_TEXT: Final = 400
-_ERROR_TEXT: Final = 2_000
-_SIMILAR: Final = 3
-_CHECK_AGAIN_MS: Final = 24 * 3600 * 1000
+_MAX_SCHEMA_CHARS: Final = 4_000
+_MAX_TEXT_CHARS: Final = 400
+_MAX_ERROR_CHARS: Final = 2_000
+_MAX_SIMILAR: Final = 3
+_CHECK_INTERVAL_MS: Final = 24 * 3600 * 1000
 """Compare a remote document once a day, and a file in every run."""
-_COMPARE_S: Final = 10.0
+_COMPARE_TIMEOUT_S: Final = 10.0
 _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.5"
 _SHOWN_HEADERS: Final = ("link", "location", "retry-after", "etag")
-_MOST_SENDS: Final = 6
+_MAX_SENDS: Final = 6
 """Per request: the service may reject a token, then a scope, then a nonce. A rejected request wasn't executed."""
 _TEXT_TYPES: Final = ("text/", "application/xml", "application/javascript", "application/x-www-form-urlencoded")
 
@@ -128,7 +128,7 @@ class ConnectorGateway:
         ]
         if not query:
             listed = [spec for name in toolkits for spec in self._list_usable(connectors[name])]
-            return [*disabled, *(_describe_briefly(spec) for spec in listed[:_LISTED])]
+            return [*disabled, *(_describe_briefly(spec) for spec in listed[:_MAX_LISTED])]
         owner = self._owners.get(query.strip())
         if owner is not None:
             return [await self._describe(connectors[owner].operations[query.strip()], complete=True)]
@@ -158,7 +158,7 @@ class ConnectorGateway:
                 credentials = await self._read_credentials(connector, operation, tokens, request)
                 answer = await self._send(connector, operation, request, credentials)
                 wants_retry = tokens is not None and await tokens.handle_answer(operation, credentials, answer)
-                if not wants_retry or sends == _MOST_SENDS:
+                if not wants_retry or sends == _MAX_SENDS:
                     break
         except (ConnectorFault, AuthFault) as exc:
             owner = "" if isinstance(exc, SignInRequired) else f"connector {row.name!r}: "
@@ -283,12 +283,13 @@ class ConnectorGateway:
         remedy = (
             f"look at it with: indus connectors doctor {row.name}; approve it with: indus connectors approve {row.name}"
         )
-        if is_url(row.source) and 0 <= now_ms() - row.checked_ms < _CHECK_AGAIN_MS:
-            return f"its document has changed; {remedy}" if row.changed else None
+        known = f"its document has changed; {remedy}" if row.changed else None
+        if is_url(row.source) and 0 <= now_ms() - row.checked_ms < _CHECK_INTERVAL_MS:
+            return known
         try:
-            data = await read_bytes(row.source, replace(self._web, total_s=min(_COMPARE_S, self._web.total_s)))
+            data = await read_bytes(row.source, replace(self._web, total_s=min(_COMPARE_TIMEOUT_S, self._web.total_s)))
         except ConnectorFault:
-            return f"its document has changed; {remedy}" if row.changed else None
+            return known
         try:
             change = await to_thread.run_sync(find_change, row, data)
             problem = None if change is None else f"its document has changed: {change}; {remedy}"
@@ -315,7 +316,7 @@ class ConnectorGateway:
             if connector.disabled is not None and slug in connector.row.digests:
                 message = f"{slug} was not executed: connector {connector.row.name!r} is disabled: {connector.disabled}"
                 raise ActionError(message, code="drift")
-        similar = [spec.slug for spec in await self._search(slug.replace("_", " ").lower(), _SIMILAR)]
+        similar = [spec.slug for spec in await self._search(slug.replace("_", " ").lower(), _MAX_SIMILAR)]
         hint = f"; did you mean {' or '.join(similar)}?" if similar else "; discover finds actions by what they do."
         raise ActionError(f"there is no action {slug!r}{hint} Nothing was executed.", code="not_found")
 
@@ -395,7 +396,7 @@ class ConnectorGateway:
             "toolkit": connector.row.name,
             "title": title if isinstance(title, str) else "",
             "operations": len(connector.operations),
-            "tags": cast("list[JsonValue]", [*tags][:_LISTED]),
+            "tags": cast("list[JsonValue]", [*tags][:_MAX_LISTED]),
         }
         return cast("JsonObject", clean_json(described)[0])
 
@@ -403,12 +404,12 @@ class ConnectorGateway:
         connectors = await self._load()
         document = connectors[operation.connector].document
         described: dict[str, JsonValue] = {**_describe_briefly(operation)}
-        description = operation.description if complete else cut_text(operation.description, _SHOWN_TEXT)
+        description = operation.description if complete else cut_text(operation.description, _MAX_TEXT_CHARS)
         if description:
             described["description"] = description
         try:
             schema = await to_thread.run_sync(build_arguments_schema, document, operation)
-            shown, is_short = (schema, False) if complete else abbreviate_schema(schema, _SHOWN_SCHEMA)
+            shown, is_short = (schema, False) if complete else abbreviate_schema(schema, _MAX_SCHEMA_CHARS)
         except ConnectorFault as exc:
             described["unusable"] = str(exc)
         else:
@@ -423,7 +424,7 @@ def _describe_briefly(operation: OperationSpec) -> Mapping[str, JsonValue]:
         "slug": operation.slug,
         "toolkit": operation.connector,
         "request": f"{operation.method} {operation.path}",
-        "summary": cut_text(operation.summary, _SHOWN_TEXT),
+        "summary": cut_text(operation.summary, _MAX_TEXT_CHARS),
     }
     if operation.deprecated:
         described["deprecated"] = True
@@ -457,5 +458,5 @@ def _build_status_error(
     body = shown.get("body")
     if body is not None:
         text = body if isinstance(body, str) else compact_json(body)
-        message += f"\n{cut_text(text, _ERROR_TEXT)}"
+        message += f"\n{cut_text(text, _MAX_ERROR_CHARS)}"
     return ActionError(message, code="http_status", **facts)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
 LARGEST_BYTES: Final = 32 * 1024 * 1024
-_LARGEST_YAML: Final = 8 * 1024 * 1024
+_MAX_YAML_BYTES: Final = 8 * 1024 * 1024
 """The YAML parser is a hundred times slower than the JSON one."""
-_MOST_VALUES: Final = 3_000_000
-_DEEPEST: Final = 200
-_LONGEST_CHAIN: Final = 32
+_MAX_VALUES: Final = 3_000_000
+_MAX_DEPTH: Final = 200
+_MAX_CHAIN: Final = 32
 _VERSIONS: Final = ("3.0.", "3.1.")
-_MOST_DECODINGS: Final = 5
+_MAX_DECODINGS: Final = 5
 _HOST_VALUE = re.compile(r"[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*")
 _PATH_VALUE = re.compile(r"(?:[A-Za-z0-9_~][\w.~-]*(?:/[A-Za-z0-9_~][\w.~-]*)*)?", re.ASCII)
 YAML_EXTRA: Final = "indus-deck[connectors]"
@@ -71,8 +71,8 @@ def _parse_yaml(data: bytes) -> object:
     except ImportError:
         message = f"the document is no JSON, and YAML needs a parser: pip install '{YAML_EXTRA}', or convert it to JSON"
         raise DocumentFault(message) from None
-    if len(data) > _LARGEST_YAML:
-        message = f"the document has {len(data):,} bytes of YAML; {_LARGEST_YAML:,} are the most: convert it to JSON"
+    if len(data) > _MAX_YAML_BYTES:
+        message = f"the document has {len(data):,} bytes of YAML; {_MAX_YAML_BYTES:,} are the most: convert it to JSON"
         raise DocumentFault(message)
 
     # The C parser is an option of the library's build.
@@ -88,7 +88,7 @@ def _parse_yaml(data: bytes) -> object:
         # The C parser builds values recursively and crashes on deep documents, so count the nesting first.
         for event in cast("Any", yaml).parse(data, loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
+            if depth > _MAX_DEPTH:
                 raise DocumentFault("the document is nested too deeply")
         return _to_json(yaml.load(data, loader))
     except (yaml.YAMLError, ValueError, UnicodeError) as exc:
@@ -102,12 +102,12 @@ def _parse_yaml(data: bytes) -> object:
 
 def _to_json(root: object) -> object:
     """Convert YAML's extensions to JSON: keys that are numbers. Aliases count at every use."""
-    left = _MOST_VALUES
+    left = _MAX_VALUES
 
     def convert(value: object, depth: int) -> object:
         nonlocal left
         left -= 1
-        if left < 0 or depth > _DEEPEST:
+        if left < 0 or depth > _MAX_DEPTH:
             raise DocumentFault("the document has too many values, or is nested too deeply")
         if isinstance(value, dict):
             items = cast("dict[object, object]", value).items()
@@ -128,7 +128,7 @@ def _check_size(root: object) -> None:
     while pending:
         value, depth = pending.pop()
         count += 1
-        if count > _MOST_VALUES or depth > _DEEPEST:
+        if count > _MAX_VALUES or depth > _MAX_DEPTH:
             raise DocumentFault("the document has too many values, or is nested too deeply")
         if isinstance(value, dict):
             pending.extend((inner, depth + 1) for inner in cast("dict[str, object]", value).values())
@@ -165,7 +165,7 @@ def resolve_object(root: JsonObject, value: JsonValue) -> JsonObject:
     Raises:
         DocumentFault: It isn't an object, or its references lead in a circle or to nothing.
     """
-    for _ in range(_LONGEST_CHAIN):
+    for _ in range(_MAX_CHAIN):
         if not is_json_object(value):
             raise DocumentFault("a part of the document is no object")
         reference = value.get("$ref")
@@ -186,7 +186,7 @@ def find_path_problem(path: str) -> str | None:
     if path.startswith("//") or "\\" in path or not path.isprintable():
         return "it begins with '//', or has a backslash or an invisible character"
     text = path.partition("?")[0]
-    for _ in range(_MOST_DECODINGS):
+    for _ in range(_MAX_DECODINGS):
         steps = (step.partition(";")[0] for step in re.split(r"[/\\]", unicodedata.normalize("NFKC", text)))
         if any(step in {".", ".."} for step in steps):
             return "it has a step '.' or '..'"

@@ -30,8 +30,8 @@ BODY: Final = "body"
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch")
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """Safe methods (RFC 9110 §9.2.1)."""
-_MOST_OPERATIONS: Final = 20_000
-_MOST_BRANCHES: Final = 100
+_MAX_OPERATIONS: Final = 20_000
+_MAX_BRANCHES: Final = 100
 _SLUG = re.compile(r"[A-Z][A-Z0-9_]*")
 _FIELD = re.compile(r"\{([^{}/]+)\}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -141,8 +141,8 @@ def list_operations(
         problem = "it's a URL" if "://" in path and not path.startswith("/") else find_path_problem(path)
         if problem is not None:
             raise DocumentFault(f"the path {path[:200]!r} could lead out of {base_url}: {problem}")
-        if len(operations) >= _MOST_OPERATIONS:
-            notes.append(Note(owner, f"left out with all that follow it: {_MOST_OPERATIONS:,} operations are the most"))
+        if len(operations) >= _MAX_OPERATIONS:
+            notes.append(Note(owner, f"left out with all that follow it: {_MAX_OPERATIONS:,} operations are the most"))
             break
         try:
             if not path.startswith("/") or "#" in path:
@@ -280,7 +280,7 @@ def _list_query_names(root: JsonObject, name: str, schema: JsonValue) -> frozens
     """
     names: set[str] = set()
     pending, is_object = [schema], False
-    for _ in range(_MOST_BRANCHES):
+    for _ in range(_MAX_BRANCHES):
         if not pending:
             break
         part = pending.pop()
@@ -415,7 +415,7 @@ _VERBS: Final = {
     "DELETE": "delete remove drop cancel",
 }
 """Verbs users say for a method, indexed as keywords."""
-_LONGEST_DESCRIPTION: Final = 600
+_MAX_DESCRIPTION_CHARS: Final = 600
 
 
 class OperationIndex:
@@ -441,6 +441,6 @@ def build_operation_item(operation: OperationSpec) -> SearchItem:
         operation.id,
         operation.slug,
         title=operation.summary,
-        description=operation.description[:_LONGEST_DESCRIPTION],
+        description=operation.description[:_MAX_DESCRIPTION_CHARS],
         keywords=keywords,
     )

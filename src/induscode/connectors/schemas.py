@@ -18,8 +18,8 @@ from induscode.connectors.openapi import DocumentFault, find_pointer, resolve_ob
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
-_DEEPEST: Final = 60
-_MOST_DEFINITIONS: Final = 400
+_MAX_DEPTH: Final = 60
+_MAX_DEFINITIONS: Final = 400
 _KEPT: Final = frozenset(
     {
         *("type", "enum", "const", "default", "format", "title", "description", "deprecated"),
@@ -56,7 +56,7 @@ class SchemaBuilder:
         return converted
 
     def _convert(self, schema: JsonValue, depth: int) -> JsonValue:
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise DocumentFault("a schema of the document is nested too deeply")
         if not is_json_object(schema):
             return schema if isinstance(schema, bool) else {}
@@ -81,7 +81,7 @@ class SchemaBuilder:
         """Name a reference's definition, and queue its conversion."""
         if reference not in self._names:
             find_pointer(self._root, reference)
-            if len(self._names) >= _MOST_DEFINITIONS:
+            if len(self._names) >= _MAX_DEFINITIONS:
                 self.definitions.setdefault("anything", {})
                 return "anything"
             base = re.sub(r"[^A-Za-z0-9_.-]", "_", reference.rpartition("/")[2]) or "schema"

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _RATIO: Final = 200
 """Documents are repetitive, so they may compress better than web pages."""
 _OK: Final = 200
-_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 """Slugs named in a message about a change."""
 
 
@@ -83,8 +83,8 @@ class DocumentChange:
         parts += [f"its sign-in moves to {self.sign_in_at}"] if self.sign_in_at else []
         for name, slugs in (("added", self.added), ("removed", self.removed), ("changed", self.changed)):
             if slugs:
-                more = ", …" if len(slugs) > _NAMED else ""
-                parts.append(f"{len(slugs)} {name} ({', '.join(slugs[:_NAMED])}{more})")
+                more = ", …" if len(slugs) > _MAX_NAMED else ""
+                parts.append(f"{len(slugs)} {name} ({', '.join(slugs[:_MAX_NAMED])}{more})")
         return "; ".join(parts)
 
 

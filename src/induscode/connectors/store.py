@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from induscode.connectors.oauth import ConnectorAuth, OAuthReference
 
 _VERSION: Final = 1
-_LARGEST_FILE: Final = 64 * 1024 * 1024
+_MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _FILE: Final = "connectors.json"
 
@@ -182,7 +182,7 @@ class ConnectorStore:
         return os.path.join(self.folder, "connectors", f"{name}.json")
 
     def _file(self) -> PrivateJsonFile[dict[str, ConnectorRow]]:
-        return PrivateJsonFile(os.path.join(self.folder, _FILE), _LARGEST_FILE, _parse_rows, _dump_rows)
+        return PrivateJsonFile(os.path.join(self.folder, _FILE), _MAX_FILE_BYTES, _parse_rows, _dump_rows)
 
 
 def _parse_rows(document: JsonValue) -> tuple[dict[str, ConnectorRow], bool]:

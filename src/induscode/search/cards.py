@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from induscode.search.finder import ToolFinder
 
 
-_MOST_NAMES: Final = 10
+_MAX_NAMES: Final = 10
 
 _FIND: JsonObject = {
     "type": "object",
@@ -42,7 +42,7 @@ _FIND: JsonObject = {
             "type": "array",
             "items": {"type": "string"},
             "minItems": 1,
-            "maxItems": _MOST_NAMES,
+            "maxItems": _MAX_NAMES,
             "description": 'One for each thing you need: a few words, such as "create a calendar event", or a name',
         },
         "server": {"type": "string", "description": "Only tools of this server"},
@@ -53,7 +53,7 @@ _FIND: JsonObject = {
 }
 _DESCRIBE: JsonObject = {
     "type": "object",
-    "properties": {"names": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": _MOST_NAMES}},
+    "properties": {"names": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": _MAX_NAMES}},
     "required": ["names"],
     "additionalProperties": False,
 }

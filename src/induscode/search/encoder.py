@@ -30,7 +30,7 @@ LONGEST_TEXT: Final = 128
 """Tokens to read; the model's training sentences weren't longer."""
 _HEADS: Final = 12
 _EPSILON: Final = 1e-12
-_BATCH: Final = 16
+_BATCH_SIZE: Final = 16
 _MASKED: Final = np.float32(-1e9)
 
 
@@ -54,8 +54,8 @@ class SentenceEncoder:
         vectors = np.empty((len(rows), self.width), np.float32)
         # Batch texts of similar length, since a batch is padded to its longest.
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-        for start in range(0, len(order), _BATCH):
-            batch = order[start : start + _BATCH]
+        for start in range(0, len(order), _BATCH_SIZE):
+            batch = order[start : start + _BATCH_SIZE]
             longest = max(len(rows[number]) for number in batch)
             numbers = np.zeros((len(batch), longest), np.int64)
             mask = np.zeros((len(batch), longest), np.float32)
@@ -161,7 +161,7 @@ def _parse_encoder(data: mmap.mmap) -> SentenceEncoder:
 # cut is unknown. https://arxiv.org/abs/1810.04805, section 3. Tests compare the results with the library `tokenizers`.
 
 
-_LONGEST_WORD: Final = 100
+_MAX_WORD_CHARS: Final = 100
 _IDEOGRAPHS: Final = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF),
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
@@ -188,7 +188,7 @@ class WordPiece:
         return [self._begin, *numbers[: limit - 2], self._end]
 
     def _cut_word(self, word: str) -> list[int]:
-        if len(word) > _LONGEST_WORD:
+        if len(word) > _MAX_WORD_CHARS:
             return [self._unknown]
         numbers: list[int] = []
         start = 0

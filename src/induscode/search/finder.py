@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 _SIGNATURE_CHARS: Final = 200
 """Per tool: five of them and the count of omitted ones take fewer than 300 tokens."""
-_MOST_NAMED: Final = 3
+_MAX_NAMED: Final = 3
 """Disabled tools and similar names per answer."""
-_LONGEST_COMMAND: Final = 160
-_MOST_SERVERS: Final = 30
+_MAX_COMMAND_CHARS: Final = 160
+_MAX_SERVERS: Final = 30
 MOST_FOUND: Final = 20
 """Upper bound for a caller's limit."""
 UNKNOWN: Final = "There is no tool named"
 """Start of an answer about an unknown name."""
 NEAREST: Final = "The nearest:"
 """End of the first line of an answer that similar names follow."""
-_EVERY: Final = 1_000_000
-_LONGEST_ECHO: Final = 100
+_NO_LIMIT: Final = 1_000_000
+_MAX_ECHO_CHARS: Final = 100
 """Characters of the caller's name or server that an answer repeats."""
 _GOOD_SHARE: Final = 0.6
 """Fraction of the best score from which the named server's tools are good enough."""
@@ -143,7 +143,7 @@ class ToolFinder:
 
     def _search(self, index: ToolIndex, queries: Sequence[str], server: str | None = None) -> Sequence[ItemHit]:
         """Search for tools the caller may call, and return every match."""
-        hits = index.search(queries, server=server, kinds=("tool",), limit=_EVERY).hits
+        hits = index.search(queries, server=server, kinds=("tool",), limit=_NO_LIMIT).hits
         denied = self._source.find_denied([hit.item.qualified_name for hit in hits])
         return [hit for hit in hits if hit.item.qualified_name not in denied]
 
@@ -165,7 +165,7 @@ class ToolFinder:
             for tool in self._source.list_disabled()
             if server in {None, tool.ref.server} and words & {*list_query_words(tool.ref.name)}
         ]
-        return [*map(_describe_disabled_tool, named[:_MOST_NAMED])]
+        return [*map(_describe_disabled_tool, named[:_MAX_NAMED])]
 
     def describe(self, names: Sequence[str]) -> tuple[str, bool]:
         """Describe tools completely, one JSON object per line, and return whether any of them is known."""
@@ -188,7 +188,7 @@ class ToolFinder:
             return f"{name!r} is {disabled.reason}. A person can {disabled.remedy}"
         if name in denied and name in self.tools:  # a view may also hide denied tools
             return f"{name!r} is denied by a rule."
-        lines = [f"{UNKNOWN} {cut_text(name, _LONGEST_ECHO)!r}."]
+        lines = [f"{UNKNOWN} {cut_text(name, _MAX_ECHO_CHARS)!r}."]
         nearest = self.suggest(name)
         if nearest:
             # With signatures, a model that guessed a name doesn't need another search.
@@ -198,7 +198,7 @@ class ToolFinder:
         meant = [
             tool for tool in every if wanted and wanted in {normalize_name(tool.name), normalize_name(tool.ref.name)}
         ]
-        return "\n".join([*lines, *map(_describe_disabled_tool, meant[:_MOST_NAMED])])
+        return "\n".join([*lines, *map(_describe_disabled_tool, meant[:_MAX_NAMED])])
 
     def suggest(self, name: str) -> Sequence[str]:
         """List the allowed names closest to an unknown one, best first."""
@@ -210,9 +210,9 @@ class ToolFinder:
             ref = self._source.find_ref(other)
             for spelling in (other, other if ref is None else ref.name):
                 known.setdefault(normalize_name(spelling), []).append(other)
-        near = [one for key in get_close_matches(wanted, known, n=2 * _MOST_NAMED) for one in known[key]]
+        near = [one for key in get_close_matches(wanted, known, n=2 * _MAX_NAMED) for one in known[key]]
         denied = self._source.find_denied(near)
-        return [one for one in dict.fromkeys(near) if one not in denied][:_MOST_NAMED]
+        return [one for one in dict.fromkeys(near) if one not in denied][:_MAX_NAMED]
 
 
 def _find_server(given: str, servers: Sequence[str]) -> str:
@@ -228,12 +228,12 @@ def _find_server(given: str, servers: Sequence[str]) -> str:
     if len(same) == 1:
         return same[0]
     known = f"there are: {_list_servers(servers)}" if servers else "leave it out, no tool here belongs to a server"
-    raise UnknownServerError(f"There is no server {cut_text(given, _LONGEST_ECHO)!r} with tools; {known}")
+    raise UnknownServerError(f"There is no server {cut_text(given, _MAX_ECHO_CHARS)!r} with tools; {known}")
 
 
 def _list_servers(servers: Sequence[str]) -> str:
-    more = len(servers) - _MOST_SERVERS
-    return ", ".join([*servers[:_MOST_SERVERS], *([f"and {more:,} more"] if more > 0 else [])])
+    more = len(servers) - _MAX_SERVERS
+    return ", ".join([*servers[:_MAX_SERVERS], *([f"and {more:,} more"] if more > 0 else [])])
 
 
 def _describe_left_out(count: int, *, can_name: bool, can_raise: bool) -> str:
@@ -244,10 +244,6 @@ def _describe_left_out(count: int, *, can_name: bool, can_raise: bool) -> str:
 
 
 def _describe_disabled_tool(tool: DisabledTool) -> str:
-    return f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {_find_command(tool)}"
-
-
-def _find_command(tool: DisabledTool) -> str:
-    """Return the command that approves a tool, or the one that shows all changes if its name is very long."""
-    command = tool.approve_command
-    return command if len(command) <= _LONGEST_COMMAND else tool.diff_command
+    # A very long name would make the command that approves the tool unusable: show all changes then.
+    command = tool.approve_command if len(tool.approve_command) <= _MAX_COMMAND_CHARS else tool.diff_command
+    return f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {command}"

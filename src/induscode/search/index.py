@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
 FOUND: Final = 5
 """Default number of hits."""
-_MOST_QUERIES: Final = 10
+_MAX_QUERIES: Final = 10
 _LEXICAL_SHARE: Final = 0.005
 """Weight of one lexical point relative to the cosine. docs/search.md explains how it was chosen."""
-_LEAST_COSINE: Final = 0.3
+_MIN_COSINE: Final = 0.3
 """Minimum cosine for an item without a word of the query."""
 
 
@@ -182,7 +182,7 @@ class ToolIndex:
             kinds: Only items of these kinds.
             limit: Maximum number of hits.
         """
-        texts = [query[:LONGEST_QUERY] for query in queries[:_MOST_QUERIES]]
+        texts = [query[:LONGEST_QUERY] for query in queries[:_MAX_QUERIES]]
         semantic = self.semantic
         vectors = [None if semantic is None else semantic.encode_query(text) for text in texts]
         with self._lock:
@@ -219,7 +219,7 @@ class ToolIndex:
             scores = {
                 number: cosine + _LEXICAL_SHARE * scores.get(number, 0.0)
                 for number, cosine in cosines.items()
-                if number in scores or cosine >= _LEAST_COSINE
+                if number in scores or cosine >= _MIN_COSINE
             }
         if permitted is not self._items:
             scores = {number: score for number, score in scores.items() if number in permitted}

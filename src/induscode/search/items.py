@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SearchKind: TypeAlias = Literal["tool", "prompt", "resource", "template", "skill", "action"]
 """Kinds of items; `action` is a connector operation."""
 SEARCH_KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource", "template", "skill", "action")
-_MOST_PARAMETERS = 64
+_MAX_PARAMETERS = 64
 """Indexed parameters per item."""
 
 
@@ -127,7 +127,7 @@ def build_item(
         description=description,
         keywords=keywords,
         parameters=tuple(_list_parameters(schema or {})),
-        more_parameters=max(0, count - _MOST_PARAMETERS),
+        more_parameters=max(0, count - _MAX_PARAMETERS),
         digest=content_hash(definition),
         schema=schema,
     )
@@ -137,7 +137,7 @@ def _list_parameters(schema: JsonSchema) -> Iterator[SearchParameter]:
     """List a schema's parameters, required ones first, otherwise in schema order."""
     required = {name for name in _to_list(schema.get("required")) if isinstance(name, str)}
     rows = sorted(_to_mapping(schema.get("properties")).items(), key=lambda row: row[0] not in required)
-    for name, value in rows[:_MOST_PARAMETERS]:
+    for name, value in rows[:_MAX_PARAMETERS]:
         part = _to_mapping(value)
         description = part.get("description")
         text = description if isinstance(description, str) else ""
@@ -148,9 +148,9 @@ _TYPES = {
     "string": "str", "integer": "int", "number": "float", "boolean": "bool", "object": "dict", "array": "list",
     "null": "None",
 }  # fmt: skip
-_MOST_CHOICES = 4
-_LONGEST_CHOICE = 24
-_DEEPEST = 2
+_MAX_CHOICES = 4
+_MAX_CHOICE_CHARS = 24
+_MAX_DEPTH = 2
 """One nested type is enough for a signature."""
 
 
@@ -158,15 +158,15 @@ def _name_type(schema: JsonSchema, depth: int = 0) -> str:
     """Name a type in Python notation, or `any` if it has no short name."""
     choices = _to_list(schema.get("enum"))
     if choices and all(isinstance(choice, str) for choice in choices):
-        shown = [f'"{choice}"' for choice in choices[:_MOST_CHOICES] if len(str(choice)) <= _LONGEST_CHOICE]
+        shown = [f'"{choice}"' for choice in choices[:_MAX_CHOICES] if len(str(choice)) <= _MAX_CHOICE_CHARS]
         return _join_types([*shown, *(["…"] if len(shown) < len(choices) else [])])
     variants = _to_list(schema.get("anyOf")) or _to_list(schema.get("oneOf"))
-    if variants and depth < _DEEPEST:
+    if variants and depth < _MAX_DEPTH:
         return _join_types(_name_type(_to_mapping(variant), depth + 1) for variant in variants)
     kind = schema.get("type")
     if isinstance(kind, str):
         items = _to_mapping(schema.get("items"))
-        if kind == "array" and items and depth < _DEEPEST:
+        if kind == "array" and items and depth < _MAX_DEPTH:
             return f"list[{_name_type(items, depth + 1)}]"
         return _TYPES.get(kind, "any")
     return _join_types(_TYPES.get(str(name), "any") for name in _to_list(kind)) or "any"
@@ -190,7 +190,7 @@ def _to_list(value: JsonLike) -> Sequence[JsonLike]:
 
 LONGEST_SIGNATURE = 230
 """In characters: five such lines with line ends take fewer than 300 tokens of four bytes."""
-_LEAST_DESCRIPTION = 60
+_MIN_DESCRIPTION_CHARS = 60
 """Characters that optional parameters leave for the description."""
 
 
@@ -206,12 +206,12 @@ def format_signature(item: SearchItem, limit: int = LONGEST_SIGNATURE) -> str:
     about = _clean(item.description or item.title).partition(". ")[0]
     required = [parameter for parameter in item.parameters if parameter.required]
     optional = [parameter for parameter in item.parameters if not parameter.required]
-    room = limit - len(head) - min(len(about), _LEAST_DESCRIPTION) - 3
+    room = limit - len(head) - min(len(about), _MIN_DESCRIPTION_CHARS) - 3
     text = head
     if item.parameters or item.kind in {"tool", "prompt", "action"}:
         text = f"{head}({_format_parameters(required, optional, item.more_parameters, room)})"
     left = limit - len(text) - 3
-    if not about or left < _LEAST_DESCRIPTION // 4:
+    if not about or left < _MIN_DESCRIPTION_CHARS // 4:
         return text
     return f"{text} — {about if len(about) <= left else about[: left - 1].rstrip() + '…'}"
 

@@ -37,7 +37,7 @@ _COVERAGE: Final = 0.8
 _FITTING_VERB: Final = 1.3
 _VERB_PLACES: Final = 2
 """The verb is among the first words of a name or title."""
-_LONGEST_FIELD: Final = 600
+_MAX_FIELD_CHARS: Final = 600
 """Indexed characters per field: descriptions state the purpose first, and `bm25()` penalizes length."""
 _CREATE: Final = f"CREATE VIRTUAL TABLE items USING fts5({', '.join(FIELDS)}, tokenize = 'porter unicode61')"
 _INSERT: Final = f"INSERT INTO items (rowid, {', '.join(FIELDS)}) VALUES ({', '.join('?' * (len(FIELDS) + 1))})"
@@ -145,7 +145,7 @@ def _list_fields(item: SearchItem) -> tuple[str, ...]:
     names = " ".join(parameter.name for parameter in item.parameters)
     about = " ".join(parameter.description for parameter in item.parameters)
     texts = (item.name, item.server, item.title, item.description, names, about, item.keywords)
-    return tuple(split_humps(text[:_LONGEST_FIELD]) for text in texts)
+    return tuple(split_humps(text[:_MAX_FIELD_CHARS]) for text in texts)
 
 
 # -- words ------------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ _VERBS: Final = (
     "delete remove drop cancel clear",
 )
 """Interchangeable verbs: to read, to create, to change, to remove."""
-_MOST_WORDS: Final = 64
+_MAX_WORDS: Final = 64
 LONGEST_QUERY: Final = 2_000
 """Characters of a query to read."""
 LONGEST_NAME: Final = 1_000
@@ -204,7 +204,7 @@ def list_query_words(query: str) -> list[str]:
     words = [word.lower() for word in _WORD.findall(split_humps(query[:LONGEST_QUERY]))]
     kept = [word for word in words if word not in _STOP] or words
     added = [other for word in words for other in _SYNONYMS.get(word, "").split()]
-    return list(dict.fromkeys([*kept, *added]))[:_MOST_WORDS]
+    return list(dict.fromkeys([*kept, *added]))[:_MAX_WORDS]
 
 
 def list_stems(text: str) -> list[str]:
@@ -238,7 +238,7 @@ def list_query_pairs(query: str) -> list[str]:
     """List a query's pairs, with single characters only where they stand alone."""
     parts = _UNSPACED.findall(query[:LONGEST_QUERY])
     pairs = [part[place : place + 2] for part in parts for place in range(max(1, len(part) - 1))]
-    return [*dict.fromkeys(pairs)][:_MOST_WORDS]
+    return [*dict.fromkeys(pairs)][:_MAX_WORDS]
 
 
 def find_verb_groups(stems: Iterable[str]) -> frozenset[int]:

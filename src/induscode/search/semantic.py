@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[float32]
 
 _SEPARATOR: Final = re.compile(r"[\W_]+")
-_LONGEST_HEADING: Final = 300
-_LONGEST_TEXT: Final = 2_000
+_MAX_HEADING_CHARS: Final = 300
+_MAX_TEXT_CHARS: Final = 2_000
 """More characters than the encoder reads."""
-_TOGETHER: Final = 2
+_BATCH_SIZE: Final = 2
 """Items between checks whether to stop. Larger batches aren't faster."""
 
 
@@ -87,11 +87,11 @@ class SemanticIndex:
                 self._vectors |= kept
             wanted = {digest: item for digest, item in wanted.items() if digest not in kept}
         missing = [*wanted.values()]
-        for start in range(0, len(missing), _TOGETHER):
+        for start in range(0, len(missing), _BATCH_SIZE):
             if should_stop():
                 return
             report(start, len(missing))
-            some = missing[start : start + _TOGETHER]
+            some = missing[start : start + _BATCH_SIZE]
             rows = encode_checked(self._encoder, [text for item in some for text in list_texts(item)])
             made = {item.digest: rows[2 * place : 2 * place + 2].mean(0) for place, item in enumerate(some)}
             with self._lock:
@@ -147,7 +147,7 @@ def list_texts(item: SearchItem) -> tuple[str, str]:
     heading = " ".join((item.title or item.description).split()).partition(". ")[0]
     parameters = " ".join(_split_name(parameter.name) for parameter in item.parameters)
     everything = f"{server} {name}. {item.title} {item.description} {parameters}"
-    return f"{name}: {heading}"[:_LONGEST_HEADING], " ".join(everything.split())[:_LONGEST_TEXT]
+    return f"{name}: {heading}"[:_MAX_HEADING_CHARS], " ".join(everything.split())[:_MAX_TEXT_CHARS]
 
 
 def _split_name(name: str) -> str:

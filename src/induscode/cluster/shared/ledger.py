@@ -35,14 +35,14 @@ _BATCH_ROWS = 256
 _BATCH_CHARACTERS = 512 * 1024
 _HEADERS_BYTES = 4_096
 """Message size beyond the content."""
-_LOOK_S = 0.4
+_POLL_INTERVAL_S = 0.4
 """Polling interval for the file, since other processes write to it too."""
 _RETRY_S = 0.5
-_LONGEST_RETRY_S = 3.0
+_MAX_RETRY_S = 3.0
 _CLOSE_S = 3.0
 """How long a stopping node may take to publish its last rows."""
 ANCHOR_S = 60.0
-_MOST_TOLD = 5
+_MAX_REPORTED = 5
 """Problems reported at once; `indus cluster verify` lists them all."""
 
 
@@ -115,13 +115,13 @@ class LedgerPublisher:
             try:
                 await self.publish_all()
                 pause = _RETRY_S
-                wait_s = _LOOK_S
-                self._tell_full(is_full=False)
+                wait_s = _POLL_INTERVAL_S
+                self._report_full(is_full=False)
             except (ClusterFault, LostRaceError) as exc:
                 _log.debug("the ledger is not published: %s", exc)
-                self._tell_full(is_full=isinstance(exc, ClusterFault) and exc.state == "full")
+                self._report_full(is_full=isinstance(exc, ClusterFault) and exc.state == "full")
                 self._is_known = False
-                wait_s, pause = pause, min(2 * pause, _LONGEST_RETRY_S)
+                wait_s, pause = pause, min(2 * pause, _MAX_RETRY_S)
                 await self._count()
             try:
                 async with asyncio.timeout(wait_s):
@@ -129,7 +129,7 @@ class LedgerPublisher:
             except TimeoutError:
                 continue
 
-    def _tell_full(self, *, is_full: bool) -> None:
+    def _report_full(self, *, is_full: bool) -> None:
         if is_full and not self._is_full:
             remedy = "give the account more storage (max_file), then run indus cluster init again"
             self._on_note(f"the brokers take no more rows of the ledgers, which wait in the file: {remedy}")
@@ -280,7 +280,7 @@ class LedgerAuditor:
         self._on_note = on_note
         self._next = 0
         """Number of the next message to read; 0 to start at the last anchor."""
-        self._told = 0
+        self._reported = 0
 
     async def run(self) -> None:
         """Verify and anchor periodically, until cancelled."""
@@ -340,12 +340,12 @@ class LedgerAuditor:
         async for number, message in self._stream.read_range(max(self._next, state.first), state.last):
             take_message(self.book, self._settings, self._key, number, message)
             self._next = number + 1
-        fresh = self.book.problems[self._told :]
-        for problem in fresh[:_MOST_TOLD]:
+        fresh = self.book.problems[self._reported :]
+        for problem in fresh[:_MAX_REPORTED]:
             self._on_note(f"the ledgers of the cluster: {problem} (indus cluster verify)")
-        if len(fresh) > _MOST_TOLD:
-            self._on_note(f"the ledgers of the cluster: {len(fresh) - _MOST_TOLD:,} further problems")
-        self._told = len(self.book.problems)
+        if len(fresh) > _MAX_REPORTED:
+            self._on_note(f"the ledgers of the cluster: {len(fresh) - _MAX_REPORTED:,} further problems")
+        self._reported = len(self.book.problems)
 
     async def _resume(self) -> None:
         """Start at the last anchor, or at the first message if there's no readable anchor."""

@@ -99,7 +99,10 @@ async def _rotate(broker: Broker, path: str) -> Rotation:
         limit = {"ledger": ledger, "calls": calls}
         # A pending key that follows another one is from an attempt another machine has overtaken: it opens too little.
         new = old.replace(**limit) if new is None or not new.follows(old) else new.limit_previous(**limit)
-        await _write(pending, new)
+        try:
+            await to_thread.run_sync(write_key, pending, new)
+        except OSError as exc:
+            raise ClusterFault("ready", f"the key cannot be written: {exc}") from exc
         written, left_out = await _seal_again(broker, shared, old, new)
         await _check_empty(broker)
         try:
@@ -123,13 +126,6 @@ async def _read_pending(path: str) -> ClusterKey | None:
     except (OSError, ValueError) as exc:
         remedy = "remove it if `indus cluster status` accepts the present key, then rotate again"
         raise ClusterFault("ready", f"{exc}; it is of a rotation that was interrupted: {remedy}") from exc
-
-
-async def _write(path: str, key: ClusterKey) -> None:
-    try:
-        await to_thread.run_sync(write_key, path, key)
-    except OSError as exc:
-        raise ClusterFault("ready", f"the key cannot be written: {exc}") from exc
 
 
 async def _check_empty(broker: Broker) -> None:

@@ -165,15 +165,15 @@ def _find_parts(facts: JsonObject) -> tuple[object, ...]:
 # -- table -----------------------------------------------------------------------------------
 
 
-_LOOK_S = 5.0
+_POLL_INTERVAL_S = 5.0
 """Polling interval without change notices."""
-_NOTICED_S = (0.0, 0.02, 0.08, 0.3, 0.6)
+_NOTICE_DELAYS_S = (0.0, 0.02, 0.08, 0.3, 0.6)
 """Delays between reads after a notice, until one finds something new."""
 _ATTEMPTS = 5
-_MOST_ENTRIES = 20_000
-_MOST_NOTES = 20
+_MAX_ENTRIES = 20_000
+_MAX_NOTES = 20
 """A writer without the key can cause any number of these."""
-_LARGEST_BYTES = 512 * 1024
+_MAX_ENTRY_BYTES = 512 * 1024
 """Larger entries aren't written."""
 
 
@@ -196,7 +196,7 @@ class SharedTable:
         self._created: datetime | None = None
         """When the bucket we've read was created; None before the first read or after finding it lost."""
         self._noticed = asyncio.Event()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def list(self, kind: str) -> Mapping[str, JsonObject]:
         """Return the current entries of a kind, by key."""
@@ -236,8 +236,8 @@ class SharedTable:
                     pass  # replaced below
             entry: JsonObject = {"version": max(version + 1, now_ms()), "value": value}
             data = compact_json(entry).encode()
-            sealed = data if len(data) > 8 * _LARGEST_BYTES else self._key.seal(f"{self.name}/{key}", data)
-            if len(sealed) > _LARGEST_BYTES:
+            sealed = data if len(data) > 8 * _MAX_ENTRY_BYTES else self._key.seal(f"{self.name}/{key}", data)
+            if len(sealed) > _MAX_ENTRY_BYTES:
                 raise ClusterFault("ready", f"it is too large to be shared: {len(sealed):,} bytes")
             if not await self._replace_entry(key, present, sealed):
                 continue
@@ -308,17 +308,17 @@ class SharedTable:
         value, known = entry.get("value"), self._entries.get(key)
         if not is_json_object(value):
             return self._entries.pop(key, None) is not None
-        if known is None and len(self._entries) >= _MOST_ENTRIES:
-            self._tell(f"there are more than {_MOST_ENTRIES:,} shared entries; further ones are ignored")
+        if known is None and len(self._entries) >= _MAX_ENTRIES:
+            self._tell(f"there are more than {_MAX_ENTRIES:,} shared entries; further ones are ignored")
             return False
         self._entries[key] = value
         return value != known
 
     def _tell(self, text: str) -> None:
-        if text in self._told or len(self._told) > _MOST_NOTES:
+        if text in self._reported or len(self._reported) > _MAX_NOTES:
             return
-        self._told.add(text)
-        if len(self._told) > _MOST_NOTES:
+        self._reported.add(text)
+        if len(self._reported) > _MAX_NOTES:
             text = "further entries of the broker that are ignored are not told"
         self._on_note(text)
 
@@ -338,17 +338,17 @@ class SharedTable:
             while True:
                 is_noticed = False
                 try:
-                    async with asyncio.timeout(_LOOK_S):
+                    async with asyncio.timeout(_POLL_INTERVAL_S):
                         await self._noticed.wait()
                         is_noticed = True
                 except TimeoutError:
                     pass
                 self._noticed.clear()
                 try:
-                    await self._read_noticed(_NOTICED_S if is_noticed else (0.0,))
+                    await self._read_noticed(_NOTICE_DELAYS_S if is_noticed else (0.0,))
                 except ClusterFault as fault:
                     _log.debug("the shared entries are not read: %s", fault)
-                    await asyncio.sleep(_LOOK_S / 10)
+                    await asyncio.sleep(_POLL_INTERVAL_S / 10)
                     self._noticed.set()
         finally:
             await stop()
