@@ -135,7 +135,7 @@ async def test_last_records_are_published_if_the_broker_is_there(
 async def test_records_past_the_limit_are_dropped_and_counted(
     stream: MemoryStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_MOST_WAITING", 2)
+    monkeypatch.setattr(calls, "_MAX_WAITING", 2)
     publisher = CallPublisher(broker(), KEY)
     publisher.put([(number, "a", 0) for number in range(5)])
     await publisher.publish_all()
@@ -143,7 +143,7 @@ async def test_records_past_the_limit_are_dropped_and_counted(
 
 
 async def test_publishing_goes_on_after_a_failure(stream: MemoryStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_PAUSE_S", 0)
+    monkeypatch.setattr(calls, "_PUBLISH_INTERVAL_S", 0)
     monkeypatch.setattr(calls, "_RETRY_S", 0)
     publisher = CallPublisher(broker(), KEY)
     publisher.put([(1, "a", 0)])

@@ -106,7 +106,8 @@ async def test_changed_tools_reach_every_node(broker: BrokerProcess) -> None:
 async def test_call_is_cut_off_when_its_server_ends_and_goes_on_elsewhere(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node_module, "_ASKED_S", 0.2)  # the owner says that it will run the server again, and does not
+    # The owner accepts the server again, and then doesn't run it.
+    monkeypatch.setattr(node_module, "_CLAIM_TIMEOUT_S", 0.2)
     async with open_pair(await new_cluster(broker), honest()) as (owner, other):
         began = asyncio.Event()
         endpoint = other.endpoint()

@@ -155,10 +155,10 @@ async def test_a_removal_by_other_means_changes_nothing_and_is_told_once() -> No
 async def test_the_size_and_the_number_of_entries_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     table = stage.open()
-    monkeypatch.setattr(module, "_LARGEST_BYTES", 1_000)
+    monkeypatch.setattr(module, "_MAX_ENTRY_BYTES", 1_000)
     with pytest.raises(ClusterFault, match="it is too large to be shared: "):
         await table.put("server.a", {"text": "x" * 9_000})
-    monkeypatch.setattr(module, "_MOST_ENTRIES", 2)
+    monkeypatch.setattr(module, "_MAX_ENTRIES", 2)
     for number in range(3):
         stage.write(f"server.{number}", version=1, value={"n": number})
     stage.write("server.0", version=2, value={"n": 9})
@@ -169,7 +169,7 @@ async def test_the_size_and_the_number_of_entries_are_limited(monkeypatch: pytes
 
 async def test_notes_about_entries_end(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
-    monkeypatch.setattr(module, "_MOST_NOTES", 2)
+    monkeypatch.setattr(module, "_MAX_NOTES", 2)
     for number in range(5):
         stage.bucket.write(f"server.{number}", b"not sealed")
     await stage.open().load()

@@ -57,7 +57,7 @@ def test_other_documents_are_refused(data: bytes, message: str) -> None:
 
 
 def test_aliases_of_yaml_cannot_multiply_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.connectors.openapi._MOST_VALUES", 10_000)
+    monkeypatch.setattr("induscode.connectors.openapi._MAX_VALUES", 10_000)
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9)]
     with pytest.raises(DocumentFault, match="too many values"):

@@ -1,6 +1,6 @@
-"""Addons: cards and interceptors from installed distributions and from files of the project.
+"""Addons: cards and interceptors from installed distributions and project files.
 
-`from induscode.addons import Addon, Deny, Interceptor` is all that an addon needs.
+An addon only needs `from induscode.addons import Addon, Deny, Interceptor`.
 """
 
 from induscode.addons.contract import (

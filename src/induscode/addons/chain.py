@@ -1,9 +1,9 @@
 """The chain of interceptors around every card of a session.
 
-A call passes `before` of each addon in order, then the permissions and the tool with the arguments that came out, then
-`after` of each addon in reverse order. `after` runs for denied, failed and cancelled calls too. A hook that raises, is
-late or returns something else is named in `details["notes"]` of the result, and its addon is skipped for the rest of
-the session; if the addon is required, the call is refused instead.
+A call passes each addon's `before` in order, then permissions and the tool with the resulting arguments, then each
+addon's `after` in reverse order. `after` also runs for denied, failed and cancelled calls. If a hook raises, times out
+or returns something unexpected, `details["notes"]` of the result says so and its addon is skipped for the rest of the
+session. If that addon is required, the call is rejected instead.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ if TYPE_CHECKING:
 
 DENIED = "denied"
 REFUSED = "addon_failed"
-"""The code of a call that was refused, or whose result was withheld, because a required addon failed."""
+"""Code of a call that was rejected, or whose result was withheld, because a required addon failed."""
 _CLOSING_S = 1.0
 """Time for all `after` hooks of a call whose task was cancelled."""
 
 
 @record
 class LoadedAddon:
-    """An addon of a session, with its name and its source."""
+    """An addon of a session, with its name and source."""
 
     name: str
     source: str
-    """Where it comes from: a distribution, or a file of the project."""
+    """A distribution, or a file of the project."""
     addon: Addon
     required: bool = False
-    """By itself, or by a setting."""
+    """Required by itself or by a setting."""
 
 
 class InterceptorChain:
@@ -60,9 +60,9 @@ class InterceptorChain:
 
     Args:
         addons: In order.
-        main: The context of the session itself: calls in another one are those of sub-agents.
-        missing: Required addons that are not there, with the reason; with one of them, every call is refused.
-        report: Receives a note about each addon that is skipped from then on.
+        main: The session's own context. Calls in another one come from sub-agents.
+        missing: Missing required addons, with the reason. Any of them makes every call fail.
+        report: Receives a note about each addon that starts being skipped.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class InterceptorChain:
         self._missing = dict(missing or {})
         self._report = report
         self.skipped: set[str] = set()
-        """Addons that have failed: their hooks are called no more."""
+        """Failed addons, whose hooks aren't called any more."""
         self._calls = 0
 
     def wrap(self, card: Capability) -> Capability:
@@ -85,7 +85,7 @@ class InterceptorChain:
         return InterceptedCard(card, self)
 
     async def run(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
-        """Run a call of a card between the interceptors; it raises nothing but the cancellation of its task."""
+        """Run a call of a card between the interceptors. Raises only if its task is cancelled."""
         self._calls += 1
         call = InterceptedCall(
             tool=card.name,
@@ -109,10 +109,10 @@ class InterceptorChain:
             if result is None:
                 result = await run_tool(card.name, card, call.arguments, ctx)
                 if is_foreign(card):
-                    # Cleaned before a hook looks for something: an invisible character could hide it.
+                    # Clean it before the hooks see it: an invisible character could hide something from them.
                     result = clean_result(result, ctx.clean_foreign)
         except BaseException:
-            # The task is cancelled; an audit log sees this call all the same.
+            # The task is cancelled, but an audit log must see this call too.
             stopped = ToolResult.error(f"{card.name} was cancelled", code="cancelled")
             with anyio.move_on_after(_CLOSING_S, shield=True):
                 await self._run_after(call, stopped, notes)
@@ -128,7 +128,7 @@ class InterceptorChain:
     async def _run_before(
         self, card: Capability, call: InterceptedCall, notes: list[str]
     ) -> InterceptedCall | ToolResult:
-        """Return the call with the arguments to run with, or the result of a call that is denied or refused."""
+        """Return the call with its final arguments, or the result of a denied or rejected call."""
         given = call.arguments
         for name, reason in self._missing.items():
             message = f"{call.tool} was not run: the required addon {name!r} is missing: {reason}"
@@ -176,7 +176,7 @@ class InterceptorChain:
                     yield loaded, interceptor
 
     def _skip(self, loaded: LoadedAddon, reason: str, notes: list[str]) -> None:
-        """Skip an addon from now on; several calls at once may fail, one note is enough."""
+        """Skip an addon from now on. Concurrent calls may fail, but one note is enough."""
         owner = f"addon {loaded.name!r} of {loaded.source}"
         note = Note(owner, f"{reason}; it is skipped for the rest of the session", "indus addons doctor")
         notes.append(str(note))
@@ -186,14 +186,14 @@ class InterceptorChain:
 
 
 async def _prepare(card: Capability, arguments: JsonValue) -> JsonValue:
-    """Return the arguments that will run. Invalid ones come back as they are: an addon may correct them."""
+    """Return the arguments that will run. Invalid ones stay unchanged, since an addon may correct them."""
     prepared = await prepare_arguments(card, arguments)
     return arguments if isinstance(prepared, ToolResult) else prepared
 
 
 async def _ask_before(interceptor: Interceptor, call: InterceptedCall, deadline_s: float) -> Deny | Replace | None:
     if type(interceptor).before is Interceptor.before:
-        return None  # not overridden: no thread for nothing
+        return None  # not overridden: save the thread
     shown = replace(call, arguments=copy.deepcopy(call.arguments))
     decision = await call_hook(interceptor.before, shown, deadline_s=deadline_s)
     if decision is None or isinstance(decision, Allow):
@@ -227,7 +227,7 @@ async def _ask_after(
 
 
 def copy_result(result: ToolResult) -> ToolResult:
-    """Copy a result, so that an addon can change the real one only by returning another."""
+    """Copy a result, so that an addon can only change it by returning another."""
     details: JsonObject = copy.deepcopy(dict(result.details))
     structured = copy.deepcopy(result.structured)
     return replace(result, content=copy.deepcopy([*result.content]), structured=structured, details=details)
@@ -239,7 +239,7 @@ def _find_server(card: Capability) -> str | None:
 
 
 class InterceptedCard(CardWrapper):
-    """A card between the interceptors of a session. It is the outermost layer: permissions are inside."""
+    """A card between a session's interceptors. It's the outermost layer; permissions are inside."""
 
     def __init__(self, inner: Capability, chain: InterceptorChain) -> None:
         super().__init__(inner)
@@ -260,14 +260,14 @@ class InterceptedCard(CardWrapper):
 # in a daemon thread, which is abandoned at its deadline and ends with the process.
 
 
-_LONGEST_REASON = 500
+_MAX_REASON_CHARS = 500
 
 
 async def call_hook(function: Callable[..., object], *arguments: object, deadline_s: float) -> object:
-    """Call a function of an addon, and await what it returns if it is awaitable.
+    """Call an addon's function, awaiting an awaitable result.
 
     Raises:
-        AddonError: It raised, or was not done at the deadline.
+        AddonError: It raised, or missed the deadline.
     """
     try:
         with anyio.move_on_after(deadline_s):
@@ -277,7 +277,7 @@ async def call_hook(function: Callable[..., object], *arguments: object, deadlin
             return await cast("Awaitable[object]", value) if inspect.isawaitable(value) else value
     except asyncio.CancelledError as exc:
         task = asyncio.current_task()
-        if task is None or task.cancelling():  # of this task; otherwise the addon's own
+        if task is None or task.cancelling():  # our task; otherwise the addon cancelled itself
             raise
         raise AddonError("it was cancelled by itself") from exc
     except (Exception, SystemExit) as exc:  # boundary: the addon's own code
@@ -286,15 +286,15 @@ async def call_hook(function: Callable[..., object], *arguments: object, deadlin
 
 
 def describe_failure(exc: BaseException) -> str:
-    """Describe what an addon's code raised, in one printable line."""
+    """Describe an exception from an addon's code in one printable line."""
     text = describe_error(exc)
     if not isinstance(exc, CoreError) and not text.startswith(type(exc).__name__):
         text = f"{type(exc).__name__}: {text}"
-    return cut_text(" ".join(clean_text(text)[0].split()), _LONGEST_REASON)
+    return cut_text(" ".join(clean_text(text)[0].split()), _MAX_REASON_CHARS)
 
 
 async def _call_in_thread(function: Callable[..., object], arguments: tuple[object, ...]) -> object:
-    # Not a worker of anyio: the interpreter would wait for an abandoned one before it exits.
+    # Not an anyio worker: the interpreter would wait for an abandoned one before exiting.
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[object, BaseException | None]] = loop.create_future()
 
@@ -312,7 +312,7 @@ async def _call_in_thread(function: Callable[..., object], arguments: tuple[obje
         try:
             loop.call_soon_threadsafe(deliver, value, failure)
         except RuntimeError:
-            pass  # the loop was closed: the wait ended at its deadline
+            pass  # the loop is closed: the wait ended at its deadline
 
     context = copy_context()
     threading.Thread(target=work, name="hook of an addon", daemon=True).start()

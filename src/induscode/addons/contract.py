@@ -1,7 +1,7 @@
-"""Types of addons: what an addon contributes, what an interceptor sees, and what it may answer.
+"""Addon types: an addon's contributions, and the calls and decisions of its interceptors.
 
-An addon is made by a function that takes an `AddonContext`. Its interceptors stand around every call of every card:
-`before` may allow the call, deny it or replace its arguments; `after` may replace the result.
+A function that takes an `AddonContext` builds an addon. Its interceptors wrap every call of every card: `before` may
+allow the call, deny it or replace its arguments; `after` may replace the result.
 """
 
 from __future__ import annotations
@@ -20,60 +20,60 @@ from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCo
 from induscode.deck.contract import Capability
 
 DEADLINE_S = 5.0
-"""Time for one hook of an interceptor."""
+"""Time for one interceptor hook."""
 
 
 class AddonError(CoreError):
-    """An addon that cannot be used as it is."""
+    """An addon can't be used as it is."""
 
 
-# -- what an interceptor sees -----------------------------------------------------------------
+# -- calls ------------------------------------------------------------------------------------
 
 
 @record(kw_only=True)
 class InterceptedCall:
-    """One call of a card, as an interceptor sees it. The arguments are a copy: changing them changes nothing."""
+    """A card's call as an interceptor sees it. The arguments are a copy: changing them has no effect."""
 
     tool: str
-    """The name of the card that a model calls."""
+    """The card's name for models."""
     arguments: JsonValue
-    """As the tool will run with them: corrected and checked. Any JSON value if they don't fit the tool."""
+    """The corrected and checked arguments the tool will run with. Any JSON value if they don't fit the tool."""
     read_only: bool
     server: str | None = None
-    """The server of the tool; None for a card of this machine."""
+    """The tool's server; None for a local card."""
     cwd: str
     agent: str
-    """The identity of the conversation: sub-agents have their own."""
+    """Identity of the conversation. Sub-agents have different ones."""
     is_sub_agent: bool = False
     number: int
-    """Counts the calls of the session from 1."""
+    """Counts the session's calls from 1."""
     started: float = field(default_factory=monotonic)
-    """The time of the monotonic clock at which the call arrived."""
+    """Monotonic time at which the call arrived."""
 
     @property
     def elapsed_s(self) -> float:
-        """The seconds since the call arrived."""
+        """Seconds since the call arrived."""
         return monotonic() - self.started
 
 
-# -- what an interceptor answers --------------------------------------------------------------
+# -- decisions --------------------------------------------------------------------------------
 
 
 @record
 class Allow:
-    """The call goes on as it is."""
+    """Continue with the call unchanged."""
 
 
 @record
 class Deny:
-    """The call does not run. The reason is shown to the model and the person."""
+    """Don't run the call. The model and the user see the reason."""
 
     reason: str
 
 
 @record
 class Replace:
-    """The call goes on with these arguments, which the permissions and the tool check."""
+    """Continue with these arguments, which the permissions and the tool check."""
 
     arguments: JsonObject
 
@@ -85,34 +85,34 @@ class Interceptor:
     """Hooks around every call; subclasses override one or both.
 
     A hook may be `async def`, which is cancelled at its deadline and must not block, or a plain function, which runs in
-    a thread of its own and is abandoned at its deadline.
+    a separate thread and is abandoned at its deadline.
     """
 
     def before(self, call: InterceptedCall, /) -> InterceptorDecision | Awaitable[InterceptorDecision | None] | None:
-        """Decide about a call before the permissions see it; None allows it."""
+        """Decide about a call before permissions see it. None allows it."""
 
     def after(self, call: InterceptedCall, result: ToolResult, /) -> ToolResult | Awaitable[ToolResult | None] | None:
-        """Return the result to give instead, or None to keep it. Denied and failed calls arrive here too."""
+        """Return a replacement for the result, or None to keep it. Denied and failed calls arrive here too."""
 
 
-# -- what an addon is -------------------------------------------------------------------------
+# -- addons -----------------------------------------------------------------------------------
 
 
 @record(kw_only=True)
 class AddonContext:
-    """What an addon is made from."""
+    """The input of an addon's factory."""
 
     name: str
     cwd: str
-    """The workspace of the session."""
+    """The session's workspace."""
     state_dir: str
-    """A directory of this user for the files of this addon; see `make_state_dir`."""
+    """This user's directory for the addon's files; see `make_state_dir`."""
 
     def make_state_dir(self) -> str:
-        """Create the directory for the addon's files, readable by this user only, and return its path.
+        """Create the directory for the addon's files, readable only by this user, and return its path.
 
         Raises:
-            OSError: It cannot be created.
+            OSError: It can't be created.
         """
         make_private_dir(os.path.dirname(self.state_dir))
         return make_private_dir(self.state_dir)
@@ -120,13 +120,13 @@ class AddonContext:
 
 @record(kw_only=True)
 class Addon:
-    """What an addon contributes to a session."""
+    """An addon's contributions to a session."""
 
     interceptors: Sequence[Interceptor] = ()
-    """In order: `before` from the first to the last, `after` from the last to the first."""
+    """In order: `before` runs from first to last, `after` from last to first."""
     cards: Sequence[Capability] = ()
     required: bool = False
-    """Whether a call is refused if a hook fails. Otherwise the addon is skipped for the rest of the session."""
+    """Whether a failing hook fails the call. Otherwise the addon is skipped for the rest of the session."""
     deadline_s: float = DEADLINE_S
     """Time for one hook: more than 0 and at most 60 seconds."""
     close: Callable[[], object] | None = None
@@ -134,7 +134,7 @@ class Addon:
 
 
 AddonFactory: TypeAlias = Callable[[AddonContext], Addon]
-"""What an entry point names, and what a project's file defines as `addon`."""
+"""The target of an entry point, and the `addon` function in a project file."""
 
 
 # -- results ----------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ def annotate(result: ToolResult, text: str) -> ToolResult:
 def replace_texts(result: ToolResult, change: Callable[[str], str]) -> ToolResult:
     """Replace every string of a result: in its blocks, its structured content and its details.
 
-    Keys in content are replaced too. Of the details, names and the error `code` stay.
+    Keys in content are replaced too. In details, names and the error `code` stay.
     """
 
     def walk(value: JsonValue) -> JsonValue:

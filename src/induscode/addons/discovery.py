@@ -1,8 +1,8 @@
-"""Discovery of addons, without importing any: entry points of installed distributions, then files of the project.
+"""Addon discovery, without importing any: entry points of installed distributions, then files of the project.
 
-Entry points of the group `induscode.addons`
-(https://packaging.python.org/en/latest/specifications/entry-points/) are ordered by distribution and name, files of
-`.indusvx/addons/` by name. Of two addons of one name the first applies.
+Entry points in the group `induscode.addons`
+(https://packaging.python.org/en/latest/specifications/entry-points/) are ordered by distribution and name, files in
+`.indusvx/addons/` by name. If two addons have the same name, the first wins.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ if TYPE_CHECKING:
 
 GROUP = "induscode.addons"
 PROJECT_DIR = os.path.join(".indusvx", "addons")
-_LARGEST_ADDON = 1024 * 1024
-_LARGEST_TABLE = 1024 * 1024
-_MOST_FILES = 100
+_MAX_ADDON_BYTES = 1024 * 1024
+_MAX_TABLE_BYTES = 1024 * 1024
+_MAX_FILES = 100
+_BAD_NAME = "left out: its name has other characters than letters, digits, '_', '-' and '.'"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 @record(kw_only=True)
 class InstalledAddon:
-    """An entry point of an installed distribution. Its user has consented by installing it."""
+    """An entry point of an installed distribution. The user consented by installing it."""
 
     name: str
     distribution: str
@@ -48,13 +49,13 @@ class InstalledAddon:
 
     @property
     def source(self) -> str:
-        """The distribution with its version."""
+        """Distribution and version."""
         return f"{self.distribution} {self.version}"
 
 
 @record(kw_only=True)
 class ProjectAddon:
-    """A file of the project, with the content that was read and the consent to exactly that."""
+    """A project file, with its content and the consent to exactly that content."""
 
     name: str
     file: str
@@ -64,11 +65,11 @@ class ProjectAddon:
 
     @property
     def source(self) -> str:
-        """The path of the file."""
+        """Path of the file."""
         return self.file
 
     def describe(self) -> Consent:
-        """Build the question about loading it. The digest is that of its content, as `sha256sum` prints it."""
+        """Build the question about loading it. The digest is the one `sha256sum` prints."""
         size = format_count(len(self.content.splitlines()), "line")
         changed = ["CHANGED since it was consented to"] if self.consent == "changed" else []
         warning = "it runs with all your rights and sees every call and result"
@@ -77,7 +78,7 @@ class ProjectAddon:
 
 @record
 class DiscoveredAddons:
-    """The addons of a run in their order, loaded or not."""
+    """A run's addons in order, loaded or not."""
 
     installed: Sequence[InstalledAddon] = ()
     project: Sequence[ProjectAddon] = ()
@@ -85,7 +86,7 @@ class DiscoveredAddons:
 
 
 def discover_addons(cwd: str, store: AddonConsentStore | None = None) -> DiscoveredAddons:
-    """Find the addons of a workspace; nothing of them is imported. It blocks."""
+    """Find a workspace's addons without importing them. Blocks."""
     notes: list[Note] = []
     installed = _find_installed(cwd, notes)
     taken = {addon.name: addon.source for addon in installed}
@@ -103,10 +104,10 @@ def discover_addons(cwd: str, store: AddonConsentStore | None = None) -> Discove
 
 
 def list_search_paths(cwd: str) -> list[str]:
-    """List the directories of `sys.path` in which distributions of this user are looked for.
+    """List the directories of `sys.path` to search for this user's distributions.
 
-    A directory of the workspace is left out unless it belongs to the running Python: `python -m induscode` puts the
-    working directory on the path, and what a project brings needs consent.
+    Skips directories inside the workspace unless they belong to the running Python: `python -m induscode` puts the
+    working directory on the path, and code from a project needs consent.
     """
     own = [os.path.realpath(path) for path in (sys.prefix, sys.base_prefix, site.getuserbase())]
     untrusted = [os.path.realpath(path) for path in (cwd, os.getcwd())]
@@ -124,7 +125,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _find_installed(cwd: str, notes: list[Note]) -> list[InstalledAddon]:
-    # `importlib.metadata` takes 50 ms to import: it is left alone unless a table names the group.
+    # Importing `importlib.metadata` takes 50 ms, so do it only if a table names the group.
     paths = [path for path in list_search_paths(cwd) if _has_addons(path)]
     if not paths:
         return []
@@ -141,34 +142,33 @@ def _find_installed(cwd: str, notes: list[Note]) -> list[InstalledAddon]:
     for addon in entries:
         first = found.get(addon.name)
         if _NAME.fullmatch(addon.name) is None:
-            message = "left out: its name has other characters than letters, digits, '_', '-' and '.'"
-            notes.append(Note(f"addon {addon.name!r} of {addon.source}", message, "ask its author to rename it"))
+            notes.append(Note(f"addon {addon.name!r} of {addon.source}", _BAD_NAME, "ask its author to rename it"))
         elif first is None:
             found[addon.name] = addon
-        elif first.distribution != addon.distribution:  # the same one may be found on two paths
+        elif first.distribution != addon.distribution:  # one distribution may be on two paths
             message = f"left out: {first.source} has an addon of this name"
             notes.append(Note(f"addon {addon.name!r} of {addon.source}", message, "uninstall one of them"))
     return list(found.values())
 
 
 def _has_addons(path: str) -> bool:
-    """Tell whether a distribution in a directory has entry points of the group."""
+    """Return whether a distribution in a directory has entry points in the group."""
     try:
         with os.scandir(path) as entries:
             folders = [entry.path for entry in entries if entry.name.endswith((".dist-info", ".egg-info"))]
     except OSError:
-        return False  # `sys.path` may name directories that are absent, and archives
+        return False  # `sys.path` may name missing directories and archives
     for folder in folders:
         try:
-            table = read_small_file(os.path.join(folder, "entry_points.txt"), _LARGEST_TABLE)
+            table = read_small_file(os.path.join(folder, "entry_points.txt"), _MAX_TABLE_BYTES)
         except OSError:
-            continue  # most distributions have none
+            continue  # most distributions have no table
         if GROUP.encode() in table:
             return True
     return False
 
 
-# -- files of the project ---------------------------------------------------------------------
+# -- project files ----------------------------------------------------------------------------
 
 
 def _find_project(cwd: str, store: AddonConsentStore, notes: list[Note]) -> list[ProjectAddon]:
@@ -179,19 +179,18 @@ def _find_project(cwd: str, store: AddonConsentStore, notes: list[Note]) -> list
         if os.path.lexists(folder):
             notes.append(Note(folder, f"its addons are left out: {describe_error(exc)}"))
         return []
-    if len(files) > _MOST_FILES:
-        message = f"only the first {_MOST_FILES} of {len(files):,} addons are used"
+    if len(files) > _MAX_FILES:
+        message = f"only the first {_MAX_FILES} of {len(files):,} addons are used"
         notes.append(Note(folder, message, "remove some"))
     found: list[ProjectAddon] = []
-    for file in files[:_MOST_FILES]:
+    for file in files[:_MAX_FILES]:
         path, name = os.path.join(folder, file), file.removesuffix(".py")
         if _NAME.fullmatch(name) is None:
-            message = "left out: its name has other characters than letters, digits, '_', '-' and '.'"
-            notes.append(Note(f"addon {path!r}", message, "rename the file"))
+            notes.append(Note(f"addon {path!r}", _BAD_NAME, "rename the file"))
             continue
         try:
-            # A link could lead to another file between the question and the load.
-            content = read_small_file(path, _LARGEST_ADDON, follow=False)
+            # A link could point to another file between the question and the load.
+            content = read_small_file(path, _MAX_ADDON_BYTES, follow=False)
             digest = digest_content(content)
             consent = store.find_consent(path, digest)
         except OSError as exc:
@@ -203,36 +202,35 @@ def _find_project(cwd: str, store: AddonConsentStore, notes: list[Note]) -> list
 
 # -- consent ----------------------------------------------------------------------------------
 #
-# An addon is code that runs with the rights of this user, so a file of a project is loaded only after a person has
-# agreed to exactly its content. The agreement names the file and the digest of its bytes; a changed file needs a new
-# one.
+# An addon runs with the user's rights, so a project file is only loaded after the user has agreed to its exact content.
+# The consent names the file and the digest of its bytes; a changed file needs a new one.
 
 
 _FILE_NAME = "addon-trust.json"
 _VERSION = 1
-_LARGEST_BYTES = 4 * 1024 * 1024
+_MAX_BYTES = 4 * 1024 * 1024
 
 
 def digest_content(content: bytes) -> str:
-    """Digest the content of a file (SHA-256, as `sha256sum` prints it)."""
+    """Digest a file's content (SHA-256, as `sha256sum` prints it)."""
     return hashlib.sha256(content).hexdigest()
 
 
 class AddonConsentStore:
-    """The consents of this user to files of projects. Its methods block."""
+    """This user's consents to project files. Its methods block."""
 
     def __init__(self, path: str | None = None) -> None:
         self._path = path
 
     def _file(self) -> PrivateJsonFile[dict[str, JsonObject]]:
         path = self._path or os.path.join(state_dir(), _FILE_NAME)
-        return PrivateJsonFile(path, _LARGEST_BYTES, _parse_consents, _dump_consents)
+        return PrivateJsonFile(path, _MAX_BYTES, _parse_consents, _dump_consents)
 
     def find_consent(self, file: str, digest: str) -> ConsentState:
-        """Look up the consent to a file with this content; a damaged store has none.
+        """Look up the consent to a file with this content. A damaged store counts as empty.
 
         Raises:
-            OSError: There is no home directory.
+            OSError: There's no home directory.
         """
         known = self._file().read()[0].get(os.path.realpath(file))
         if known is None:
@@ -243,16 +241,16 @@ class AddonConsentStore:
         """Store the consent to a file with this content.
 
         Raises:
-            OSError: The store cannot be written.
+            OSError: The store can't be written.
         """
         with self._file().change() as consents:
             consents[os.path.realpath(file)] = {"digest": digest, "at": iso_utc(now_ms())}
 
     def revoke(self, file: str) -> bool:
-        """Remove the consent to a file, and tell whether there was one.
+        """Remove the consent to a file, and return whether there was one.
 
         Raises:
-            OSError: The store cannot be written.
+            OSError: The store can't be written.
         """
         with self._file().change() as consents:
             return consents.pop(os.path.realpath(file), None) is not None

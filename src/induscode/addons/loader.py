@@ -1,7 +1,7 @@
-"""Loading of addons: the ones with consent are imported and built, each under a deadline.
+"""Addon loading: imports and builds the addons with consent, each under a deadline.
 
-What cannot be loaded is left out with a note that names it. A file of the project runs as exactly the bytes that the
-consent covers: they are compiled from memory, never read a second time.
+Addons that can't be loaded are skipped with a note. A project file runs as exactly the bytes the consent covers:
+they're compiled from memory, never read a second time.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 LOAD_S = 15.0
 """Time to import and build one addon."""
-_LONGEST_DEADLINE_S = 60.0
+_MAX_DEADLINE_S = 60.0
 _FACTORY = "addon"
 
 
 class AddonSet:
-    """The addons of one session: their cards, the chain of their interceptors, and notes.
+    """The addons of one session: their cards, their chain of interceptors, and notes.
 
     Args:
         loaded: In order.
-        notes: About what was left out.
-        missing: Required addons that were not loaded, with the reason.
-        main: The context of the session; calls in another one are those of sub-agents.
+        notes: About skipped addons.
+        missing: Required addons that weren't loaded, with the reason.
+        main: The session's context. Calls in another one come from sub-agents.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class AddonSet:
         self.missing = dict(missing or {})
         self._notes = [*notes]
         self.on_note: Callable[[Note], None] | None = None
-        """Called with each later note: an addon that failed in a call."""
+        """Called with each later note about an addon that failed in a call."""
         self._chain = InterceptorChain(self.loaded, main, self.missing, self._report)
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What was left out, and which addons were skipped since."""
+        """Notes about addons skipped at the start or since."""
         return tuple(self._notes)
 
     def _report(self, note: Note) -> None:
@@ -70,12 +70,12 @@ class AddonSet:
 
     @property
     def skipped(self) -> Collection[str]:
-        """Names of the addons whose hooks are called no more, since one has failed."""
+        """Names of addons whose hooks aren't called any more after a failure."""
         return self._chain.skipped
 
     @property
     def intercepts(self) -> bool:
-        """Whether calls pass interceptors, or are refused because a required addon is missing."""
+        """Whether calls pass interceptors, or fail because a required addon is missing."""
         return bool(self.missing) or any(loaded.addon.interceptors for loaded in self.loaded)
 
     @property
@@ -84,7 +84,7 @@ class AddonSet:
         return any(loaded.addon.cards for loaded in self.loaded)
 
     def select_cards(self, taken: Iterable[str]) -> tuple[Sequence[Capability], Sequence[Note]]:
-        """Select the cards whose names are free, in order; return them, and a note for each of the others."""
+        """Select the cards with unused names, in order. Returns them, and a note for each of the others."""
         names = {*taken}
         cards: list[Capability] = []
         notes: list[Note] = []
@@ -100,11 +100,11 @@ class AddonSet:
         return cards, notes
 
     def wrap(self, card: Capability) -> Capability:
-        """Put the interceptors around a card; it must have its permission checks already."""
+        """Put the interceptors around a card, which must already have its permission checks."""
         return self._chain.wrap(card)
 
     async def aclose(self) -> None:
-        """Call the closing function of every addon, the last loaded first."""
+        """Call every addon's closing function, last loaded first."""
         for loaded in reversed(self.loaded):
             if loaded.addon.close is not None:
                 try:
@@ -116,13 +116,13 @@ class AddonSet:
 async def load_addons(
     cwd: str, main: ContextId | None = None, *, required: Sequence[str] = (), enabled: bool = True
 ) -> AddonSet:
-    """Load the addons of a workspace.
+    """Load a workspace's addons.
 
     Args:
         cwd: The workspace.
-        main: The context of the session.
-        required: Names that must be loaded: if one is not, every call is refused.
-        enabled: False loads none, and the required ones are missing.
+        main: The session's context.
+        required: Names that must be loaded. If one isn't, every call fails.
+        enabled: False loads none, so required ones are missing.
     """
     found = await to_thread.run_sync(discover_addons, cwd) if enabled else DiscoveredAddons()
     notes = [*found.notes]
@@ -149,7 +149,7 @@ async def load_addons(
 
 
 def describe_refusal(source: InstalledAddon | ProjectAddon) -> Note | None:
-    """Return the note about an addon without consent; None if it may be loaded."""
+    """Return the note about an addon without consent, or None if it may be loaded."""
     if isinstance(source, InstalledAddon) or source.consent == "trusted":
         return None
     reason = "it has changed since you consented to it" if source.consent == "changed" else "it needs your consent"
@@ -160,7 +160,7 @@ async def load_addon(source: InstalledAddon | ProjectAddon, cwd: str) -> Addon:
     """Import and build one addon, which must have consent.
 
     Raises:
-        AddonError: It cannot be imported or built, or takes too long.
+        AddonError: It can't be imported or built, or takes too long.
     """
 
     def build() -> object:
@@ -180,14 +180,14 @@ async def load_addon(source: InstalledAddon | ProjectAddon, cwd: str) -> Addon:
 
 
 def _import_file(source: ProjectAddon) -> object:
-    """Run the content of a project's file as a module of its own, and return its factory."""
+    """Run the content of a project file as a separate module, and return its factory."""
     module = ModuleType(f"induscode_project_addon_{source.digest[:16]}")
     module.__file__ = source.file
-    # Data classes and pickles look their module up there.
+    # Data classes and pickles look up their module here.
     sys.modules[module.__name__] = module
-    # As UTF-8, which the user has read: with a `coding` line, Python would run another text.
+    # Decode as UTF-8, as the user read it: a `coding` line could make Python run another text.
     code = compile(source.content.decode("utf-8-sig"), source.file, "exec", dont_inherit=True)
-    exec(code, module.__dict__)  # noqa: S102 — the person has consented to exactly these bytes
+    exec(code, module.__dict__)  # noqa: S102 — the user consented to exactly these bytes
     try:
         return cast("object", getattr(module, _FACTORY))
     except AttributeError:
@@ -198,8 +198,8 @@ def _import_file(source: ProjectAddon) -> object:
 def _check_addon(addon: Addon) -> Addon:
     """Check the parts of an addon, which its own code has built."""
     limit = cast("object", addon.deadline_s)
-    if not isinstance(limit, int | float) or not 0 < limit <= _LONGEST_DEADLINE_S:
-        raise AddonError(f"its deadline_s is {limit!r}: more than 0 and at most {_LONGEST_DEADLINE_S:g} seconds")
+    if not isinstance(limit, int | float) or not 0 < limit <= _MAX_DEADLINE_S:
+        raise AddonError(f"its deadline_s is {limit!r}: more than 0 and at most {_MAX_DEADLINE_S:g} seconds")
     try:
         interceptors, cards = tuple(addon.interceptors), tuple(addon.cards)
     except TypeError as exc:

@@ -1,1 +1,1 @@
-"""Records of calls: each call of a tool is one row, written in the background, shown by `indus calls`."""
+"""Call records: each tool call is one row, written in the background and shown by `indus calls`."""

@@ -1,9 +1,9 @@
-"""The database of calls: one private SQLite file of this user, which every process appends to.
+"""The call database: one private SQLite file per user, which every process appends to.
 
-Rows leave it by age and by number, payloads by their hour; what is removed is overwritten (`secure_delete`). A damaged
-file is set aside and a new one begun: records of calls are worth less than the call that waits for them. All functions
-block and belong to one thread. The loss of power may lose the last second (`synchronous = NORMAL`,
-https://www.sqlite.org/pragma.html#pragma_synchronous); a killed process loses what its thread had not yet written.
+Rows are pruned by age and count, payloads by expiry; removed data is overwritten (`secure_delete`). A damaged file is
+set aside and replaced, since call records are worth less than the call waiting for them. All functions block and belong
+to one thread. A power loss may lose the last second (`synchronous = NORMAL`,
+https://www.sqlite.org/pragma.html#pragma_synchronous); a killed process loses the records its thread hadn't written.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from induscode.calls.record import CallRow
 
 APPLICATION_ID = 0x63616C6C
-"""Marks the file: https://www.sqlite.org/pragma.html#pragma_application_id."""
+"""Identifies the file: https://www.sqlite.org/pragma.html#pragma_application_id."""
 VERSION = 3
-"""1: without `kind`; 2: without `waited_us`, and with the time of the user in `duration_us`."""
+"""1 had no `kind`; 2 had no `waited_us`, and `duration_us` included the user's time."""
 MOST_ROWS = 200_000
 _BUSY_S = 5.0
 _CACHE_KB = 256
-"""Pages in memory of the connection that appends, which reads few of them again (2 MB by default):
+"""Page cache of the appending connection, which rereads few pages (SQLite's default is 2 MB):
 https://www.sqlite.org/pragma.html#pragma_cache_size."""
 _HOUR_MS = 3_600_000
 _NUMBERS = frozenset(
@@ -58,33 +58,33 @@ _SCHEMA = (
 _ADD_KIND = ("ALTER TABLE calls ADD COLUMN kind TEXT NOT NULL DEFAULT 'tool'", "DROP INDEX by_tool", _INDEX)
 _ADD_WAITED = ("ALTER TABLE calls ADD COLUMN waited_us INTEGER NOT NULL DEFAULT 0", f"PRAGMA user_version = {VERSION}")
 _STATEMENTS = {0: _SCHEMA, 1: (*_ADD_KIND, *_ADD_WAITED), 2: _ADD_WAITED}
-"""By the version that is found; 0 is a new file."""
+"""By the version found; 0 is a new file."""
 _INSERT = f"INSERT INTO calls ({', '.join(COLUMNS)}) VALUES "
 _VALUES = f"({', '.join('?' * len(COLUMNS))})"
-_TOGETHER = (256, 16, 1)
-"""Rows of one statement. A statement releases the GIL, and a busy event loop gives it back only after its switch
-interval (5 ms): with a statement per row the thread would write 200 rows a second. SQLite keeps each compiled
-statement, so that there are few of them. 256 rows need no more variables than SQLite allows since 3.32."""
+_STATEMENT_SIZES = (256, 16, 1)
+"""Rows per statement. A statement releases the GIL, and a busy event loop returns it only after its switch interval
+(5 ms): with a statement per row, the thread would write 200 rows a second. SQLite caches each compiled statement, so
+there are only a few sizes. 256 rows stay within SQLite's variable limit since 3.32."""
 _SPECIAL = re.compile(r"[?\[]")
-"""Characters that SQLite's GLOB reads in a way of its own."""
+"""Characters with a special meaning in SQLite's GLOB."""
 _SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM calls"
 
 
 class UnusableCallsError(Exception):
-    """The file is of another program or of a later version."""
+    """The file belongs to another program or a later version."""
 
 
 class EmptyCallsError(Exception):
-    """The file has no table yet: a process is creating it, or had no room for one."""
+    """The file has no table yet: a process is creating it, or ran out of space."""
 
 
 class UnreadableCallsError(CoreError):
-    """The records of calls cannot be read."""
+    """The call records can't be read."""
 
 
 @record
 class Payload:
-    """The texts of one call, which are kept for a short time where the user asks for them."""
+    """The texts of one call, kept for a short time if the user asks for it."""
 
     arguments: str
     result: str
@@ -92,7 +92,7 @@ class Payload:
 
 @record(kw_only=True)
 class CallFilter:
-    """Which calls are read; in names `*` stands for any text."""
+    """Which calls to read. `*` in names matches any text."""
 
     server: str | None = None
     tool: str | None = None
@@ -105,7 +105,7 @@ class CallFilter:
     """Only calls with a greater number."""
 
     def matches(self, call: CallRecord) -> bool:
-        """Return whether a record that is not in the database is wanted."""
+        """Return whether a record outside the database matches."""
         for column in ("server", "tool", "client", "conversation"):
             pattern = getattr(self, column)
             if pattern is not None and not matches_parts(str(getattr(call, column)), pattern.split("*")):
@@ -114,7 +114,7 @@ class CallFilter:
 
     @property
     def _outcomes(self) -> tuple[str, ...]:
-        """The wanted outcomes; none: all of them."""
+        """The wanted outcomes; empty for all."""
         return (*(FAILED_OUTCOMES if self.failed else ()), *((DECLINED,) if self.declined else ()))
 
     def to_sql(self) -> tuple[str, list[object]]:
@@ -129,8 +129,8 @@ class CallFilter:
         for column in ("server", "tool", "client", "conversation"):
             wanted = getattr(self, column)
             if wanted is not None:
-                # GLOB compares case and knows `*`: https://www.sqlite.org/lang_expr.html#glob. What else it knows is
-                # part of names: `?` and `[` are in URIs of resources.
+                # GLOB is case-sensitive and knows `*`: https://www.sqlite.org/lang_expr.html#glob. Escape its other
+                # special characters: `?` and `[` occur in resource URIs.
                 tests.append(f"{column} GLOB ?")
                 values.append(_SPECIAL.sub(r"[\g<0>]", wanted))
         if outcomes := self._outcomes:
@@ -143,17 +143,17 @@ class CallDatabase:
     """One connection to the file."""
 
     def __init__(self, path: str, *, write: bool = True) -> None:
-        """Open the file; with `write` it is created, or begun again if it is damaged.
+        """Open the file. With `write`, create it, or replace it if it's damaged.
 
         Raises:
-            OSError: It cannot be created, or belongs to another user.
-            sqlite3.Error: It cannot be opened.
-            UnusableCallsError: It is of another program or of a later version.
-            EmptyCallsError: It is read, and has no table yet.
+            OSError: It can't be created, or belongs to another user.
+            sqlite3.Error: It can't be opened.
+            UnusableCallsError: It belongs to another program or a later version.
+            EmptyCallsError: Opened for reading, and has no table yet.
         """
         self.path = path
         self.set_aside: str | None = None
-        """The damaged file that was replaced, if there was one."""
+        """The damaged file that was replaced, if any."""
         if not write:
             self.connection = _connect(path, "ro")
             try:
@@ -214,17 +214,17 @@ class CallDatabase:
         dropped: int = 0,
         hours: int = 1,
     ) -> None:
-        """Append records in one transaction, and add to the number of records that were dropped.
+        """Append records in one transaction, and add to the count of dropped ones.
 
-        `payloads` are by the index of their row, and expire after so many `hours`.
+        `payloads` are keyed by row index, and expire after `hours`.
 
         Raises:
-            sqlite3.Error: They cannot be written.
+            sqlite3.Error: They can't be written.
         """
         with _transaction(self.connection):
             start = 0
             while start < len(rows):
-                count = next(size for size in _TOGETHER if start + size <= len(rows))
+                count = next(size for size in _STATEMENT_SIZES if start + size <= len(rows))
                 values = [value for row in rows[start : start + count] for value in row]
                 self.connection.execute(_INSERT + ", ".join([_VALUES] * count), values)
                 start += count
@@ -239,14 +239,14 @@ class CallDatabase:
                 self.connection.execute("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (dropped,))
 
     def prune(self, keep_days: int, most: int = MOST_ROWS) -> None:
-        """Remove old rows, rows past the most, and expired payloads. A clock that jumps ahead removes no rows.
+        """Remove old rows, rows beyond `most`, and expired payloads. A clock jumping ahead removes no rows.
 
         Raises:
-            sqlite3.Error: They cannot be removed.
+            sqlite3.Error: They can't be removed.
         """
         now = now_ms()
         with _transaction(self.connection):
-            # The first and the last call of each day say as much as all of them.
+            # Each day's first and last call are enough.
             days = self.connection.execute("SELECT min(at_ms), max(at_ms) FROM calls GROUP BY at_ms / ?", (DAY_MS,))
             safe_ms = find_safe_now(now, [now, *(at_ms for day in days for at_ms in day)])
             self.connection.execute("DELETE FROM calls WHERE at_ms < ?", (safe_ms - keep_days * DAY_MS,))
@@ -256,14 +256,14 @@ class CallDatabase:
     # -- reading ----------------------------------------------------------------------------
 
     def dropped(self) -> int:
-        """Return how many records were dropped."""
+        """Return the number of dropped records."""
         return int(self._fact("dropped"))
 
     def _fact(self, name: str) -> int | bytes:
         return self.connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()[0]
 
     def latest(self, wanted: CallFilter, limit: int, *, slowest: bool = False) -> list[CallRecord]:
-        """Read the last calls in their order, or the slowest ones first."""
+        """Read the last calls in order, or the slowest first."""
         where, values = wanted.to_sql()
         order = "duration_us DESC" if slowest else "id DESC"
         rows = self.connection.execute(f"{_SELECT} {where} ORDER BY {order} LIMIT ?", [*values, limit])
@@ -271,13 +271,13 @@ class CallDatabase:
         return records if slowest else records[::-1]
 
     def stream(self, wanted: CallFilter) -> Iterator[CallRecord]:
-        """Read all calls in their order, a few at a time."""
+        """Read all calls in order, a few at a time."""
         where, values = wanted.to_sql()
         for row in self.connection.execute(f"{_SELECT} {where} ORDER BY id", values):
             yield CallRecord(*row)
 
     def measures(self, column: str, wanted: CallFilter) -> Iterable[tuple[str, str, str, str, int, int, str]]:
-        """Read what statistics need: kind, server, group, outcome, number, tokens, and the durations with commas.
+        """Read data for statistics: kind, server, group, outcome, count, tokens, and comma-separated durations.
 
         SQLite joins the durations: a tuple per call would take three times as long.
         """
@@ -292,9 +292,9 @@ class CallDatabase:
     def measure_steps(
         self, wanted: CallFilter, until_ms: int, step_ms: int
     ) -> Iterable[tuple[int, str, str, int, int, str]]:
-        """Read the calls by interval: its number, server, outcome, how many, tokens, durations.
+        """Read calls by interval: index, server, outcome, count, tokens, durations.
 
-        The first interval begins at `wanted.since_ms`.
+        The first interval starts at `wanted.since_ms`.
         """
         where, values = wanted.to_sql()
         return self.connection.execute(
@@ -304,11 +304,11 @@ class CallDatabase:
         )
 
     def newest(self) -> int:
-        """Return the number of the last call; 0 if there is none."""
+        """Return the number of the last call, or 0."""
         return int(self.connection.execute("SELECT coalesce(max(id), 0) FROM calls").fetchone()[0])
 
     def related(self, call: CallRecord, limit: int) -> list[CallRecord]:
-        """Read the calls of the same trace, or else of the same turn, in their order; the call is among them."""
+        """Read the calls of the same trace, or else the same turn, in order, including this one."""
         if not call.trace and not call.run:
             return [call]
         where, values = ("trace = ?", [call.trace]) if call.trace else ("run = ? AND turn = ?", [call.run, call.turn])
@@ -317,7 +317,7 @@ class CallDatabase:
         return [CallRecord(*row) for row in rows]
 
     def find(self, number: int) -> tuple[CallRecord | None, Payload | None]:
-        """Find a call by its number, and its texts if they are kept and have not expired."""
+        """Find a call by number, with its texts if they were kept and haven't expired."""
         row = self.connection.execute(f"{_SELECT} WHERE id = ?", (number,)).fetchone()
         texts = self.connection.execute(
             "SELECT arguments, result FROM payloads WHERE call = ? AND expires_ms > ?", (number, now_ms())
@@ -326,10 +326,10 @@ class CallDatabase:
 
 
 def open_calls() -> CallDatabase | None:
-    """Open the database of this user for reading; None if there is none, or nothing in it yet.
+    """Open this user's database for reading. None if it doesn't exist or is still empty.
 
     Raises:
-        UnreadableCallsError: It cannot be read.
+        UnreadableCallsError: It can't be read.
     """
     path = CALLS_FILE
     try:

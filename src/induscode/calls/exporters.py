@@ -1,8 +1,8 @@
-"""The exporters of OpenTelemetry, with a watch: failed exports become a note, and the last one is not repeated.
+"""OpenTelemetry exporters that turn failed exports into a note, and don't repeat the last one.
 
-The SDK reports a failed attempt by the module `logging` alone. A handler reads these records while an exporter of ours
-exports; without a handler the last resort of `logging` would write them to the terminal. A program that configures
-`logging` gets them as before. Imported only where the environment names a collector.
+The SDK reports a failed attempt only through `logging`. A handler reads these records while one of our exporters runs;
+without a handler, `logging`'s last resort would print them to the terminal. A program that configures `logging` still
+gets them. Only imported if the environment configures a collector.
 """
 
 from __future__ import annotations
@@ -28,44 +28,44 @@ if TYPE_CHECKING:
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES_ENDPOINT = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 METRICS_ENDPOINT = "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
-_LONGEST_CHAIN = 16
-"""The most causes that are followed, since a chain may be cyclic."""
+_MAX_CHAIN = 16
+"""Maximum causes to follow, since a chain may be cyclic."""
 
 
 class ExportWatch:
-    """Collects why exports fail, one note for each variable that names a collector; for all threads of the SDK."""
+    """Collects the reasons for failed exports, one note per collector variable. Used by all SDK threads."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._notes: dict[str, Note] = {}
         self._retried: set[_Export] = set()
-        """Exports that wait for their next attempt."""
+        """Exports waiting for their next attempt."""
         self._is_closing = False
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What does not reach its collector, and why."""
+        """Export problems."""
         return tuple(self._notes.values())
 
     def close(self) -> None:
-        """Have failed exports not be repeated from now on."""
+        """Don't repeat failed exports from now on."""
         self._is_closing = True
         for export in [*self._retried]:
             export.stop()
 
     def fail(self, export: _Export, reason: str) -> None:
-        """Note a failed attempt; at the end of the run no further one is made."""
+        """Note a failed attempt. At the end of the run, it's the last."""
         self._retried.add(export)
         self._keep_failure(export, reason)
         if self._is_closing:
             export.stop()
 
     def finish(self, export: _Export) -> None:
-        """Forget an export that has ended."""
+        """Forget a finished export."""
         self._retried.discard(export)
 
     def _keep_failure(self, export: _Export, reason: str) -> None:
-        """Keep the first failure of a collector."""
+        """Keep a collector's first failure."""
         own = export.variable
         variable = own if self._environ.get(own) else ENDPOINT
         if variable in self._notes:
@@ -84,16 +84,16 @@ class _Export:
     watch: ExportWatch
     what: str
     variable: str
-    """The one that names the collector of `what` alone."""
+    """The variable that names a collector for `what` alone."""
     stop: Callable[[], object]
-    """Ends the exporter, and its wait for the next attempt."""
+    """Stops the exporter, and its wait for the next attempt."""
 
 
 _current: ContextVar[_Export | None] = ContextVar("current export", default=None)
 
 
 class _FailureHandler(logging.Handler):
-    """Hands warnings of an export to its watch."""
+    """Passes an export's warnings to its watch."""
 
     def emit(self, record: logging.LogRecord) -> None:
         export = _current.get()
@@ -101,7 +101,7 @@ class _FailureHandler(logging.Handler):
             return
         values: Sequence[object] = record.args if isinstance(record.args, tuple) else ()
         failure = next((value for value in values if isinstance(value, BaseException)), None)
-        # No further record is handled: the shutdown of an exporter that is shut down would be one.
+        # Don't handle further records: shutting an exporter down twice logs one.
         token = _current.set(None)
         try:
             reason = record.getMessage() if failure is None else describe_error(_find_cause(failure))
@@ -130,9 +130,9 @@ def _watched(export: _Export) -> Generator[None]:
 
 
 def _find_cause(failure: BaseException) -> BaseException:
-    """Find the exception of the socket inside those of the HTTP client."""
+    """Find the socket's exception inside the HTTP client's."""
     cause: BaseException | None = failure
-    for _ in range(_LONGEST_CHAIN):
+    for _ in range(_MAX_CHAIN):
         if cause is None:
             break
         if isinstance(cause, OSError) and not type(cause).__module__.startswith(("requests", "urllib3")):
@@ -142,20 +142,20 @@ def _find_cause(failure: BaseException) -> BaseException:
 
 
 class WatchedSpanExporter(OTLPSpanExporter):
-    """Exports spans to the collector of the environment."""
+    """Exports spans to the configured collector."""
 
     def __init__(self, watch: ExportWatch) -> None:
         super().__init__()
         self.watch = watch
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Export spans; a failure is reported to the watch."""
+        """Export spans, reporting a failure to the watch."""
         with _watched(_Export(self.watch, "spans", TRACES_ENDPOINT, self.shutdown)):
             return super().export(spans)
 
 
 class WatchedMetricExporter(OTLPMetricExporter):
-    """Exports metrics to the collector of the environment."""
+    """Exports metrics to the configured collector."""
 
     def __init__(self, watch: ExportWatch) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class WatchedMetricExporter(OTLPMetricExporter):
     def export(
         self, metrics_data: MetricsData, timeout_millis: float | None = 10_000, **kwargs: Any
     ) -> MetricExportResult:
-        """Export metrics; a failure is reported to the watch."""
+        """Export metrics, reporting a failure to the watch."""
         exporter: Any = super()  # its methods are partly untyped
         with _watched(_Export(self.watch, "metrics", METRICS_ENDPOINT, exporter.shutdown)):
             return exporter.export(metrics_data, timeout_millis, **kwargs)

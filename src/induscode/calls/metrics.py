@@ -1,7 +1,7 @@
-"""Metrics of calls in the Prometheus text format, for `/metrics` of `indus serve --http`.
+"""Call metrics in the Prometheus text format, for `/metrics` of `indus serve --http`.
 
-Counters live in memory and begin at zero with the process. The number of series is bounded: names of further tools are
-counted together. https://prometheus.io/docs/instrumenting/exposition_formats/
+Counters live in memory and start at zero with the process. The number of series is bounded: further tools are counted
+together. https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class _Series:
 
 
 class CallMetrics:
-    """Counts the calls of a gateway and how long they take; a `CallObserver`."""
+    """A `CallObserver` that counts a gateway's calls and their durations."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, str, str], _Series] = {}
         self.running = 0
         self.find_dropped: Callable[[], int] = lambda: 0
-        """Returns how many calls could not be recorded."""
+        """Returns the number of unrecorded calls."""
 
     def start(self, call: ToolCall, tool: object) -> MeasuredCall:
         """Count a call as running."""
         self.running += 1
-        # A name that a client made up becomes no label.
+        # A name made up by a client must not become a label.
         return MeasuredCall(self, call.name if tool is not None else "", find_tool_ref(tool))
 
     def count(self, kind: str, server: str, tool: str, outcome: str, seconds: float, waited: float = 0.0) -> None:
@@ -98,7 +98,7 @@ class CallMetrics:
 
 
 class MeasuredCall:
-    """One call that runs; an `ObservedCall`."""
+    """A running call; an `ObservedCall`."""
 
     __slots__ = ("_began", "_metrics", "_name", "_ref", "_wait")
 
@@ -107,7 +107,7 @@ class MeasuredCall:
         self._began = perf_counter()
 
     def finish(self, outcome: ToolOutcome | None) -> None:
-        """Count the call; one that has become a task when the task has ended."""
+        """Count the call, or if it became a task, once the task has ended."""
         completion = current_completion.get()
         if completion is not None and completion.is_deferred:
             completion.listen(self._complete)

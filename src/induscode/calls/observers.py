@@ -1,4 +1,4 @@
-"""The observers of a run: the recorder of calls, and OpenTelemetry where the environment names a collector."""
+"""A run's observers: the call recorder, and OpenTelemetry if the environment configures a collector."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 @record
 class CallObservers:
-    """What observes the calls of a run."""
+    """The observers of a run's calls."""
 
     recorder: CallRecorder | None = None
-    """None where the user has switched records off."""
+    """None if the user turned records off."""
     telemetry: CallTelemetry | None = None
     """None unless a collector is configured."""
     unopened: Sequence[Note] = ()
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What is not observed, and why."""
+        """Observation problems."""
         return (*self.unopened, *(note for one in self._opened for note in one.notes))
 
     @property
@@ -46,18 +46,18 @@ class CallObservers:
         return [one for one in (self.telemetry, self.recorder) if one is not None]
 
     def report_to(self, on_note: Callable[[Note], None]) -> None:
-        """Have `on_note` receive what is not observed from now on, until they are closed."""
+        """Send new problems to `on_note` until the observers are closed."""
         for one in self._opened:
             one.on_note = on_note
 
     def combine(self, *others: CallObserver | None) -> CallObserver | None:
-        """Combine them with others into one observer; None if there is none."""
-        # The recorder is the last to start and the first to finish: it reads the trace that telemetry sets.
+        """Combine them with others into one observer, or None if there are none."""
+        # The recorder starts last and finishes first: it reads the trace that telemetry sets.
         observers = [one for one in (*others, *self._opened) if one is not None]
         return ObserverChain(observers) if len(observers) > 1 else observers[0] if observers else None
 
     def attach_servers(self, mcp: BootedBridge) -> None:
-        """Tell the observers about the servers of the run."""
+        """Connect the observers to the run's servers."""
         if self.recorder is not None:
             self.recorder.find_place = mcp.find_place
             self.recorder.hide_secrets = mcp.hide_secrets
@@ -66,7 +66,7 @@ class CallObservers:
 
 
 async def open_observers(stack: AsyncExitStack, settings: Settings, origin: CallOrigin) -> CallObservers:
-    """Open the observers of a run, which `stack` closes."""
+    """Open a run's observers, which `stack` closes."""
     from induscode.calls.telemetry import CallTelemetry, is_configured, open_telemetry  # noqa: PLC0415 — a late start
 
     recorder = build_recorder(settings, origin)
@@ -83,7 +83,7 @@ async def open_observers(stack: AsyncExitStack, settings: Settings, origin: Call
 
 
 def build_recorder(settings: Settings, origin: CallOrigin) -> CallRecorder | None:
-    """Build the recorder of this user's calls; None if it is switched off or there is no home directory."""
+    """Build the recorder of this user's calls. None if it's turned off or there's no home directory."""
     kept = settings.get(CALLS_RECORD)
     if kept == "off":
         return None

@@ -1,7 +1,7 @@
-"""The record of one call: who made it, what was called, how long it took and how it ended.
+"""The record of one call: who made it, what it called, how long it took and how it ended.
 
-A record holds no argument and no result: a keyed digest of the arguments tells equal calls apart from different ones,
-and sizes tell how much was passed. The texts themselves are kept only where the user asks for it (`calls.record`).
+A record contains no arguments or results: a keyed digest of the arguments distinguishes different calls, and sizes show
+how much was passed. The texts themselves are only kept if the user asks for it (`calls.record`).
 """
 
 from __future__ import annotations
@@ -22,29 +22,27 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolResult
 
 Outcome: TypeAlias = Literal["ok", "error", "fault", "denied", "cancelled"]
-"""The tool answered, it answered with an error, its server failed, the user or a rule declined the call, it was
+"""The tool answered, it returned an error, its server failed, the user or a rule declined the call, or it was
 cancelled."""
 FAILED_OUTCOMES = ("error", "fault")
 DECLINED = "denied"
-"""A declined call didn't run: it's no failure, and has no duration."""
+"""A declined call didn't run: it isn't a failure, and has no duration."""
 FAULT_CODES = frozenset({"transport", "protocol", "timeout", "not_connected", "spawn_failed", "drift"})
-"""Error codes of a server's tool that mean a fault of its server; a native command that times out has answered."""
+"""Error codes of a server's tool that mean a server fault. A native command that times out has answered."""
 CALLS_FILE = "calls.db"
-"""The name of the database in the state directory."""
-_MOST_NODES = 1_000
-"""Parts of a JSON value that are measured; larger values are rare, and the size is an estimate."""
-
-
+"""Database name in the state directory."""
+_MAX_NODES = 1_000
+"""Parts of a JSON value to measure. Larger values are rare, and the size is an estimate."""
 CallRow: TypeAlias = tuple[str | int, ...]
-"""The values of a record without its number, in the order of `COLUMNS`."""
+"""A record's values without its number, in the order of `COLUMNS`."""
 
 
 @record(kw_only=True)
 class CallOrigin:
-    """What all calls of one run have in common."""
+    """Facts shared by all calls of a run."""
 
     via: str = ""
-    """The entry point: `session`, `call` or `gateway`."""
+    """Entry point: `session`, `call` or `gateway`."""
     client: str = ""
     conversation: str = ""
 
@@ -54,24 +52,24 @@ class CallRecord:
     """One call."""
 
     id: int
-    """Its number, which rises and is never given twice; 0 before it is stored."""
+    """Its number, which increases and is never reused; 0 before it's stored."""
     at_ms: int
     duration_us: int
     """How long it ran, without `waited_us`."""
     via: str
     client: str
-    """Name and version that the client gives itself."""
+    """Name and version reported by the client."""
     principal: str
     conversation: str
     run: str
-    """The run of the ledger, whose `turn` shows the deck that the model saw."""
+    """The ledger's run, whose `turn` shows the deck the model saw."""
     turn: int
     agent: str
     """The sub-agent that made the call."""
     server: str
     """Empty for a native tool."""
     tool: str
-    """The server's own name of it, or of the resource or prompt; `(unlisted)` if the server does not list it."""
+    """The server's name for the tool, resource or prompt; `(unlisted)` if the server doesn't list it."""
     call: str
     digest: str
     """Keyed digest of the arguments: equal for equal arguments of one user."""
@@ -81,19 +79,19 @@ class CallRecord:
     """Estimated tokens of arguments and text, at four bytes each."""
     outcome: str
     code: str
-    """The code of an error."""
+    """Error code."""
     attempt: int
-    """1, or how often the same call was made until now without success."""
+    """1, or the number of attempts at the same call so far without success."""
     trace: str = field(default="")
-    """The trace id, if the call is part of a trace."""
+    """Trace id, if the call is part of a trace."""
     kind: str = field(default="tool")
-    """What was used: `tool`, `resource` or `prompt`."""
+    """`tool`, `resource` or `prompt`."""
     waited_us: int = field(default=0)
     """How long it waited for the user: an approval, a form of the server."""
 
     @property
     def shown_name(self) -> str:
-        """The name for people: `github/search`, `@github:repo://readme`, `/github:review`."""
+        """Display name: `github/search`, `@github:repo://readme`, `/github:review`."""
         return format_name(self.kind, self.server, self.tool)
 
     def to_json(self) -> JsonObject:
@@ -102,7 +100,7 @@ class CallRecord:
         return {"id": self.id, "at": iso_utc(self.at_ms), **values}
 
     def to_row(self) -> CallRow:
-        """Return the values of the table, which gives the number itself."""
+        """Return the values of the table, which assigns the number itself."""
         return tuple(getattr(self, name) for name in COLUMNS)
 
 
@@ -111,7 +109,7 @@ COLUMNS: tuple[str, ...] = tuple(one.name for one in fields(CallRecord) if one.n
 
 
 def format_name(kind: str, server: str, name: str) -> str:
-    """Format the name of a tool with its server, of a resource or prompt as sessions and `indus call` write it."""
+    """Format a tool's name with its server, or a resource's or prompt's as sessions and `indus call` write it."""
     mark = {"resource": "@", "prompt": "/"}.get(kind)
     if mark is not None:
         return f"{mark}{server}:{name}"
@@ -119,7 +117,7 @@ def format_name(kind: str, server: str, name: str) -> str:
 
 
 def find_outcome(*, is_cancelled: bool, is_error: bool, code: str, is_remote: bool) -> Outcome:
-    """Name how a call ended."""
+    """Classify how a call ended."""
     if is_cancelled or code == "cancelled":
         return "cancelled"
     if not is_error:
@@ -130,7 +128,7 @@ def find_outcome(*, is_cancelled: bool, is_error: bool, code: str, is_remote: bo
 
 
 def measure_result(result: ToolResult) -> tuple[int, int]:
-    """Measure the bytes of a result, and those of its text alone."""
+    """Measure a result's size in bytes, and its text alone."""
     text = other = 0
     for block in result.content:
         if isinstance(block, TextContentBlock):
@@ -153,18 +151,18 @@ def measure_text(text: str) -> int:
 
 
 def estimate_size(value: JsonValue) -> tuple[int, bool]:
-    """Estimate the bytes of a JSON value; False with it if the value has too many parts to measure them all."""
+    """Estimate a JSON value's size in bytes. Returns False with it if there are too many parts to measure."""
     total, nodes = 0, 0
     pending: list[JsonValue] = [value]
     while pending:
         nodes += 1
-        if nodes > _MOST_NODES:
+        if nodes > _MAX_NODES:
             return total, False
         part = pending.pop()
         if isinstance(part, str):
             total += len(part) + 2
         elif isinstance(part, dict):
-            total += sum(map(len, map(str, part))) + 4 * len(part) + 1  # a key may be of any type by mistake
+            total += sum(map(len, map(str, part))) + 4 * len(part) + 1  # keys may have any type by mistake
             pending.extend(part.values())
         elif isinstance(part, list):
             total += len(part) + 1
@@ -175,7 +173,7 @@ def estimate_size(value: JsonValue) -> tuple[int, bool]:
 
 
 def find_tool_ref(tool: object) -> RemoteToolRef | None:
-    """Find the server and the tool behind a card and the cards around it; None for a native tool."""
+    """Find the server and tool behind a card and its wrappers; None for a native tool."""
     while tool is not None:
         ref = getattr(tool, "ref", None)
         if ref is not None:
@@ -185,7 +183,7 @@ def find_tool_ref(tool: object) -> RemoteToolRef | None:
 
 
 def report_new_notes(notes: Sequence[Note], said: int, on_note: Callable[[Note], None] | None) -> int:
-    """Report the notes after the first `said` ones, if a receiver is set; return how many were reported so far."""
+    """Report the notes after the first `said`, if there's a receiver. Returns how many were reported so far."""
     if on_note is None:
         return said
     for note in notes[said:]:

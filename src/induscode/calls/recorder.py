@@ -1,8 +1,8 @@
-"""Recorder of calls: the observer that makes a record of every call of a run.
+"""Call recorder: the observer that records every call of a run.
 
-A call hands its facts to a bounded queue and goes on; a thread of the recorder gathers them for a moment, computes
-digests and writes one transaction. No call waits for its record. What the queue cannot take is dropped and counted, and
-a note says so; the number is stored beside the records.
+A call puts its facts on a bounded queue and moves on; the recorder's thread batches them, computes digests and writes
+one transaction. No call waits for its record. If the queue is full, calls are dropped and counted; a note reports it,
+and the count is stored with the records.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
     from induscode.calls.record import CallRow
 
 MOST_QUEUED = 16_384
-"""Calls that wait for the thread, some seconds of a busy gateway; further ones are dropped."""
+"""Queue size, a few seconds of a busy gateway. Further calls are dropped."""
 GATHER_S = 1.0
-"""How long the thread gathers calls after the first one of a batch."""
+"""How long the thread gathers calls after a batch's first."""
 _HURRY_AT = 1_024
-"""Calls with which the thread gathers no longer."""
-_MOST_WRITTEN = 2_048
-"""Records of one transaction: calls go on while it is gathered, and it may not grow with them."""
+"""Queue length at which the thread stops gathering."""
+_BATCH_SIZE = 2_048
+"""Records per transaction, bounded because calls keep arriving while it's built."""
 CLOSE_S = 5.0
-"""The longest wait for the last batch at the end of a run."""
-_SLICE = 128
-"""Records that are computed before the thread lets the event loop run."""
+"""Longest wait for the last batch at the end of a run."""
+_YIELD_EVERY = 128
+"""Records computed before the thread yields to the event loop."""
 _PRUNE_EVERY = 5_000
 PRUNE_S = 600.0
-"""The longest time between two removals of what has expired."""
-_MOST_FAILED = 1_024
-"""Calls without success whose repetitions are counted."""
+"""Longest time between prunes."""
+_MAX_FAILED = 1_024
+"""Failed calls whose repetitions are counted."""
 _LARGE_BYTES = 16 * 1_024
-"""Arguments that are larger are digested at once, so that the queue holds none of them."""
+"""Larger arguments are digested at once, to keep them out of the queue."""
 _PAYLOAD_CHARS = 64 * 1_024
 _NAME_CHARS = 200
 
@@ -67,18 +67,18 @@ _ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True
 
 @record(kw_only=True)
 class RecordSettings:
-    """What is kept, and for how long."""
+    """What to record, and for how long."""
 
     keep_days: int = 30
     payloads: bool = False
-    """Whether the texts of arguments and results are kept too."""
+    """Whether to keep the texts of arguments and results too."""
     payload_hours: int = 24
 
 
 class RecordedCall:
     """One call, from its start until its record is written; an `ObservedCall`.
 
-    The event loop notes values and computes nothing: a gateway pays for every function that a call passes.
+    The event loop only stores values here: a gateway pays for every function a call passes through.
     """
 
     __slots__ = (
@@ -116,8 +116,8 @@ class RecordedCall:
         self.began_ns = perf_counter_ns()
 
     def finish(self, outcome: ToolOutcome | None) -> None:
-        """Take what the record needs of the outcome, and hand it to the thread; of a task when it has ended."""
-        # At the end: a tracer has set it by now.
+        """Queue the call with its outcome, for a task once it has ended."""
+        # Read it now: a tracer has set it in the meantime.
         self.trace = current_trace.get()
         completion = current_completion.get()
         if completion is not None and completion.is_deferred:
@@ -127,7 +127,7 @@ class RecordedCall:
 
     def _complete(self, outcome: ToolOutcome | None, seconds: float | None = None) -> None:
         self.ended_ns = perf_counter_ns()
-        if seconds is not None:  # the clock of the server: nobody may have looked when the task ended
+        if seconds is not None:  # by the server's clock; we may have polled only after the task ended
             self.ended_ns = min(self.ended_ns, self.began_ns + int(seconds * 1_000_000_000))
         self.waited_ns = 0 if self.wait is None else int(self.wait.seconds * 1_000_000_000)
         self.waited_ns = min(self.waited_ns, self.ended_ns - self.began_ns)
@@ -149,10 +149,7 @@ class RecordedCall:
         recorder.put(self)
 
     def to_row(self, attempts: FailedCalls, epoch_ns: int) -> CallRow:
-        """Build the row of the table; called in the thread.
-
-        `epoch_ns` is the difference between the time and the clock that measures durations.
-        """
+        """Build the table row, in the thread. `epoch_ns` is the offset from the duration clock to Unix time."""
         origin, client, ref = self.recorder.origin, self.client, find_tool_ref(self.tool)
         digest, argument_bytes = self.digest or self.recorder.digest(self.arguments)
         named, principal = origin.client, ""
@@ -191,30 +188,30 @@ class RecordedCall:
 
 
 class FailedCalls:
-    """Counts how often the same call was made without success, for a bounded number of calls."""
+    """Counts repetitions of failed calls, for a bounded number of calls."""
 
     def __init__(self) -> None:
         self._failures: OrderedDict[object, int] = OrderedDict()
 
     def count(self, key: object, *, is_ok: bool) -> int:
-        """Return the number of this attempt; a success ends the count."""
+        """Return this attempt's number. A success resets the count."""
         attempt = self._failures.pop(key, 0) + 1
         if not is_ok:
             self._failures[key] = attempt
-            if len(self._failures) > _MOST_FAILED:
+            if len(self._failures) > _MAX_FAILED:
                 self._failures.popitem(last=False)
         return attempt
 
 
 class CallRecorder:
-    """Records the calls of one run; a `CallObserver`. The thread starts with the first call.
+    """A `CallObserver` that records the calls of one run. The thread starts with the first call.
 
     Args:
-        path: Of the database.
-        origin: What all calls have in common.
-        settings: What is kept.
-        find_place: Returns the run of the ledger and its present turn.
-        on_note: Receives what could not be recorded, in the thread of the event loop.
+        path: Database file.
+        origin: Facts shared by all calls.
+        settings: What to keep.
+        find_place: Returns the ledger's run and its current turn.
+        on_note: Receives recording problems, in the event loop's thread.
     """
 
     def __init__(
@@ -232,9 +229,9 @@ class CallRecorder:
         self.hide_secrets: Callable[[str], str] = hide_secrets
         self.on_note = on_note
         self.on_rows: Callable[[Sequence[CallRow]], None] = lambda _: None
-        """Receives the rows that were written, in the thread of the recorder."""
+        """Receives written rows, in the recorder's thread."""
         self.dropped = 0
-        """Calls that were not recorded."""
+        """Calls that weren't recorded."""
         self._stored_dropped = 0
         self._notes: list[Note] = []
         self._said = 0
@@ -248,20 +245,20 @@ class CallRecorder:
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What could not be recorded, and why."""
+        """Recording problems."""
         if not self.dropped:
             return tuple(self._notes)
         message = f"{format_count(self.dropped, 'call')} could not be recorded: they came faster than they are written"
         return (*self._notes, *(() if self._notes else (Note("the records of calls", message),)))
 
-    # -- in the event loop ------------------------------------------------------------------
+    # -- event loop -------------------------------------------------------------------------
 
     def start(self, call: ToolCall, tool: object) -> RecordedCall:
         """Note the start of a call."""
         return RecordedCall(self, call, tool)
 
     def put(self, call: RecordedCall) -> None:
-        """Hand a call to the thread, or drop it if too many wait."""
+        """Queue a call for the thread, or drop it if the queue is full."""
         if len(self._queue) >= MOST_QUEUED or self._closing.is_set():
             self.dropped += 1
         else:
@@ -281,18 +278,18 @@ class CallRecorder:
 
     @property
     def has_key(self) -> bool:
-        """Whether the thread has opened the database, which holds the key of digests."""
+        """Whether the thread has opened the database, which holds the digest key."""
         return bool(self._key)
 
     def digest(self, arguments: JsonValue) -> tuple[str, int]:
-        """Digest arguments with the key of this user; return the digest and the bytes of their JSON."""
+        """Digest arguments with this user's key. Returns the digest and the size of their JSON."""
         data = _encode(arguments).encode("utf-8", "surrogatepass")
         if not data:
             return "", estimate_size(arguments)[0]
         return blake2b(data, key=self._key, digest_size=16).hexdigest(), len(data)
 
     async def aclose(self) -> None:
-        """Write what is left, end the thread, and report what came since the last call."""
+        """Write the remaining calls, stop the thread, and report new notes."""
         from anyio import move_on_after, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
         self._closing.set()
@@ -304,15 +301,15 @@ class CallRecorder:
         self._report_notes()
 
     def _start_thread(self) -> None:
-        # A daemon: a run that forgets to close its recorder can still end.
+        # A daemon, so that a run that forgets to close its recorder can still exit.
         self._thread = threading.Thread(target=self._write_calls, name="call records", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError as exc:  # the system gives this process no further thread
+        except RuntimeError as exc:  # can't start another thread
             self._thread = None
             self._fail(exc)
 
-    # -- in the thread ----------------------------------------------------------------------
+    # -- thread -----------------------------------------------------------------------------
 
     def _write_calls(self) -> None:
         database: CallDatabase | None = None
@@ -340,7 +337,7 @@ class CallRecorder:
             is_woken = self._wake.wait(max(0.0, prune_at - monotonic()))
             if since_prune >= _PRUNE_EVERY or monotonic() >= prune_at:
                 since_prune, prune_at = 0, monotonic() + PRUNE_S
-                database.prune(self.settings.keep_days)  # payloads expire while nothing is called, too
+                database.prune(self.settings.keep_days)  # payloads also expire while there are no calls
             if not is_woken:
                 continue
             self._hurry.wait(GATHER_S)
@@ -351,12 +348,12 @@ class CallRecorder:
             rows: list[CallRow] = []
             payloads: dict[int, Payload] = {}
             epoch_ns = now_ms() * 1_000_000 - perf_counter_ns()
-            while self._queue and len(rows) < _MOST_WRITTEN:
+            while self._queue and len(rows) < _BATCH_SIZE:
                 call = self._queue.popleft()
                 if call.payload is not None:
                     payloads[len(rows)] = call.payload
                 rows.append(call.to_row(attempts, epoch_ns))
-                if len(rows) % _SLICE == 0:
+                if len(rows) % _YIELD_EVERY == 0:
                     sleep(0)
             dropped = self.dropped
             if rows or dropped != self._stored_dropped:
@@ -373,7 +370,7 @@ class CallRecorder:
                 return
 
     def _fail(self, failure: Exception) -> None:
-        """Record no further calls."""
+        """Stop recording."""
         self._closing.set()
         self.dropped += len(self._queue)
         self._queue.clear()
@@ -389,7 +386,7 @@ def _encode(value: JsonValue) -> str:
 
 
 def _build_payload(arguments: JsonValue, outcome: ToolOutcome | None, hide: Callable[[str], str]) -> Payload:
-    """Encode arguments and result, cut, with secrets replaced."""
+    """Encode arguments and result, truncated and with secrets replaced."""
     from induscode.calls.database import Payload  # noqa: PLC0415 — where payloads are kept
 
     texts = [_encode(value) for value in (arguments, None if outcome is None else outcome.output)]
@@ -397,7 +394,7 @@ def _build_payload(arguments: JsonValue, outcome: ToolOutcome | None, hide: Call
 
 
 def _cut_payload(text: str, hide: Callable[[str], str]) -> str:
-    """Cut a text after its secrets are replaced: the cut splits none of them."""
+    """Truncate a text after replacing secrets, so the cut can't split one."""
     shown = hide(text[: 2 * _PAYLOAD_CHARS])
     if max(len(text) // 2, len(shown)) <= _PAYLOAD_CHARS:
         return shown

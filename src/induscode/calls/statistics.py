@@ -1,6 +1,6 @@
-"""Statistics of calls: how many, how many failed, how long they took, by tool, server or caller.
+"""Call statistics: counts, failures and durations, by tool, server or caller.
 
-A percentile is the value at its rank (nearest rank): a value that some call really took.
+Percentiles use the nearest rank, so each is the duration of an actual call.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from induscode.calls.database import CallDatabase
 
 GROUPS = ("tool", "kind", "server", "client", "principal", "conversation", "agent", "via", "code")
-"""The columns that calls can be grouped by."""
+"""Columns to group calls by."""
 
 
 @record
@@ -36,10 +36,10 @@ class CallStatistics:
     tokens: int
     kind: str = ""
     declined: int = 0
-    """Calls that the user or a rule declined. They didn't run: they're no errors, and have no duration."""
+    """Calls the user or a rule declined. They didn't run: they aren't errors, and have no duration."""
 
     def to_json(self, by: str) -> JsonObject:
-        """Convert to a JSON object; a tool is named with its server."""
+        """Convert to a JSON object, naming a tool with its server."""
         named: JsonObject = {by: self.name}
         if by == "tool":
             named = {"kind": self.kind, "server": self.server, "tool": self.name}
@@ -56,7 +56,7 @@ class CallStatistics:
 
 
 def read_statistics(database: CallDatabase, by: str, wanted: CallFilter) -> list[CallStatistics]:
-    """Read the statistics of each group, the one with the most calls first; the last is that of all calls together."""
+    """Read each group's statistics, most calls first, followed by the total."""
     tallies: dict[tuple[str, str, str], _Tally] = {}
     together = _Tally()
     for kind, server, name, outcome, calls, tokens, joined in database.measures(by, wanted):
@@ -68,7 +68,7 @@ def read_statistics(database: CallDatabase, by: str, wanted: CallFilter) -> list
 
 
 class _Tally:
-    """Adds up the calls of a group."""
+    """Adds up a group's calls."""
 
     def __init__(self) -> None:
         self.durations: list[int] = []
@@ -92,7 +92,7 @@ class _Tally:
 
 
 def find_percentile(ordered: Sequence[int], percent: int) -> int:
-    """Find a percentile of sorted values by its nearest rank; 0 if there are none."""
+    """Find the nearest-rank percentile of sorted values; 0 if there are none."""
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0
 
 
@@ -108,43 +108,43 @@ def format_duration(microseconds: int) -> str:
 
 
 NATIVE = "native"
-"""Stands for the calls of native tools, which have no server."""
+"""Stands for native tools, which have no server."""
 
 
 @record(kw_only=True)
 class CallSeries:
-    """The calls between two times, in equal intervals, the oldest first."""
+    """The calls between two times, in equal intervals, oldest first."""
 
     since_ms: int
     step_ms: int
     calls: Sequence[int]
     errors: Sequence[int]
     declined: Sequence[int]
-    """Calls that the user or a rule declined; they count among `calls`, and have no duration."""
+    """Calls the user or a rule declined. They count as `calls`, and have no duration."""
     p50_us: Sequence[int]
     p95_us: Sequence[int]
     tokens: Mapping[str, Sequence[int]]
     """Estimated tokens by server."""
     latency_us: Mapping[str, Sequence[int]]
-    """The median duration by server."""
+    """Median duration by server."""
 
     counts: Mapping[str, int]
-    """The number of calls by server."""
+    """Number of calls by server."""
     failures: Mapping[str, int]
-    """The number of failed calls by server."""
+    """Number of failed calls by server."""
     percentiles_us: Mapping[str, tuple[int, int]]
-    """The durations of all calls by server: median and p95."""
+    """Median and p95 duration of all calls, by server."""
 
     @property
     def until_ms(self) -> int:
-        """The end of the last interval."""
+        """End of the last interval."""
         return self.since_ms + self.step_ms * len(self.calls)
 
 
 def read_series(
     database: CallDatabase, until_ms: int, step_ms: int, steps: int, wanted: CallFilter | None = None
 ) -> CallSeries:
-    """Read the calls of the last `steps` intervals before `until_ms`, or the `wanted` ones of them. It blocks."""
+    """Read the calls, or the `wanted` ones, of the last `steps` intervals before `until_ms`. Blocks."""
     since_ms = until_ms - step_ms * steps
     wanted = replace(wanted or CallFilter(), since_ms=since_ms)
     durations: list[list[int]] = [[] for _ in range(steps)]

@@ -1,11 +1,11 @@
-"""OpenTelemetry of calls: spans and metrics by the semantic conventions for MCP and generative AI.
+"""OpenTelemetry for calls: spans and metrics following the semantic conventions for MCP and generative AI.
 
-A call of a gateway's client is a span of kind SERVER, whose parent is the trace context in the `_meta` of the request;
-the request to the server behind it is its child of kind CLIENT. A call of a session is one span `execute_tool`, and the
-request to a server adds its attributes to it. Requests carry the trace context on. Arguments and results are never
-exported. https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/mcp.md
+A call from a gateway's client is a SERVER span whose parent is the trace context in the request's `_meta`; the request
+to the server behind it is a CLIENT child. A call from a session is a single `execute_tool` span, and the request to a
+server adds its attributes to that span. Requests propagate the trace context. Arguments and results are never exported.
+https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/mcp.md
 
-Nothing of OpenTelemetry is loaded unless the environment names a collector
+OpenTelemetry is only loaded if the environment configures a collector
 (https://opentelemetry.io/docs/specs/otel/protocol/exporter/) and the extra `otel` is installed.
 """
 
@@ -48,16 +48,16 @@ BUCKETS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300)
 """https://github.com/open-telemetry/semantic-conventions-genai/blob/main/docs/gen-ai/mcp.md#metrics"""
 _METHODS = {"resource": "resources/read", "prompt": "prompts/get"}
 CLOSE_S = 5.0
-"""The longest wait for the last exports together."""
+"""Longest wait for all last exports together."""
 
 
 def is_configured(environ: Mapping[str, str]) -> bool:
-    """Tell whether the environment names a collector, and does not switch the SDK off."""
+    """Return whether the environment configures a collector and doesn't disable the SDK."""
     return any(environ.get(name) for name in _ENDPOINTS) and environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
 
 
 def open_telemetry(environ: Mapping[str, str]) -> CallTelemetry | Note:
-    """Load the SDK and connect it to the collector of the environment; a note says why not. It blocks."""
+    """Load the SDK and connect it to the configured collector, or return a note saying why not. Blocks."""
     owner = "OpenTelemetry"
     if environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf") != "http/protobuf":
         message = "nothing is sent: of the OTLP protocols only http/protobuf is supported"
@@ -76,7 +76,7 @@ def open_telemetry(environ: Mapping[str, str]) -> CallTelemetry | Note:
 
     named = {} if environ.get("OTEL_SERVICE_NAME") else {"service.name": "indus"}
     resource = Resource.create({**named, "service.version": __version__})
-    # At the exit of the process nothing is waited for: the end of the run has its limit.
+    # Don't wait at process exit: the end of the run has its own limit.
     watch, traces, readers = ExportWatch(environ), TracerProvider(resource=resource, shutdown_on_exit=False), ()
     if environ.get("OTEL_TRACES_EXPORTER", "otlp") == "otlp":
         traces.add_span_processor(BatchSpanProcessor(WatchedSpanExporter(watch)))
@@ -86,7 +86,7 @@ def open_telemetry(environ: Mapping[str, str]) -> CallTelemetry | Note:
 
 
 class CallTelemetry:
-    """Makes a span and a measurement of every call; a `CallObserver`."""
+    """A `CallObserver` that creates a span and a measurement for every call."""
 
     def __init__(self, traces: TracerProvider, metrics: MeterProvider, watch: ExportWatch | None = None) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 — an extra
@@ -94,14 +94,14 @@ class CallTelemetry:
         self.providers: tuple[Any, Any] = (traces, metrics)
         self._watch = watch
         self.on_note: Callable[[Note], None] | None = None
-        """Receives what does not reach the collector, in the thread of the event loop."""
+        """Receives export problems, in the event loop's thread."""
         self._said = 0
         self.tracer: Tracer = traces.get_tracer("indus")
         self.propagator = TraceContextTextMapPropagator()
         self.find_transport: Callable[[str], str] = lambda _: ""
-        """Returns the transport of a server: `stdio`, `http` or `sse`."""
+        """Returns a server's transport: `stdio`, `http` or `sse`."""
         self.transport = ""
-        """The transport of a gateway's own clients: `pipe` or `tcp`."""
+        """Transport of a gateway's clients: `pipe` or `tcp`."""
         meter = metrics.get_meter("indus")
         self.server_duration, self.client_duration = (
             meter.create_histogram(
@@ -112,7 +112,7 @@ class CallTelemetry:
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What does not reach the collector, and why."""
+        """Export problems."""
         return () if self._watch is None else self._watch.notes
 
     def _report_notes(self) -> None:
@@ -125,7 +125,7 @@ class CallTelemetry:
 
     @contextmanager
     def follow_turn(self, conversation: str, model: str) -> Generator[None]:
-        """Make one span of a turn: requests to the model and calls inside the block belong to it."""
+        """Create a span for a turn. Model requests and calls inside the block belong to it."""
         attributes: dict[str, AttributeValue] = {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": "indus",
@@ -136,14 +136,14 @@ class CallTelemetry:
             yield
 
     async def aclose(self) -> None:
-        """Export what is left within `CLOSE_S`, all exporters at once; a failed export is not repeated."""
+        """Export the rest within `CLOSE_S`, all exporters in parallel, without retries."""
         import threading  # noqa: PLC0415 — for a collector
 
         from anyio import CancelScope, to_thread  # noqa: PLC0415 — loaded wherever a loop runs
 
         if self._watch is not None:
             self._watch.close()
-        # Daemons, unlike the threads of a pool: the process does not wait for them once more.
+        # Daemons, unlike pool threads: the process doesn't wait for them again.
         threads = [threading.Thread(target=provider.shutdown, daemon=True) for provider in self.providers]
 
         def wait_for_exports() -> None:
@@ -159,7 +159,7 @@ class CallTelemetry:
 
 
 class ObservedSpan:
-    """The span of one call; an `ObservedCall` and the `RequestObserver` of the requests it makes."""
+    """The span of one call: an `ObservedCall`, and the `RequestObserver` of its requests."""
 
     def __init__(self, telemetry: CallTelemetry, call: ToolCall, tool: object) -> None:
         from opentelemetry.trace import SpanKind  # noqa: PLC0415 — an extra
@@ -170,7 +170,7 @@ class ObservedSpan:
         self.is_served = client is not None
         self.method = _METHODS.get("tool" if self.ref is None else self.ref.kind, "tools/call")
         is_content = self.method != "tools/call"
-        # A client may call any name: only names of tools and prompts become names of spans, which are few.
+        # Clients may call any name. Only names of real tools and prompts become span names, so there are few.
         is_named = tool is not None and self.method != "resources/read" and (not is_content or not self.is_unlisted)
         self.name = call.name if is_named else ""
         operation = self.method if self.is_served or is_content else "execute_tool"
@@ -207,15 +207,15 @@ class ObservedSpan:
 
     @property
     def is_unlisted(self) -> bool:
-        """Whether it is a resource or prompt that its server does not list, whose name is an argument."""
+        """Whether it's a resource or prompt its server doesn't list, so its name is an argument."""
         return self.ref is not None and self.ref.name == UNLISTED
 
     def start_request(self, method: str, target: str, version: str) -> _RequestSpan:
-        """Start the span of a request to a server, or add its attributes to the span of the call."""
+        """Start the span of a request to a server, or add its attributes to the call's span."""
         return _RequestSpan(self._telemetry, self, method, target, version)
 
     def carry(self, span: Span) -> Token[Mapping[str, str] | None]:
-        """Have the requests of this task carry the context of a span."""
+        """Make this task's requests carry a span's context."""
         from opentelemetry.trace import set_span_in_context  # noqa: PLC0415 — an extra
 
         carrier: dict[str, str] = {}
@@ -223,7 +223,7 @@ class ObservedSpan:
         return current_trace.set({**carrier, **self._baggage})
 
     def finish(self, outcome: ToolOutcome | None) -> None:
-        """End the span, and measure the call of a gateway's client."""
+        """End the span, and measure the call if it came from a gateway's client."""
         current_requests.reset(self._requests)
         current_trace.reset(self._trace)
         code = outcome.details.get("code") if outcome is not None else None
@@ -233,7 +233,7 @@ class ObservedSpan:
             code=code if isinstance(code, str) else "",
             is_remote=self.ref is not None,
         )
-        # A declined call is no error of the tool.
+        # A declined call isn't a tool error.
         error = {"ok": "", DECLINED: "", "fault": str(code), "error": "tool_error"}.get(name, name)
         waited = 0.0 if self._wait is None else self._wait.seconds
         if name == DECLINED:
@@ -247,7 +247,7 @@ class ObservedSpan:
 
 
 class _RequestSpan:
-    """One request to a server; an `ObservedRequest`."""
+    """An `ObservedRequest`: one request to a server."""
 
     def __init__(self, telemetry: CallTelemetry, call: ObservedSpan, method: str, target: str, version: str) -> None:
         self._telemetry, self._method, self._target = telemetry, method, target
@@ -290,7 +290,7 @@ class _RequestSpan:
 
 
 def end_span(span: Span, error: str) -> None:
-    """End a span, with the type of its error if it has one."""
+    """End a span, with the type of its error if any."""
     if error:
         from opentelemetry.trace import StatusCode  # noqa: PLC0415 — an extra
 
@@ -300,7 +300,7 @@ def end_span(span: Span, error: str) -> None:
 
 
 def describe_target(method: str, target: str) -> dict[str, AttributeValue]:
-    """Return the attributes that name the tool or prompt of a request; none without a target."""
+    """Return the attributes naming a request's tool or prompt; empty without a target."""
     if not target:
         return {}
     if method == "prompts/get":
@@ -309,7 +309,7 @@ def describe_target(method: str, target: str) -> dict[str, AttributeValue]:
 
 
 def record_duration(measure: Histogram, seconds: float, method: str, target: str, error: str) -> None:
-    """Record how long an operation took."""
+    """Record an operation's duration."""
     attributes: dict[str, AttributeValue] = {"mcp.method.name": method, **describe_target(method, target)}
     if error:
         attributes["error.type"] = error

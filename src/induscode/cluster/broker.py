@@ -1,8 +1,8 @@
 """Connection to the brokers of a cluster.
 
-Every request has a short deadline, longer while the broker is slow; the client reconnects for as long as it is open,
-and its buffers are bounded. Each outcome updates `state`, which status lines and `indus cluster status` show: a broker
-that is away, slow, full or without a majority is told apart (`health`). Only this module, `bucket`, `client`,
+Requests have short deadlines, longer ones while the broker is slow. The client keeps reconnecting while it's open, and
+its buffers are bounded. Every outcome updates `state`, shown in status lines and by `indus cluster status`, which
+distinguishes brokers that are away, slow, full or without a majority (`health`). Only this module, `bucket`, `client`,
 `prepare` and `streams` import `nats`.
 """
 
@@ -43,113 +43,113 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 REQUEST_S = 1.0
-"""How long one request to the broker may take; a renewal is tried several times within a lease."""
+"""Deadline of one broker request, short enough to retry a renewal several times within a lease."""
 LONGEST_S = 3.0
-"""How long it may take while round trips to the broker take long."""
+"""Upper bound for that deadline while round trips are slow."""
 _ROUND_TRIPS = 3
-"""A request may take so many round trips: its broker passes it on to the leader, which asks a third one."""
+"""Round trips to allow per request: the broker forwards it to the leader, which asks a third one."""
 _MEASURE_EVERY_S = 1.0
-"""Between two measurements of the round trip."""
+"""Interval between round-trip measurements."""
 _FLUSH_S = 2
 _RECONNECT_S = 0.25
 _PING_S = 1
-"""A broker that does not answer two of these pings is left for another: within half of a lease."""
+"""The client leaves a broker after two unanswered pings, within half a lease."""
 _PENDING_BYTES = 8 * 1024 * 1024
-"""What is kept for a broker that is away; past it, sending fails."""
+"""Send buffer while the broker is away. Sending fails once it's full."""
 _UNREAD_MESSAGES = 8_192
 _UNREAD_BYTES = 64 * 1024 * 1024
 PROOF = "proof"
-"""The entry with the proof of the key of the cluster."""
+"""Entry with the proof of the cluster key."""
 REPLACED = "replaced"
-"""The entry that tells holders of an earlier key that it was replaced."""
+"""Entry that lets holders of an earlier key know it was replaced."""
 _NO_STORAGE = frozenset({10002, 10023, 10028, 10047, 10077})
-"""JetStream error codes for limits of the account, memory, storage, and writes that failed:
+"""JetStream error codes for account, memory and storage limits and failed writes:
 https://github.com/nats-io/nats-server/blob/main/server/errors.json."""
 _OWN_LIMIT = frozenset({"maximum bytes exceeded", "maximum messages exceeded"})
-"""What a stream says that has reached its own limit; the others go on."""
+"""Errors of a stream that hit its own limit; other streams still work."""
 _NO_JETSTREAM = frozenset({10039, 10076})
-"""JetStream is off in the broker, or in the account."""
+"""JetStream is off in the broker or the account."""
 _TOO_MANY_REPLICAS = frozenset({10005, 10074})
-"""Fewer brokers than replicas: no peers, or a broker that is in no cluster."""
+"""Fewer brokers than replicas: no peers, or a standalone broker."""
 _WRONG_LAST = 10071
-"""JetStream's error code for another last message than the expected one."""
+"""JetStream's error code for an unexpected last sequence."""
 MISSING_EXTRA = "--cluster needs the extra `cluster`: pip install 'indus-deck[cluster]'"
 
 
 @record
 class Storage:
-    """What the account of this process stores at the brokers."""
+    """Storage used by this process's account at the brokers."""
 
     used: int
     limit: int | None
-    """None: the account has none of its own."""
+    """`None` if the account has no limit."""
 
 
 class Broker:
-    """An open connection; `open_broker` makes one."""
+    """An open connection. Create it with `open_broker`."""
 
     def __init__(self, client: Client, settings: ClusterSettings) -> None:
         self.client = client
         self.settings = settings
         self.health = BrokerHealth(settings.leases)
-        self._told: BrokerState = "ready"
+        self._reported_state: BrokerState = "ready"
         self.on_state: Callable[[BrokerState], None] = lambda _: None
-        """Called when the state has changed."""
+        """Called on a state change."""
         self.on_cut: Callable[[], None] = lambda: None
-        """Called when the connection is lost: what was sent may not have arrived."""
+        """Called when the connection drops; sent messages may not have arrived."""
         self.on_back: Callable[[], None] = lambda: None
-        """Called when it is there again."""
+        """Called after reconnecting."""
         self.check_write: Callable[[], None] = lambda: None
-        """Called before something is shared with other nodes; raises `ClusterFault` while this node may not do that."""
+        """Called before sharing something with other nodes. Raises `ClusterFault` while this node mustn't."""
         self.names: dict[str, str] = {}
-        """The names of brokers by address, as they have greeted."""
+        """Broker names by address, from their greetings."""
         self._echo_subject = ""
-        """Where messages of this process to itself come back from the broker."""
+        """Subject on which this process sends messages to itself."""
         self._echoed = 0
         self._echoes: dict[int, asyncio.Future[None]] = {}
-        """Those that are under way, by number."""
+        """Pending echoes, by number."""
         self._asked_at: float | None = None
-        """When the round trip began that has not ended."""
+        """Start of the pending round trip."""
         self._streams = client.jetstream(timeout=LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
 
     @property
     def state(self) -> BrokerState:
-        """The brokers as the last requests have found them."""
+        """State of the brokers according to the last requests."""
         return self.health.state
 
     def report(self) -> None:
-        """Call `on_state` if the state has changed."""
-        if self.state != self._told:
-            self._told = self.state
-            self.on_state(self._told)
+        """Call `on_state` if the state changed."""
+        if self.state != self._reported_state:
+            self._reported_state = self.state
+            self.on_state(self._reported_state)
 
     @property
     def request_s(self) -> float:
-        """How long one request may take now."""
+        """Current deadline of one request."""
         return min(max(REQUEST_S, _ROUND_TRIPS * self.health.round_trip_s), LONGEST_S)
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a connection now."""
+        """Whether the client is connected."""
         return self.client.is_connected
 
     def list_addresses(self) -> Sequence[str]:
-        """List the brokers that were given, and those that they have named."""
+        """List the configured brokers and the ones they announced."""
         return [*dict.fromkeys((*self.settings.brokers, *(uri.geturl() for uri in self.client.servers)))]
 
     @property
     def payload_bytes(self) -> int:
-        """The largest message that the broker takes."""
+        """Largest message the broker accepts."""
         return self.client.max_payload
 
     async def run(self, what: str, request: Awaitable[_T], *, requests: int = 1, writes: str = "") -> _T:
-        """Await a request within its deadline, and take note of how the broker does.
+        """Await a request within its deadline, and update the broker's health.
 
-        `requests`: how many round trips it is made of. `writes`: the bucket or stream that it changes.
+        `requests` is the number of round trips it makes, `writes` the bucket or stream it changes.
 
         Raises:
-            LostRaceError: It refused a change of an entry that another writer has changed.
-            ClusterFault: It did not do what was asked, or did not say so in time.
+            LostRaceError: Another writer changed the entry first.
+            ClusterFault: The request failed or timed out.
         """
         try:
             return await self._run(what, request, requests * self.request_s, writes=writes)
@@ -167,8 +167,8 @@ class Broker:
             async with asyncio.timeout(within_s):
                 result = await keep_cancellation(request)
         except (errors.KeyWrongLastSequenceError, errors.KeyNotFoundError) as exc:
-            # Not found: it was there when the creation was refused, and has run out before the client looked again.
-            health.take_answer(loop.time() - began)  # a refusal needs no storage: it is no proof that a write works
+            # Not found: the entry existed when the create failed, and expired before the client looked again.
+            health.take_answer(loop.time() - began)  # doesn't prove that writes work: a rejection needs no storage
             raise LostRaceError(what) from exc
         except (errors.NotFoundError, errors.BucketNotFoundError) as exc:
             health.take_failure("missing", writes)
@@ -185,7 +185,7 @@ class Broker:
                 health.take_failure(state, writes)
             raise ClusterFault(state, f"{what}: {why}") from exc
         except (TimeoutError, nats.errors.Error, OSError) as exc:
-            # A connection without an answer: the brokers have no majority, or they are slow.
+            # Connected but no answer: the brokers are slow or have no majority.
             health.is_connected = self.client.is_connected
             self._count_open_round_trip()
             why = "no answer in time" if isinstance(exc, TimeoutError) else describe_error(exc)
@@ -194,7 +194,7 @@ class Broker:
         return result
 
     def _count_open_round_trip(self) -> None:
-        """Take the round trip that has not ended into account."""
+        """Count the pending round trip as at least the time it has taken so far."""
         if self._asked_at is not None:
             since_s = asyncio.get_running_loop().time() - self._asked_at
             self.health.round_trip_s = max(self.health.round_trip_s, since_s)
@@ -214,10 +214,10 @@ class Broker:
         self.report()
 
     async def _flush_to_broker(self, within_s: float) -> None:
-        """Wait until the connected broker has taken everything that was sent so far: a message to oneself is back.
+        """Wait until the connected broker has processed everything sent so far, using a message to ourselves.
 
-        A PING that is given up breaks the client when its answer comes (https://github.com/nats-io/nats.py:
-        `_process_pong`).
+        A PING won't do: abandoning one breaks the client when the answer arrives (`_process_pong` in
+        https://github.com/nats-io/nats.py).
         """
         if not self._echo_subject:
             subject = f"{self.settings.prefix}.round-trip.{self.settings.node}.{secrets.token_hex(8)}"
@@ -239,36 +239,36 @@ class Broker:
             echo.set_result(None)
 
     async def measure_round_trips(self) -> None:
-        """Measure the round trip all the time; runs until cancelled."""
+        """Measure the round trip periodically, until cancelled."""
         while True:
             await asyncio.sleep(_MEASURE_EVERY_S)
             if self.client.is_connected:
                 await self.measure_round_trip()
 
     async def open_bucket(self, name: str) -> Bucket:
-        """Open a bucket that `prepare_cluster` has made.
+        """Open a bucket created by `prepare_cluster`.
 
         Raises:
-            ClusterFault: It is missing, or the broker does not answer.
+            ClusterFault: It's missing, or the broker doesn't answer.
         """
         values = await self.run(f"the bucket {name} could not be opened", self._streams.key_value(name))
         return Bucket(self, values, name)
 
     async def read_storage(self) -> Storage:
-        """Read how much the account stores, and may store.
+        """Read the account's storage use and limit.
 
         Raises:
-            ClusterFault: The broker has no JetStream, or does not answer.
+            ClusterFault: The broker has no JetStream, or doesn't answer.
         """
         info = await self.run("the account could not be read", self._streams.account_info())
         limit = info.limits.max_storage
         return Storage(info.storage, limit if limit > 0 else None)
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Send a message, at most once; without a receiver, `reply` gets a message with the status 503.
+        """Send a message at most once. If nothing listens, `reply` gets a message with status 503.
 
         Raises:
-            ClusterFault: There is no connection, or too much waits for it.
+            ClusterFault: There's no connection, or its buffer is full.
         """
         import nats.errors  # noqa: PLC0415 — only with a cluster
 
@@ -280,10 +280,10 @@ class Broker:
             raise ClusterFault("away", f"nothing can be sent: {describe_error(exc)}") from exc
 
     async def subscribe(self, subject: str, on_message: OnMessage) -> Callable[[], Awaitable[None]]:
-        """Have `on_message` called for each message, one after the other; returns a function that ends it.
+        """Call `on_message` for each message, one at a time. Returns a function that unsubscribes.
 
         Raises:
-            ClusterFault: There is no connection.
+            ClusterFault: There's no connection.
         """
         import nats.errors  # noqa: PLC0415 — only with a cluster
 
@@ -291,22 +291,22 @@ class Broker:
             subscription = await self.client.subscribe(  # pyright: ignore[reportUnknownMemberType] — untyped options
                 subject, cb=on_message, pending_msgs_limit=_UNREAD_MESSAGES, pending_bytes_limit=_UNREAD_BYTES
             )
-            await self._flush_to_broker(_FLUSH_S)  # the broker has the subscription then
+            await self._flush_to_broker(_FLUSH_S)  # after this the broker has the subscription
         except (TimeoutError, nats.errors.Error, OSError) as exc:
             raise ClusterFault("away", f"{subject} cannot be listened to: {describe_error(exc)}") from exc
 
         async def stop() -> None:
-            with suppress(nats.errors.Error, OSError):  # the connection has ended it
+            with suppress(nats.errors.Error, OSError):  # already ended by the connection
                 await subscription.unsubscribe()
 
         return stop
 
 
 async def keep_cancellation(request: Awaitable[_T]) -> _T:
-    """Await a request of the client, and stay cancelled if its answer, or an error, came at the same moment.
+    """Await a client request, and stay cancelled if its answer or an error arrives at the same moment.
 
-    The client waits with `asyncio.wait_for`, which forgets the cancellation then:
-    https://github.com/python/cpython/issues/86296, before Python 3.12.
+    The client uses `asyncio.wait_for`, which drops the cancellation in that case before Python 3.12:
+    https://github.com/python/cpython/issues/86296.
     """
     task = asyncio.current_task()
     before = 0 if task is None else task.cancelling()
@@ -318,7 +318,7 @@ async def keep_cancellation(request: Awaitable[_T]) -> _T:
 
 
 def is_unheard(message: Msg) -> bool:
-    """Return whether a message is the broker's word that nothing listens: the status 503."""
+    """Return whether this is the broker's status 503, i.e. nothing listens."""
     return not message.data and message.headers is not None and message.headers.get("Status") == "503"
 
 
@@ -327,7 +327,7 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
     """Connect to one of the brokers, and stay connected inside the block.
 
     Raises:
-        ClusterFault: None of them can be reached, or `nats-py` is not installed.
+        ClusterFault: None is reachable, or `nats-py` isn't installed.
     """
     try:
         import nats.errors  # noqa: PLC0415 — only with a cluster
@@ -376,7 +376,7 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
                 pending_size=_PENDING_BYTES,
                 drain_timeout=_FLUSH_S,
                 allow_reconnect=True,
-                # The broker's permissions can tell the answers to an offering node from those to others.
+                # Lets broker permissions tell an offering node's answers from others'.
                 inbox_prefix=f"_INBOX.{settings.node}" if settings.role == "offers" else "_INBOX",
             )
     except (TimeoutError, nats.errors.Error, OSError) as exc:
@@ -387,30 +387,30 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
     brokers.append(broker)
     measuring = asyncio.create_task(broker.measure_round_trips(), name="round trips to the broker")  # noqa: TID251 — awaited below
     try:
-        await broker.measure_round_trip()  # the deadlines of the first requests follow from it
+        await broker.measure_round_trip()  # sets the deadlines of the first requests
         yield broker
     finally:
         measuring.cancel()
         await asyncio.wait({measuring})
         broker.on_cut = broker.on_back = lambda: None
         broker.on_state = lambda _: None
-        with suppress(Exception):  # it is closed either way
+        with suppress(Exception):  # it's closed either way
             async with asyncio.timeout(_FLUSH_S):
                 await client.close()
 
 
 def _is_wanted(entry: logging.LogRecord) -> bool:
-    """Drop a warning that the client causes with each connection by TLS, and that means nothing."""
+    """Drop a meaningless warning the client causes with every TLS connection."""
     return "eof_received() has no effect" not in str(entry.msg)
 
 
 def _explain_api_error(exc: APIError) -> tuple[BrokerState, str]:
-    """Return the state of brokers that refuse a request, and why, with what to do."""
+    """Return the state of brokers rejecting a request, and the reason with a remedy."""
     from nats.js.errors import ServiceUnavailableError  # noqa: PLC0415 — only with a cluster
 
     if exc.err_code in _NO_STORAGE:
         return "full", exc.description or "they have no storage left"
-    # Nothing listens to requests for JetStream: nats-py gives that an error without a code.
+    # Nothing listens for JetStream requests: nats-py raises this error without a code.
     is_unheard = isinstance(exc, ServiceUnavailableError) and not exc.err_code
     if exc.err_code in _NO_JETSTREAM or is_unheard:
         reason = "JetStream is off in the broker, or in this account, or has not started yet"
@@ -421,7 +421,7 @@ def _explain_api_error(exc: APIError) -> tuple[BrokerState, str]:
 
 
 def _explain_refusal(exc: Exception) -> str:
-    """Say why a broker could not be connected to, with what to do."""
+    """Say why connecting to a broker failed, with a remedy."""
     import ssl  # noqa: PLC0415 — only for this error
 
     text = describe_error(exc)
@@ -436,16 +436,16 @@ def _explain_refusal(exc: Exception) -> str:
 
 
 def find_proof_place(settings: ClusterSettings) -> str:
-    """Return the place of the proof of the key. Earlier versions, which sealed no messages, used another place."""
+    """Return the place of the key's proof. Earlier versions, which didn't seal messages, used another."""
     return f"{settings.keys}/{PROOF} 2"
 
 
 async def check_key(broker: Broker) -> bool:
-    """Check that this process has the key of the cluster; False if the cluster has none yet.
+    """Check that this process has the cluster's key. Return False if the cluster doesn't have one yet.
 
     Raises:
         WrongKeyError: It has another key.
-        ClusterFault: The broker does not answer, or an earlier version has prepared the cluster.
+        ClusterFault: The broker doesn't answer, or an earlier version prepared the cluster.
     """
     key = broker.settings.key
     bucket = await broker.open_bucket(broker.settings.keys)
@@ -467,7 +467,7 @@ async def check_key(broker: Broker) -> bool:
 
 
 def is_sealed_with(key: ClusterKey, place: str, data: bytes) -> bool:
-    """Return whether a value of a place is sealed with a key."""
+    """Return whether the value at a place is sealed with a key."""
     try:
         key.unseal(place, data)
     except UnsealedError:

@@ -1,7 +1,7 @@
 """Buckets of a cluster at its brokers: keys with values and revisions, in JetStream's key-value store.
 
-A revision is the sequence number of a write (https://docs.nats.io/nats-concepts/jetstream/key-value-store). Creations
-and updates name the revision that they expect, so that of two writers one is refused.
+A revision is a write's sequence number (https://docs.nats.io/nats-concepts/jetstream/key-value-store). Creates and
+updates name the expected revision, so one of two concurrent writers fails.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _NO_STREAM = 10059
-"""JetStream's error code for a stream, and so a bucket, that is not there."""
+"""JetStream's error code for a missing stream, and so a missing bucket."""
 
 
 class RequestRunner(Protocol):
     """Runs requests to the brokers within a deadline; a `Broker`."""
 
     async def run(self, what: str, request: Awaitable[_T], *, requests: int = 1, writes: str = "") -> _T:
-        """Return the result of a request; raises `ClusterFault`, or `LostRaceError` for a write that came second."""
+        """Return a request's result. Raises `ClusterFault`, or `LostRaceError` for a write that came second."""
         ...
 
 
 @record
 class BucketEntry:
-    """A value of a bucket with its revision."""
+    """A bucket's value with its revision."""
 
     value: bytes
     revision: int
 
 
 class Bucket:
-    """A bucket of the broker: creations and updates are refused if another writer was first."""
+    """A bucket at the broker. Creates and updates fail if another writer was first."""
 
     def __init__(self, broker: RequestRunner, values: KeyValue, name: str) -> None:
         self.name = name
@@ -48,30 +48,30 @@ class Bucket:
         """Create an entry, and return its revision.
 
         Raises:
-            LostRaceError: There is one.
-            ClusterFault: The broker did not do it, or did not say so in time.
+            LostRaceError: It exists.
+            ClusterFault: The broker failed, or didn't confirm in time.
         """
         return await self._broker.run(
             f"the entry {key} could not be created", self._values.create(key, value), requests=2, writes=self.name
         )
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
-        """Replace an entry of this revision, and return the new revision; raises as `create`."""
+        """Replace an entry with this revision, and return the new revision. Raises like `create`."""
         return await self._broker.run(
             f"the entry {key} could not be changed", self._values.update(key, value, revision), writes=self.name
         )
 
     async def delete(self, key: str, revision: int) -> None:
-        """Delete an entry of this revision; raises as `create`."""
+        """Delete an entry with this revision. Raises like `create`."""
         await self._broker.run(
             f"the entry {key} could not be deleted", self._values.delete(key, revision), writes=self.name
         )
 
     async def get(self, key: str) -> BucketEntry | None:
-        """Read an entry; `None` if there is none.
+        """Read an entry, or return `None`.
 
         Raises:
-            ClusterFault: The broker did not answer, or has no such bucket.
+            ClusterFault: The broker didn't answer, or has no such bucket.
         """
         from nats.js.errors import BucketNotFoundError, KeyNotFoundError  # noqa: PLC0415 — only with a cluster
 
@@ -79,7 +79,7 @@ class Bucket:
             try:
                 entry = await self._values.get(key)
             except KeyNotFoundError as exc:
-                # nats-py says the same of a bucket that is not there; not all of its errors have a code.
+                # nats-py raises the same for a missing bucket, and not all of its errors have a code.
                 if getattr(exc.__context__, "err_code", None) == _NO_STREAM:
                     raise BucketNotFoundError from exc
                 return None
@@ -91,7 +91,7 @@ class Bucket:
         """Read all entries, by key, in one stream of messages.
 
         Raises:
-            ClusterFault: The broker did not answer.
+            ClusterFault: The broker didn't answer.
         """
 
         async def read_once() -> Sequence[KeyValue.Entry]:
@@ -99,7 +99,7 @@ class Bucket:
             found: list[KeyValue.Entry] = []
             try:
                 async for entry in watcher:
-                    if entry is None:  # what follows are changes
+                    if entry is None:  # changes follow
                         break
                     found.append(entry)
             finally:
@@ -107,8 +107,8 @@ class Bucket:
             return found
 
         async def read_all() -> Mapping[str, BucketEntry]:
-            # nats-py reports the end too early when the first entry is still on its way. Removed keys leave a
-            # marker, so a bucket with messages always has entries.
+            # nats-py reports the end too early while the first entry is on its way. Removed keys leave a marker, so a
+            # bucket with messages always has entries.
             while not (found := await read_once()) and (await self._values.status()).values:
                 pass
             return {
@@ -120,17 +120,17 @@ class Bucket:
         return await self._broker.run("the entries could not be listed", read_all(), requests=3)
 
     async def read_ttl(self) -> float:
-        """Read how many seconds an entry lives; raises as `get`."""
+        """Read the entries' lifetime in seconds. Raises like `get`."""
         status = await self._broker.run("the bucket could not be read", self._values.status())
         return float(status.ttl or 0.0)
 
     async def count_replicas(self) -> int:
-        """Return how many brokers keep a copy; raises as `get`."""
+        """Return how many brokers keep a copy. Raises like `get`."""
         status = await self._broker.run("the bucket could not be read", self._values.status())
         return status.stream_info.config.num_replicas or 1
 
     async def list_offline(self) -> Sequence[str]:
-        """Name the brokers that should keep a copy and are away, by the broker that answers; raises as `get`."""
+        """Name unreachable brokers that should keep a copy, according to the one that answers. Raises like `get`."""
         status = await self._broker.run("the bucket could not be read", self._values.status())
         cluster = status.stream_info.cluster
         peers = [] if cluster is None else cluster.replicas or []

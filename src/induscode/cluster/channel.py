@@ -1,29 +1,28 @@
-"""Channels: connections between two nodes, over subjects of the broker.
+"""Channels: connections between two nodes over broker subjects.
 
 A channel is a `Transport`: it carries frames in both directions and reports its end once. Messages are sealed and
-numbered (`ChannelCipher`). One that the other end hasn't sent, or that came before, is dropped without a word. One that
-was lost ends the channel, so a frame is delivered at most once, and never after a gap. A frame larger than the broker's
-limit travels in parts. Nothing is sent again: what was under way at the end has an unknown outcome.
+numbered (`ChannelCipher`). A forged or replayed message is dropped silently. A lost one ends the channel, so a frame is
+delivered at most once, and never after a gap. A frame beyond the broker's limit travels in parts. Nothing is resent:
+frames in flight at the end have an unknown outcome.
 
-The broker says by itself that nobody listens to a subject, and anyone could say so in its name. The other end is then
-probed, and is gone if it doesn't answer.
+The broker reports subjects without listeners, and anyone could fake that report. So we probe the other end then, and
+consider it gone only if it doesn't answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import compact_json
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, TransportEnd, encode_frame
 from induscode.cluster.broker import Broker, is_unheard
-from induscode.cluster.contract import ClusterFault
+from induscode.cluster.contract import ClusterFault, read_object
 from induscode.cluster.requests import GRACE_S
 from induscode.cluster.seals import HEAD_BYTES, ChannelCipher, ReplayGuard, Seal, is_opening
 
@@ -34,16 +33,16 @@ if TYPE_CHECKING:
 
 _WHOLE, _PART, _LAST, _END, _REST, _PROBE, _HERE = b"F", b"P", b"L", b"E", b"R", b"Q", b"H"
 _REFUSAL = b"X"
-"""Begins the word of a node that it has no such channel: it has no cipher for it."""
+"""Prefix of a node's message that it has no such channel, and so no cipher for it."""
 _FRAME_BYTES = 32 * 1024 * 1024
-"""The largest frame that is put together; each server has its own, smaller limit."""
+"""Largest frame to reassemble. Each server has a smaller limit."""
 _CLOSED = FaultDetail(reason="closed")
 _REASONS = frozenset(
     {"exited", "closed", "not_found", "refused", "frame_too_large", "malformed", "moved", "node_changed"}
 )
-_LARGEST_END = 16 * 1024
+_MAX_END_BYTES = 16 * 1024
 _CLOSE_S = 2.0
-"""How long frames before the end may take to be sent."""
+"""How long queued frames may take to be sent before the end."""
 
 
 class Channel(QueuedTransport):
@@ -57,9 +56,9 @@ class Channel(QueuedTransport):
         self._cipher = cipher
         self._seal = seal
         self._probe: asyncio.TimerHandle | None = None
-        """Ends the channel, unless the other end answers before."""
+        """Ends the channel unless the other end answers first."""
         self._peer = peer
-        """The subject of the other end."""
+        """Subject of the other end."""
         self._inbox = inbox
         self._on_close = on_close
         self._received = 0
@@ -67,17 +66,17 @@ class Channel(QueuedTransport):
         self._parts_size = 0
         self._is_closing = False
         self._tells_end = True
-        """Whether the other end may not know yet that, and why, the channel has ended."""
+        """Whether the other end may not know yet that the channel has ended, and why."""
         self.is_unheard = False
-        """Whether it ended because nothing listens at the other end, or takes part in anything any more."""
+        """Whether it ended because nothing listens at the other end, or its node left."""
         self.on_rest: Callable[[], None] = lambda: None
-        """Called when the other end would end the channel if it is not used."""
+        """Called when the other end wants to end the channel if it's unused."""
         self._sent_all = asyncio.Event()
-        """Set while no frame waits to be sent."""
+        """Set while the queue is empty."""
         self._pump = BackgroundTask("channel")
 
     def start(self, on_ended: Callable[[Channel], None] = lambda _: None) -> None:
-        """Begin to send what `send` is given; `on_ended` is called when the last message was sent."""
+        """Start sending queued frames. Calls `on_ended` after the last message."""
         self._pump.start(self._run(on_ended))
 
     async def _run(self, on_ended: Callable[[Channel], None]) -> None:
@@ -100,12 +99,12 @@ class Channel(QueuedTransport):
         on_ended(self)
 
     def send(self, frame: JsonObject) -> None:
-        """Put a frame into the queue; does nothing after the end."""
+        """Queue a frame. Does nothing after the end."""
         self._sent_all.clear()
         super().send(frame)
 
     async def flush(self) -> None:
-        """Wait until every frame was sent, or the channel has ended."""
+        """Wait until every frame is sent or the channel has ended."""
         while self._end is None and not self._sent_all.is_set():
             await self._sent_all.wait()
 
@@ -120,11 +119,11 @@ class Channel(QueuedTransport):
             await self._transmit(kind, bytes(view[start : start + limit]))
 
     async def _transmit(self, kind: bytes, data: bytes = b"") -> None:
-        # Nothing comes between the number and the sending: the broker keeps the order of what one client sends.
+        # No await between numbering and sending: the broker preserves the order of one client's messages.
         await self._broker.publish(self._peer, self._cipher.encrypt(kind, data), self._inbox)
 
     async def receive(self, message: Msg) -> None:
-        """Take a message of the other end, or of the broker; anything else is dropped."""
+        """Handle a message from the other end or the broker. Drop anything else."""
         if self._end is not None:
             return
         if is_unheard(message):
@@ -141,9 +140,9 @@ class Channel(QueuedTransport):
             await self._take(*opened)
 
     async def _take(self, kind: bytes, number: int, body: bytes) -> None:
-        """Take a new message of the other end."""
-        if kind == _END:  # also after a gap: the other end was cut off meanwhile
-            self._take_end(_read_object(body))
+        """Handle a new message from the other end."""
+        if kind == _END:  # also after a gap: the other end was cut off
+            self._take_end(read_object(body))
             return
         self._received += 1
         if number != self._received:
@@ -168,7 +167,7 @@ class Channel(QueuedTransport):
             self.deliver(whole)
 
     async def _doubt(self) -> None:
-        """Ask the other end whether it is there."""
+        """Probe the other end."""
         if self._probe is not None:
             return
 
@@ -181,7 +180,7 @@ class Channel(QueuedTransport):
             await self._transmit(_PROBE)
 
     def _believe(self) -> None:
-        """The other end is there."""
+        """Cancel the probe: the other end is alive."""
         if self._probe is not None:
             self._probe.cancel()
             self._probe = None
@@ -200,7 +199,7 @@ class Channel(QueuedTransport):
         self.finish(message if isinstance(message, str) else "ended the connection", detail)
 
     def finish(self, message: str, detail: FaultDetail = _CLOSED) -> TransportEnd:
-        """Declare the end, here and for the node that holds the channel; the other end is told."""
+        """End the channel, here and for the node that holds it, and notify the other end."""
         is_first = self._end is None
         end = super().finish(message, detail)
         if is_first:
@@ -211,30 +210,30 @@ class Channel(QueuedTransport):
         return end
 
     async def tell_end(self, end: TransportEnd) -> None:
-        """Tell the other end why the channel has ended; it may not hear of it."""
+        """Send the other end the reason, on a best-effort basis."""
         detail = end.detail
         fields: JsonObject = {"message": end.message, "reason": detail.reason}
         more: JsonObject = {"exit_code": detail.exit_code, "signal": detail.signal, "stderr": [*detail.stderr]}
         text = compact_json({**fields, **more}).encode()
-        if len(text) > _LARGEST_END:
+        if len(text) > _MAX_END_BYTES:
             text = compact_json({**fields, "message": end.message[:1_000]}).encode()
         try:
             await self._transmit(_END, text)
         except ClusterFault:
-            return  # the table of channels tells it when the broker is back
+            return  # the channel table sends it when the broker is back
 
     async def tell_rest(self) -> None:
-        """Ask the other end to end the channel if it is not used."""
-        with suppress(ClusterFault):  # then it ends anyway
+        """Ask the other end to end the channel if it's unused."""
+        with suppress(ClusterFault):  # it ends anyway then
             await self._transmit(_REST)
 
     def end_after_queue(self) -> None:
-        """End it after the frames that wait to be sent."""
+        """End it after the queued frames."""
         self._is_closing = True
         self._queued.set()
 
     async def close(self) -> None:
-        """End it after the frames that wait to be sent, and wait for that; safe to call twice."""
+        """End it after the queued frames, and wait for that. Safe to call twice."""
         self.end_after_queue()
         try:
             async with asyncio.timeout(_CLOSE_S):
@@ -245,20 +244,12 @@ class Channel(QueuedTransport):
         await self._pump.join()
 
 
-def _read_object(data: bytes) -> JsonObject:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return {}
-    return value if is_json_object(value) else {}
-
-
 def _find_refusal_place(subject: str, inbox: str) -> str:
     return f"refusal {subject} {inbox}"
 
 
 class ChannelTable:
-    """The open channels of one node, by the last part of the subject of their inbox."""
+    """One node's open channels, by the last part of their inbox subject."""
 
     def __init__(self, broker: Broker, instance: str, own: Seal) -> None:
         self._broker = broker
@@ -267,30 +258,30 @@ class ChannelTable:
         self._opened = 0
         self._open: dict[str, Channel] = {}
         self._accepted = ReplayGuard()
-        """The channels that other nodes have opened: none is opened twice."""
+        """Ensures that no channel from another node is opened twice."""
         self._ending: set[Channel] = set()
-        """Ended channels whose last message is on its way."""
+        """Ended channels with a last message on its way."""
         self._untold: list[tuple[Channel, TransportEnd]] = []
         """Channels that ended while the broker was away."""
 
     @property
     def subject(self) -> str:
-        """The subject of all inboxes of this node."""
+        """Subject of all inboxes of this node."""
         return self._broker.settings.inbox_subject(self._instance, "*")
 
     async def receive(self, message: Msg) -> None:
-        """Pass a message to the channel it is for; late ones are dropped."""
+        """Pass a message to its channel. Late ones are dropped."""
         channel = self._open.get(message.subject.rpartition(".")[2])
         if channel is not None:
             await channel.receive(message)
 
     def open(self, subject: str, seal: Seal, on_close: Callable[[], None] = lambda: None) -> Channel:
-        """Open a channel to the node that listens to a subject, whose `seal` it has, and start to send."""
+        """Open a channel to the node that has `seal` and listens to a subject, and start sending."""
         inbox = self._name_inbox()
         return self._add(subject, inbox, ChannelCipher(seal, subject, inbox), seal, on_close)
 
     def accept(self, message: Msg, on_close: Callable[[], None] = lambda: None) -> Channel | None:
-        """Open the other end of a channel that begins with a message; `None` if that is forged, or came before."""
+        """Open our end of a channel that starts with this message. `None` if it's forged or replayed."""
         inbox = self._name_inbox()
         cipher = ChannelCipher(self._own, message.subject, message.reply, inbox)
         if not is_opening(message.data) or cipher.decrypt(message.data, message.reply) is None:
@@ -302,19 +293,19 @@ class ChannelTable:
         return self._add(message.reply, inbox, cipher, self._own, on_close)
 
     async def refuse(self, message: Msg, reason: FaultReason = "closed") -> None:
-        """Tell the other end of a channel that isn't open here that nothing listens any more.
+        """Notify the other end that this channel isn't open here.
 
-        The message isn't authentic: it can't make this node, which may write what others may not, send to any subject.
+        The message isn't authentic, so it mustn't make this node, which has more rights, send to arbitrary subjects.
         """
         if not message.reply.startswith(self._broker.settings.inbox_subject("", "")[:-1]):
             return
         value: JsonObject = {"message": "is not there any more", "reason": reason, "unheard": True}
         sealed = self._own.seal(_find_refusal_place(message.subject, message.reply), value)
-        with suppress(ClusterFault):  # it waits for its deadline
+        with suppress(ClusterFault):  # the other end runs into its deadline
             await self._broker.publish(message.reply, _REFUSAL + sealed)
 
     def _name_inbox(self) -> str:
-        """Name an inbox by a number, which is used once, and by what nobody can know before."""
+        """Name an inbox with a unique number and an unpredictable token."""
         self._opened += 1
         return self._broker.settings.inbox_subject(self._instance, f"{self._opened}-{secrets.token_hex(8)}")
 
@@ -330,18 +321,18 @@ class ChannelTable:
         return channel
 
     def cut(self, message: str) -> None:
-        """End all channels here, since what was sent may not have arrived; `tell_cut` tells the other ends."""
+        """End all channels here, since sent messages may not have arrived. `tell_cut` notifies the other ends."""
         for channel in [*self._open.values()]:
             self._untold.append((channel, channel.finish(message, FaultDetail(reason="node_changed"))))
 
     async def tell_cut(self) -> None:
-        """Tell the other ends of the channels that ended while the broker was away."""
+        """Notify the other ends of channels that ended while the broker was away."""
         untold, self._untold = self._untold, []
         for channel, end in untold:
             await channel.tell_end(end)
 
     async def close(self) -> None:
-        """Close what is still open."""
+        """Close all remaining channels."""
         async with asyncio.TaskGroup() as tasks:
             for channel in [*self._open.values(), *self._ending]:
                 tasks.create_task(channel.close())

@@ -1,13 +1,13 @@
-"""The client of the brokers: `tls://` never without TLS, one user for all addresses, and an end of connecting.
+"""Broker client: `tls://` never without TLS, one user for all addresses, and cancellable connecting.
 
-The user comes from the credentials of this process, or from the addresses. Credentials are `USER:PASSWORD`, a token,
-an nkey seed, or a NATS credentials file with a token (JWT) and a seed, which signs what the broker asks to be signed
+The user comes from this process's credentials, or from the addresses. Credentials are `USER:PASSWORD`, a token, an nkey
+seed, or a NATS credentials file with a token (JWT) and a seed, which signs the broker's nonce
 (https://docs.nats.io/running-a-nats-service/configuration/securing_nats/auth_intro/nkey_auth).
 
-A broker opens with an `INFO` in plain text, which says whether it wants TLS
-(https://docs.nats.io/reference/reference-protocols/nats-protocol#info). nats-py follows that word alone: a broker
-without TLS, or an attacker in between, would get the user and the password in plain text. It also sends them to the
-very address alone that has them: brokers after it in a list, and those that a broker names, would refuse the client.
+A broker opens with a plain-text `INFO`, which says whether it wants TLS
+(https://docs.nats.io/reference/reference-protocols/nats-protocol#info). nats-py trusts that alone: a broker without
+TLS, or an attacker in between, would get the user and password in plain text. It also sends them only to the exact
+address that contains them, so later brokers in a list, and brokers announced by others, would reject the client.
 """
 
 from __future__ import annotations
@@ -28,25 +28,24 @@ if TYPE_CHECKING:
 
 _JWT = re.compile(r"-----BEGIN NATS USER JWT-----\s*(\S+)")
 _SEED = re.compile(r"^(SU[A-Z2-7]{56})$", re.MULTILINE)
-"""An nkey seed: a prefix of two bytes, 32 bytes, and a checksum, in base 32."""
+"""An nkey seed: a two-byte prefix, 32 bytes, and a checksum, in base 32."""
 _PUBLIC_PREFIX = 20 << 3
-"""Of the public nkey of a user: the letter U."""
+"""Prefix of a user's public nkey: the letter U."""
 NO_TLS = "it offers no TLS, which its address tls:// requires: nothing was sent to it"
 
 
 class BrokerClient(Client):
-    """A client of nats-py that sends nothing to a broker of a `tls://` address before TLS."""
+    """A nats-py client that sends nothing to a `tls://` broker before TLS."""
 
     def __init__(self, credentials: str = "") -> None:
         super().__init__()
         self._credentials = credentials
 
     async def connect(self, *args: Any, error_cb: Callable[[Exception], Awaitable[None]], **options: Any) -> None:
-        """Connect to one of the brokers, trying each again until the task is cancelled.
+        """Connect to one of the brokers, retrying each until the task is cancelled.
 
-        `asyncio.wait_for`, with which nats-py waits for a broker, may raise a failure of the same moment instead of
-        the cancellation (https://github.com/python/cpython/issues/86296, before Python 3.12), and nats-py would try
-        again for ever.
+        nats-py waits with `asyncio.wait_for`, which before Python 3.12 may raise a simultaneous failure instead of the
+        cancellation (https://github.com/python/cpython/issues/86296); nats-py would then retry forever.
         """
         self._addresses = [urlsplit(address) for address in cast("Sequence[str]", args[0])]
         connecting = cast("asyncio.Task[object]", asyncio.current_task())
@@ -60,10 +59,10 @@ class BrokerClient(Client):
         await super().connect(*args, error_cb=report_failure, **options)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        """Take the first word of a broker, before the user and password are sent; raises if it offers no TLS."""
+        """Handle a broker's greeting, before sending user and password. Raises if it must offer TLS and doesn't."""
         server = self._current_server
         if initial_connection and server is not None and server.uri.scheme == "tls":
-            # The same object that nats-py looks into afterwards.
+            # nats-py reads the same object afterwards.
             info["tls_required"] = info.get("tls_required", False) or info.get("tls_available", False)
             if not info["tls_required"]:
                 raise Error(NO_TLS)
@@ -72,9 +71,10 @@ class BrokerClient(Client):
         await super()._process_info(info, initial_connection)
 
     def _choose_credentials(self, server: SplitResult | ParseResult) -> None:
-        """Take the user of an address, or of the first given one with the same scheme: none of `tls://` for `nats://`.
+        """Use the address's user, or the first one with the same scheme: never one of `tls://` for `nats://`.
 
-        A user alone is a token. `%40` and the like are decoded (https://www.rfc-editor.org/rfc/rfc3986#section-2.1).
+        A user without a password is a token. `%40` and the like are decoded
+        (https://www.rfc-editor.org/rfc/rfc3986#section-2.1).
         """
         if self._credentials and any(one.scheme == server.scheme for one in self._addresses):
             self._use_credentials(self._credentials)
@@ -82,12 +82,12 @@ class BrokerClient(Client):
         same = [one for one in (server, *self._addresses) if one.scheme == server.scheme and one.username is not None]
         user = unquote(same[0].username or "") if same else None
         password = unquote(same[0].password) if same and same[0].password is not None else None
-        # nats-py prefers these to what stands in the address.
+        # nats-py prefers these to the address.
         self.options["user"], self.options["password"] = (None, None) if password is None else (user, password)
         self.options["token"] = user if password is None else None
 
     def _use_credentials(self, text: str) -> None:
-        """Use what a file or a variable says; a seed signs the number that the broker has sent."""
+        """Use credentials from a file or variable. A seed signs the broker's nonce."""
         seed, jwt = _SEED.search(text), _JWT.search(text)
         self.options["user"] = self.options["password"] = self.options["token"] = None
         if seed is None:
@@ -104,7 +104,7 @@ class BrokerClient(Client):
 
 
 def read_seed(seed: str) -> tuple[Callable[[bytes], bytes], str]:
-    """Return the function that signs with an nkey seed, and the public nkey.
+    """Return the signing function of an nkey seed, and the public nkey.
 
     Raises:
         Error: It's damaged.

@@ -1,13 +1,14 @@
-"""Types of the cluster: settings, nodes, placements, faults, and the names of subjects and buckets."""
+"""Cluster types: settings, nodes, placements, faults, and the names of subjects and buckets."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import stat
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import asdict, field
 from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
@@ -19,19 +20,19 @@ from induscode.cluster.key import ClusterKey, OfferKey
 from induscode.cluster.seals import Seal
 
 NodeRole: TypeAlias = Literal["all", "offers", "doors"]
-"""What a node does: serves clients and owns servers; owns its offered servers only; or serves clients only."""
+"""A node serves clients and owns servers, only owns the servers it offers, or only serves clients."""
 BrokerState: TypeAlias = Literal["ready", "away", "slow", "full", "partitioned", "without JetStream", "missing"]
-"""The broker as this process sees it: it answers; no connection; answers late; has no storage left; has no majority of
-its own members; has no buckets of ours (`indus cluster init`)."""
+"""The broker as this process sees it: it answers, isn't connected, answers late, has no storage left, has no majority,
+has JetStream off, or lacks our buckets (`indus cluster init`)."""
 
 NODE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 CAPACITY = 64
-"""Servers that a node owns at most, unless it says otherwise."""
+"""Default limit of servers per node."""
 NODE_VARIABLE, EPOCH_VARIABLE = "INDUS_NODE", "INDUS_EPOCH"
-"""Variables that tell a server its owner and its epoch: a storage that refuses lower epochs than the last one it saw
-is safe from a server that outlives its owner."""
+"""Variables that give a server its owner and epoch. A storage that rejects epochs lower than the last one it saw is
+safe from a server that outlives its owner."""
 LEASE_S = 10.0
-"""How long a node's lease lasts without a renewal."""
+"""Lifetime of a node's lease without renewal."""
 
 
 class ClusterFault(CoreError):
@@ -43,21 +44,30 @@ class ClusterFault(CoreError):
 
 
 class UnheardError(ClusterFault):
-    """Nothing listens on the subject of a request: it has not arrived."""
+    """Nothing listens on the request's subject, so it hasn't arrived."""
 
     def __init__(self, message: str) -> None:
         super().__init__("ready", message)
 
 
 class WrongKeyError(ClusterFault):
-    """The cluster has another key than this process."""
+    """The cluster has a different key than this process."""
 
     def __init__(self, message: str) -> None:
         super().__init__("ready", message)
 
 
 class LostRaceError(Exception):
-    """Another writer has changed the entry first; not an error of the broker."""
+    """Another writer changed the entry first. Not a broker error."""
+
+
+def read_object(data: bytes) -> JsonObject:
+    """Parse a JSON object, or return an empty one."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if is_json_object(value) else {}
 
 
 def hide_password(address: str) -> str:
@@ -71,89 +81,89 @@ class ClusterSettings:
     """How a node joins a cluster."""
 
     brokers: Sequence[str]
-    """URLs of the brokers: `nats://`, or `tls://` for a connection with TLS."""
+    """Broker URLs: `nats://`, or `tls://` for TLS."""
     node: str
     role: NodeRole = "all"
     capacity: int = CAPACITY
     prefix: str = "indus"
-    """The first part of every subject and bucket name."""
+    """First part of every subject and bucket name."""
     affinity: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Patterns of the names of preferred nodes, by the id of the server."""
+    """Name patterns of preferred nodes, by server id."""
     idle_s: float = 0.0
-    """How long a server goes on without a call; 0: for ever."""
+    """Stop a server after this long without calls; 0 for never."""
     connect_s: float = 5.0
     """How long one broker may take to answer."""
     credentials: str = field(default="", repr=False)
-    """Who this process is for the brokers: `USER:PASSWORD`, a token, an nkey seed, or the text of a NATS credentials
-    file; empty: what the addresses say."""
+    """Credentials for the brokers: `USER:PASSWORD`, a token, an nkey seed, or the text of a NATS credentials file.
+    Empty to use the addresses."""
     key: ClusterKey | None = field(default=None, repr=False)
-    """Seals what moves between nodes and what rests at the broker."""
+    """Seals data between nodes and at the broker."""
     offer: OfferKey | None = field(default=None, repr=False)
-    """Instead of it: the key of a node that only offers its servers, and shares nothing else."""
+    """Used instead by a node that only offers its servers and shares nothing else."""
 
     @property
     def leases(self) -> str:
-        """The name of the bucket of leases."""
+        """Bucket of leases."""
         return f"{self.prefix}_leases"
 
     @property
     def placements(self) -> str:
-        """The name of the bucket of placements."""
+        """Bucket of placements."""
         return f"{self.prefix}_placements"
 
     @property
     def keys(self) -> str:
-        """The name of the bucket with the proof that a node has the key of the cluster."""
+        """Bucket with the proof of the cluster key."""
         return f"{self.prefix}_keys"
 
     @property
     def ledger(self) -> str:
-        """The name of the stream of all ledgers."""
+        """Stream of all ledgers."""
         return f"{self.prefix}_ledger"
 
     @property
     def shared(self) -> str:
-        """The name of the bucket of what all nodes apply: servers, consents, approved definitions, rules."""
+        """Bucket of entries all nodes apply: servers, consents, approved definitions, rules."""
         return f"{self.prefix}_shared"
 
     @property
     def calls(self) -> str:
-        """The name of the stream of call records."""
+        """Stream of call records."""
         return f"{self.prefix}_calls"
 
     @property
     def anchors(self) -> str:
-        """The subject of anchors over all chains."""
+        """Subject of anchors over all chains."""
         return f"{self.prefix}.ledger.anchor"
 
     def chain_subject(self, chain: str) -> str:
-        """Return the subject of the rows of one ledger."""
+        """Return the subject of one ledger's rows."""
         return f"{self.prefix}.ledger.chain.{chain}"
 
     def find_chain(self, subject: str) -> str | None:
-        """Return the chain of a subject; None for anchors."""
+        """Return a subject's chain, or None for anchors."""
         prefix = self.chain_subject("")
         return subject.removeprefix(prefix) if subject.startswith(prefix) else None
 
     @property
     def beats(self) -> str:
-        """The subject on which nodes report themselves after each renewal."""
+        """Subject on which nodes report themselves after each renewal."""
         return f"{self.prefix}.beat"
 
     def call_subject(self, key: str, epoch: int) -> str:
-        """Return the subject of an owner; one of an earlier epoch is never addressed again."""
+        """Return an owner's subject. Subjects of earlier epochs are never used again."""
         return f"{self.prefix}.call.{key}.{epoch}"
 
     def node_subject(self, instance: str) -> str:
-        """Return the subject on which one node takes requests of others."""
+        """Return the subject on which a node receives other nodes' requests."""
         return f"{self.prefix}.node.{instance}"
 
     def reply_subject(self, instance: str, number: int | str = "*") -> str:
-        """Return the subject on which one node gets the answer to a request."""
+        """Return the subject on which a node receives the answer to a request."""
         return f"{self.prefix}.reply.{instance}.{number}"
 
     def http_subject(self, instance: str) -> str:
-        """Return the subject on which one node takes HTTP requests for its sessions."""
+        """Return the subject on which a node receives HTTP requests for its sessions."""
         return f"{self.prefix}.http.{instance}"
 
     def inbox_subject(self, instance: str, channel: str) -> str:
@@ -163,48 +173,37 @@ class ClusterSettings:
 
 @record(kw_only=True)
 class NodeInfo:
-    """What a node reports about itself."""
+    """A node's report about itself."""
 
     node: str
     instance: str
-    """Names the process: random."""
+    """Random name of the process."""
     lease: str = ""
-    """Names its present lease: a node that has lost one continues under another."""
+    """Name of its current lease. A node that lost one continues under another."""
     role: NodeRole = "all"
     capacity: int = CAPACITY
     owned: int = 0
-    """Servers that it owns now."""
+    """Servers it owns now."""
     url: str = ""
-    """Where clients reach it; empty if they do not."""
+    """Address for clients, or empty."""
     draining: bool = False
     unpublished: int = 0
-    """Rows of its ledger that the others do not have yet."""
+    """Ledger rows it hasn't published yet."""
     brokers: BrokerState = "ready"
     """The brokers as it sees them."""
 
     def may_own(self, only_node: str | None = None) -> bool:
-        """Return whether a server may be placed on it: one of equal rows, or one that `only_node` offers."""
+        """Return whether it may own a server: any with an equal row, or one that `only_node` offers."""
         is_meant = self.role == "all" if only_node is None else self.node == only_node
         return is_meant and not self.draining
 
     def to_json(self) -> JsonObject:
         """Return it as a JSON object."""
-        return {
-            "node": self.node,
-            "instance": self.instance,
-            "lease": self.lease,
-            "role": self.role,
-            "capacity": self.capacity,
-            "owned": self.owned,
-            "url": self.url,
-            "draining": self.draining,
-            "unpublished": self.unpublished,
-            "brokers": self.brokers,
-        }
+        return asdict(self)
 
     @classmethod
     def parse(cls, value: object) -> NodeInfo | None:
-        """Read what another node reports; `None` if it is no report."""
+        """Parse another node's report, or return `None`."""
         if not is_json_object(value):
             return None
         node, instance, lease, role = (value.get(key) for key in ("node", "instance", "lease", "role"))
@@ -226,12 +225,10 @@ class NodeInfo:
 
 
 def _parse_state(value: object) -> BrokerState:
-    """Read the state of the brokers that another node reports; one of a later version counts as `ready`."""
+    """Parse the brokers' state in another node's report. An unknown one, from a later version, counts as `ready`."""
     states: Sequence[BrokerState] = ("away", "slow", "full", "partitioned", "without JetStream", "missing")
-    for state in states:
-        if state == value:
-            return state
-    return "ready"
+    known: BrokerState | None = next((state for state in states if state == value), None)
+    return known or "ready"
 
 
 @record
@@ -240,16 +237,16 @@ class Placement:
 
     key: str
     server: str
-    """The id of the server in the configuration."""
+    """The server's id in the configuration."""
     node: str
     lease: str
-    """The lease of its owner: when that has ended, so has the placement."""
+    """Lease of its owner. The placement ends with it."""
     epoch: int
-    """The revision of the claim: greater than that of every earlier owner."""
+    """Revision of the claim, greater than any earlier owner's."""
     revision: int = field(default=0, compare=False)
-    """The present revision of the entry."""
+    """Current revision of the entry."""
     seal: Seal | None = field(default=None, compare=False, repr=False)
-    """The author of the entry, who seals the channels to the server too."""
+    """Author of the entry, who also seals the channels to the server."""
 
 
 # -- options ----------------------------------------------------------------------------------
@@ -257,20 +254,20 @@ class Placement:
 
 _SCHEMES = ("nats", "tls", "ws", "wss")
 CREDENTIALS_VARIABLE = "INDUS_BROKER_CREDENTIALS"
-"""The variable with the user and password for the brokers."""
+"""Variable with the user and password for the brokers."""
 _CREDENTIALS_BYTES = 65_536
 PASSWORD_SHOWN = (
     "the address of the brokers has a password, which other users of this machine can read in the process list: "
     f"use --broker-credentials FILE, the setting cluster.credentials_file or the variable {CREDENTIALS_VARIABLE}"
 )
-"""What to say about a password on the command line."""
+"""Warning about a password on the command line."""
 
 
 def parse_brokers(text: str) -> Sequence[str]:
-    """Split addresses that are separated by commas; later ones may leave the scheme out: `nats://a,b,c:4222`.
+    """Split comma-separated addresses. Later ones may omit the scheme: `nats://a,b,c:4222`.
 
     Raises:
-        ValueError: One of them is no address of a broker.
+        ValueError: One of them isn't a broker address.
     """
     addresses: list[str] = []
     scheme = "nats"
@@ -298,7 +295,7 @@ def has_password(addresses: Sequence[str]) -> bool:
 
 
 def read_credentials(path: str | None) -> str:
-    """Read what this process tells the brokers about itself, from a file or the variable; empty without both.
+    """Read this process's broker credentials from a file or the variable; empty without either.
 
     Raises:
         OSError: The file can't be read, or everyone on the machine can read it.
@@ -317,7 +314,7 @@ def read_credentials(path: str | None) -> str:
 
 
 def find_node_name(name: str | None) -> str:
-    """Return the name of this node: the one that was chosen, or that of the machine.
+    """Return this node's name: the chosen one, or the machine's.
 
     Raises:
         ValueError: It has other characters, or is too long.

@@ -1,13 +1,12 @@
-"""Guard of a node: a small process that outlives a node which is killed, and ends what it has left.
+"""Guard of a node: a small process that outlives a killed node and cleans up after it.
 
-A node that is killed with -9 cannot release its lease, so its servers would stay without an owner until the lease has
-run out. The guard watches the process of the node. When that has ended without a word, the guard ends the server
-processes that are left, checks that none runs any more, and only then ends the lease at the broker: a node that lives,
-or is merely stopped, keeps its lease. The entry is replaced by compare-and-set, so a renewal that was still under way
-is refused, or makes the guard read again.
+A node killed with -9 can't release its lease, so its servers would have no owner until the lease expires. The guard
+watches the node's process. If that exits without notice, the guard ends the remaining server processes, checks that
+none is left, and only then ends the lease at the broker: a node that's alive, or merely suspended, keeps its lease. The
+entry is replaced by compare-and-set, so a renewal in flight either fails or makes the guard read again.
 
-The guard sleeps in a system call and imports nothing of the cluster until it is needed. It needs `/proc` and pidfds:
-Linux. Elsewhere a killed node is replaced when its lease has run out.
+The guard sleeps in a system call and imports nothing from the cluster until it's needed. It needs `/proc` and pidfds,
+i.e. Linux. Elsewhere a killed node is replaced when its lease expires.
 """
 
 from __future__ import annotations
@@ -28,40 +27,40 @@ if TYPE_CHECKING:
     from induscode.cluster.contract import ClusterSettings
 
 _TERM_S = 0.5
-"""How long server processes have to end at SIGTERM."""
+"""How long server processes may take to end after SIGTERM."""
 _KILL_S = 5.0
-_PAUSE_S = 0.05
+_SCAN_INTERVAL_S = 0.05
 _EMPTY_SCANS = 2
-"""A process that was being started has no marker for a moment."""
+"""A starting process briefly has no marker, so scan twice."""
 _RETRY_S = 0.2
 _GIVE_UP_S = 60.0
-"""When the lease has run out anyway."""
+"""By then the lease has expired anyway."""
 _LEAVE_S = 2.0
-_TOLD = ("node", "prefix", "connect_s", "role", "credentials")
-"""What the guard needs of the settings, beside the brokers; the key of the cluster is not among it: the node seals what
-its guard may have to write."""
+_SETTINGS_FIELDS = ("node", "prefix", "connect_s", "role", "credentials")
+"""Settings the guard needs, in addition to the brokers. Not the cluster key: the node seals the messages its guard may
+have to send."""
 
 
 class Guard:
-    """The node's end of its guard; `open_guard` makes one."""
+    """The node's end of its guard. Create it with `open_guard`."""
 
     def __init__(self, process: subprocess.Popen[bytes] | None = None, mark: str = "") -> None:
         self._process = process
         self.mark = mark
-        """The marker of the servers of this node, for the variable `INDUS_CHILD`."""
+        """Marker of this node's servers, for the variable `INDUS_CHILD`."""
 
     def tell_lease(self, lease: str, ended: bytes, gone: bytes) -> None:
-        """Name the lease that this node is about to create, with the entry that ends it and the report of its end."""
+        """Announce the lease this node is about to create, with the entry that ends it and the report of its end."""
         self.tell({"lease": lease, "ended": ended.hex(), "gone": gone.hex()})
 
     def tell(self, message: dict[str, object]) -> None:
-        """Tell the guard something that it needs after the end of the node."""
+        """Send the guard something it needs after the node's end."""
         if self._process is not None:
-            with suppress(OSError):  # it was killed: the lease runs out instead
+            with suppress(OSError):  # the guard was killed: the lease expires instead
                 cast("IO[bytes]", self._process.stdin).write(json.dumps(message).encode() + b"\n")
 
     def leave(self) -> None:
-        """End the guard: the node has released its lease, and its servers have ended."""
+        """End the guard, after releasing the lease and ending the servers."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -73,22 +72,22 @@ class Guard:
 
 @asynccontextmanager
 async def open_guard(settings: ClusterSettings) -> AsyncGenerator[Guard]:
-    """Have this process guarded inside the block; where the system cannot, the guard does nothing."""
+    """Guard this process inside the block. Does nothing on systems without support."""
     import asyncio  # noqa: PLC0415 — not in the guard itself
 
     from indusagi.core.ids import new_ulid  # noqa: PLC0415 — not in the guard itself
 
     mark, process = new_ulid(), None
     if can_guard():
-        # -P: no module is taken from the working directory, which may be a project that is not trusted.
+        # -P: don't import modules from the working directory, which may be an untrusted project.
         command = [sys.executable, "-P", "-m", "induscode.cluster.guard", str(os.getpid())]
         process = subprocess.Popen(  # noqa: ASYNC220 — a fork takes a millisecond
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
         )
     guard = Guard(process, mark)
-    # By its input, not by its command line: the addresses may have passwords in them.
-    told = {name: getattr(settings, name) for name in _TOLD}
-    guard.tell({"settings": told | {"brokers": [*settings.brokers]}, "mark": mark})
+    # On stdin, not on the command line: the addresses may contain passwords.
+    fields = {name: getattr(settings, name) for name in _SETTINGS_FIELDS}
+    guard.tell({"settings": fields | {"brokers": [*settings.brokers]}, "mark": mark})
     try:
         yield guard
     finally:
@@ -96,27 +95,27 @@ async def open_guard(settings: ClusterSettings) -> AsyncGenerator[Guard]:
 
 
 def can_guard() -> bool:
-    """Return whether the system lets one process watch another, and list the servers that it has left."""
+    """Return whether one process can watch another here, and list the servers it left behind."""
     return hasattr(os, "pidfd_open") and os.path.exists("/proc/self/environ")
 
 
-# -- in the process of the guard ----------------------------------------------------------------
+# -- in the guard's process ---------------------------------------------------------------------
 
 
 def main() -> None:
-    """Wait for the end of the node, and end what it has left."""
+    """Wait for the node's end, and clean up after it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # a service manager signals all processes of a service
     node = int(sys.argv[1])
     handle: int | None = None
-    with suppress(OSError):  # it has ended already
+    with suppress(OSError):  # it has already ended
         handle = os.pidfd_open(node)
         if os.getppid() != node:
-            os.close(handle)  # that of another process
+            os.close(handle)  # the pid belongs to another process
             handle = None
     told: dict[str, object] = {}
     for line in sys.stdin.buffer:
-        with suppress(ValueError):  # cut off by the end of the node
+        with suppress(ValueError):  # cut off by the node's end
             told.update(json.loads(line))
     if told.get("leave") or "lease" not in told or "settings" not in told:
         return
@@ -127,7 +126,7 @@ def main() -> None:
 
 
 class LastWord(NamedTuple):
-    """What the guard writes for a node that has ended."""
+    """The guard's messages on behalf of an ended node."""
 
     lease: str
     ended: bytes
@@ -159,7 +158,7 @@ def _report(text: str) -> None:
 
 
 def end_servers(mark: str) -> bool:
-    """End the processes with a marker and their descendants: SIGTERM, then SIGKILL; return whether all have ended."""
+    """End the processes with a marker and their descendants: SIGTERM, then SIGKILL. Return whether all have ended."""
     from indusagi.core.process.tree import ProcessTree, signal_processes  # noqa: PLC0415 — only after a node's end
 
     tree = ProcessTree(mark)
@@ -171,12 +170,12 @@ def end_servers(mark: str) -> bool:
             empty = 0 if left else empty + 1
             if empty == _EMPTY_SCANS:
                 return True
-            time.sleep(_PAUSE_S)
+            time.sleep(_SCAN_INTERVAL_S)
     return False
 
 
 async def _release_lease(fields: dict[str, object], last: LastWord) -> None:
-    """End the lease of a process that has ended, and tell the other nodes.
+    """End the lease of an ended process, and notify the other nodes.
 
     Raises:
         TimeoutError: The broker stayed away.
@@ -199,16 +198,16 @@ async def _release_lease(fields: dict[str, object], last: LastWord) -> None:
 
 
 async def end_dead_lease(broker: Broker, last: LastWord) -> None:
-    """End the lease of a node whose process has ended; the other nodes learn of it at once.
+    """End the lease of a node whose process has ended, and notify the other nodes.
 
     Raises:
-        ClusterFault: The broker did not do it.
+        ClusterFault: The broker failed.
     """
     from induscode.cluster.contract import LostRaceError  # noqa: PLC0415 — not in the guard while it waits
 
     leases = await broker.open_bucket(broker.settings.leases)
     while (entry := await leases.get(last.lease)) is not None and entry.value != last.ended:
-        with suppress(LostRaceError):  # a renewal was under way
+        with suppress(LostRaceError):  # a renewal was in flight
             await leases.update(last.lease, last.ended, entry.revision)
     await broker.publish(broker.settings.beats, last.gone)
 

@@ -1,10 +1,9 @@
-"""How the brokers are, from the outcomes of requests.
+"""The brokers' health, from the outcomes of requests.
 
-Pure: outcomes come in, a `BrokerState` comes out. A write that failed counts until one succeeds at the same place, or a
-lease is renewed, since brokers that are full, or have no majority, still answer some requests. Requests without an
-answer mean slow brokers if a round trip to the connected one takes long, and brokers without a majority otherwise,
-unless a read was told that its bucket is missing.
-Answer times are averaged, so that the state does not change with every request.
+Pure: outcomes in, a `BrokerState` out. A failed write counts until one succeeds at the same place or a lease is
+renewed, since brokers that are full or without a majority still answer some requests. Unanswered requests mean slow
+brokers if the round trip to the connected one is long, otherwise brokers without a majority, unless a read found its
+bucket missing. Answer times are averaged, so the state doesn't change with every request.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ if TYPE_CHECKING:
     from induscode.cluster.contract import BrokerState
 
 SLOW_S = 0.5
-"""A broker that takes longer on average is slow; also the round trip with which a missing answer is blamed on that."""
+"""Average above which a broker is slow; also the round trip that explains a missing answer."""
 _WEIGHT = 0.3
-"""Of the last answer in the average."""
+"""Weight of the last answer in the average."""
 STATES: Mapping[BrokerState, str] = {
     "away": "are away: servers of this node go on until its lease ends",
     "slow": "answer slowly: calls of servers on other nodes take longer",
@@ -27,27 +26,32 @@ STATES: Mapping[BrokerState, str] = {
     "without JetStream": "store nothing: start nats-server with -js",
     "missing": "have lost the buckets of the cluster: indus cluster init",
 }
-"""What each state means, after `the brokers`; none for `ready`."""
+"""Meaning of each state, after `the brokers`; none for `ready`."""
+
+
+def explain_state(state: BrokerState) -> str:
+    """Return the brokers' state as a reason to append to a message, or "" if they're ready."""
+    return f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
 
 
 class BrokerHealth:
-    """The state of the brokers as one process sees it."""
+    """The brokers' state as one process sees it."""
 
     def __init__(self, leases: str = "") -> None:
-        """Begin with brokers that are well; `leases`: where a write says that all is well."""
+        """Start with healthy brokers. A successful write to `leases` clears all failed writes."""
         self.is_connected = True
         self.round_trip_s = 0.0
-        """To the broker that this process is connected to, without storage."""
+        """To the connected broker, without storage."""
         self._unread: BrokerState | None = None
-        """Why the last read had no answer."""
+        """Why the last read got no answer."""
         self._leases = leases
         self._unwritten: dict[str, BrokerState] = {}
-        """Why the last write of each bucket or stream was not done."""
+        """Why the last write to each bucket or stream failed."""
         self._average_s = 0.0
 
     @property
     def state(self) -> BrokerState:
-        """The present state."""
+        """The current state."""
         if not self.is_connected:
             return "away"
         if self._unread == "missing":
@@ -59,7 +63,7 @@ class BrokerHealth:
         return "slow" if max(self._average_s, self.round_trip_s) > SLOW_S else "ready"
 
     def take_answer(self, took_s: float, wrote: str = "") -> None:
-        """Take an answer; `wrote`: the bucket or stream of a write."""
+        """Record an answer. `wrote` is a write's bucket or stream."""
         self.is_connected, self._unread = True, None
         self._average_s += _WEIGHT * (took_s - self._average_s)
         self._unwritten.pop(wrote, None)
@@ -67,26 +71,26 @@ class BrokerHealth:
             self._unwritten.clear()
 
     def take_failure(self, state: BrokerState, wrote: str = "") -> None:
-        """Take a request that the brokers have not done, and why."""
+        """Record a failed request, and why."""
         if wrote:
             self._unwritten[wrote] = state
         else:
             self._unread = state
 
     def take_silence(self, wrote: str = "") -> BrokerState:
-        """Take a request without an answer in time; return why."""
+        """Record a request that timed out, and return why."""
         state: BrokerState = "slow" if self.round_trip_s > SLOW_S else "partitioned"
         if self._unread == "missing":
-            state = self._unread  # nothing answers for a bucket that is not there
+            state = self._unread  # nothing answers for a missing bucket
         self.take_failure(state, wrote)
         return state if self.is_connected else "away"
 
     def take_unread(self) -> None:
-        """Messages came faster than they were read."""
+        """Record that messages came faster than they were read."""
         self._average_s = max(self._average_s, 2 * SLOW_S)
 
     def connect(self, *, is_connected: bool) -> None:
-        """The connection was lost, or is there again."""
+        """Record that the connection was lost or is back."""
         self.is_connected = is_connected
         if is_connected:
             self._unread, self._average_s, self.round_trip_s = None, 0.0, 0.0

@@ -1,15 +1,15 @@
-"""The key of a cluster: seals what moves between nodes and what rests at the broker, and proves who wrote it.
+"""The cluster key: seals data in transit between nodes and at rest at the broker, and proves who wrote it.
 
-Whatever a broker stores for a cluster (ledgers, call records, shared servers, consents, rules) is encrypted and
-authenticated with AES-256-GCM (NIST SP 800-38D) under keys derived from one secret file, with the name of the place
-as associated data: an administrator or another user of the broker can neither read a value, nor write one, nor move one
-to another place. The operator copies the file to every node; it never travels through the broker.
+All broker data of a cluster (ledgers, call records, shared servers, consents, rules) is encrypted and authenticated
+with AES-256-GCM (NIST SP 800-38D) under keys derived from one secret file. The name of the place is the associated
+data, so an administrator or another user of the broker can't read a value, write one, or move one to another place. The
+operator copies the file to every node; it never travels through the broker.
 
-The file has the present key, and the ones before it. A key that was replaced opens messages of the ledgers and of call
-records up to the one that was the last at that time, and nothing else: what is sealed with it later is not of a node.
+The file holds the current key and its predecessors. A replaced key opens only messages of the ledgers and call records
+up to the last one at that time. Anything sealed with it later isn't from a node.
 
-A machine that only offers servers gets an offer key instead. It follows from the key of the cluster, the name of the
-node and a serial, so every node can compute it, and its holder can compute nothing else.
+A machine that only offers servers gets an offer key instead. It's derived from the cluster key, the node's name and a
+serial, so every node can compute it, and its holder can compute nothing else.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from indusagi.core.app_dirs import (
 from indusagi.core.records import record
 
 KEY_FILE = "cluster.key"
-"""The name of the file in the state directory."""
+"""File name in the state directory."""
 SealedStream: TypeAlias = Literal["ledger", "calls"]
 """A stream whose messages stay sealed with the key of their time."""
 _FORM = b"indus-cluster-key-1:"
 _PREVIOUS_FORM = b"indus-cluster-previous-key-1:"
 _OFFER_FORM = b"indus-cluster-offer-key-1:"
-_MOST_PREVIOUS = 500
+_MAX_PREVIOUS = 500
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
 _FILE_BYTES = 65_536
 _VERSION = b"\x01"
 LARGEST_BYTES = 64 * 1024 * 1024
-"""The most that one sealed value may hold when it is open."""
+"""Size limit of an unsealed value."""
 
 
 class UnsealedError(ValueError):
-    """A value was not sealed with this key for this place, or is damaged."""
+    """The value wasn't sealed with this key for this place, or is damaged."""
 
 
 @record
 class PreviousKey:
-    """A key that was replaced, and the last messages that were sealed with it."""
+    """A replaced key, and the numbers of the last messages sealed with it."""
 
     key: ClusterKey
     ledger: int
@@ -70,21 +70,17 @@ class OfferKey:
 
     node: str
     serial: str
-    """Tells the keys apart that were issued to this node."""
+    """Distinguishes the keys issued to this node."""
     secret: bytes = field(repr=False)
 
     def encode(self) -> bytes:
         """Encode it for a key file."""
-        return b"%b%b:%b:%b\n" % (
-            _OFFER_FORM,
-            self.node.encode(),
-            self.serial.encode(),
-            base64.urlsafe_b64encode(self.secret),
-        )
+        secret = base64.urlsafe_b64encode(self.secret)
+        return b"%b%b:%b:%b\n" % (_OFFER_FORM, self.node.encode(), self.serial.encode(), secret)
 
 
 class ClusterKey:
-    """One secret, the keys derived from it, and the secrets before it, the latest first."""
+    """A secret, the keys derived from it, and its predecessors, latest first."""
 
     def __init__(self, secret: bytes, previous: Sequence[PreviousKey] = ()) -> None:
         self._secret = secret
@@ -92,11 +88,11 @@ class ClusterKey:
         self._sealing = self.derive("sealing")
 
     def derive(self, purpose: str) -> bytes:
-        """Derive a key for one purpose (RFC 5869, the expansion of HKDF for 32 bytes)."""
+        """Derive a key for one purpose (HKDF-Expand to 32 bytes, RFC 5869)."""
         return hmac.digest(self._secret, b"indus cluster " + purpose.encode() + b"\x01", hashlib.sha256)
 
     def digest(self, purpose: str, text: str) -> str:
-        """Digest a text so that only holders of the key can find out what it was."""
+        """Digest a text so that only holders of the key can tell what it was."""
         return hmac.digest(self.derive(purpose), text.encode("utf-8", "surrogatepass"), hashlib.sha256).hex()
 
     def derive_offer(self, node: str, serial: str) -> OfferKey:
@@ -111,7 +107,7 @@ class ClusterKey:
         return _VERSION + nonce + AESGCM(self._sealing).encrypt(nonce, zlib.compress(data, 1), place.encode())
 
     def unseal(self, place: str, sealed: bytes) -> bytes:
-        """Return the value that was sealed for this place.
+        """Return the value sealed for this place.
 
         Raises:
             UnsealedError: It was sealed with another key or for another place, or is damaged.
@@ -133,10 +129,10 @@ class ClusterKey:
         return data
 
     def unseal_message(self, stream: SealedStream, place: str, sealed: bytes, number: int) -> bytes:
-        """Return the content of a message of a stream, which an earlier key of its time may have sealed.
+        """Return the content of a stream message, which an earlier key of its time may have sealed.
 
         Raises:
-            UnsealedError: As `unseal`.
+            UnsealedError: As in `unseal`.
         """
         try:
             return self.unseal(place, sealed)
@@ -148,16 +144,16 @@ class ClusterKey:
             raise
 
     def replace(self, *, ledger: int, calls: int) -> ClusterKey:
-        """Make the key that follows; this one opens messages up to these numbers."""
+        """Create the next key. This one opens messages up to these numbers."""
         before = (PreviousKey(ClusterKey(self._secret), ledger, calls), *self.previous)
-        return ClusterKey(os.urandom(_KEY_BYTES), before[:_MOST_PREVIOUS])
+        return ClusterKey(os.urandom(_KEY_BYTES), before[:_MAX_PREVIOUS])
 
     def follows(self, old: ClusterKey) -> bool:
-        """Tell whether this key was made to replace another one."""
+        """Return whether this key was created to replace another."""
         return bool(self.previous) and hmac.compare_digest(self.previous[0].key._secret, old._secret)  # noqa: SLF001 — of the same class
 
     def limit_previous(self, *, ledger: int, calls: int) -> ClusterKey:
-        """Return this key with other numbers for the one before it."""
+        """Return this key with other numbers for its predecessor."""
         first = PreviousKey(self.previous[0].key, ledger, calls)
         return ClusterKey(self._secret, (first, *self.previous[1:]))
 
@@ -174,27 +170,27 @@ def find_key_path(path: str | None = None) -> str:
     """Return the path of the key file: the chosen one, or `cluster.key` in the state directory.
 
     Raises:
-        OSError: None was chosen, and there is no home directory.
+        OSError: None was chosen, and there's no home directory.
     """
     return os.path.expanduser(path) if path else os.path.join(state_dir(), KEY_FILE)
 
 
 def read_key(path: str) -> ClusterKey:
-    """Read the key file of a cluster.
+    """Read a cluster's key file.
 
     Raises:
         OSError: It can't be read, or everyone on the machine can read it.
-        ValueError: It's something else.
+        ValueError: It isn't a cluster key.
     """
     key = read_any_key(path)
     if isinstance(key, OfferKey):
         message = f"{path!r} is the key of the offering node {key.node!r}: use it with --offer-only"
-        raise ValueError(message)  # noqa: TRY004 — what the file holds is wrong, not what the caller gave
+        raise ValueError(message)  # noqa: TRY004 — the file's content is wrong, not the argument
     return key
 
 
 def read_any_key(path: str) -> ClusterKey | OfferKey:
-    """Read the key file of a cluster, or of a node that only offers its servers; raises as `read_key`."""
+    """Read the key file of a cluster or an offering node. Raises like `read_key`."""
     text = read_small_file(path, _FILE_BYTES).strip()
     if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
         raise PermissionError(f"{path!r} can be read by every user of this machine: chmod 600 it")
@@ -226,7 +222,7 @@ def _parse_previous(line: bytes) -> PreviousKey:
 
 
 def create_key(path: str) -> ClusterKey:
-    """Make a key and write it to a new file that only this user can read; raises as `write_new_key`."""
+    """Create a key in a new file that only this user can read. Raises like `write_new_key`."""
     key = ClusterKey(os.urandom(_KEY_BYTES))
     write_new_key(path, key)
     return key
@@ -238,9 +234,9 @@ def write_new_key(path: str, key: ClusterKey | OfferKey) -> None:
     Raises:
         OSError: The file exists, or can't be written.
     """
-    if folder := os.path.dirname(os.path.abspath(path)):
-        if not os.path.isdir(folder):
-            make_private_dir(folder)
+    folder = os.path.dirname(os.path.abspath(path))
+    if not os.path.isdir(folder):
+        make_private_dir(folder)
     with os.fdopen(create_private_file(path), "wb") as file:
         file.write(key.encode())
         file.flush()
@@ -248,9 +244,9 @@ def write_new_key(path: str, key: ClusterKey | OfferKey) -> None:
 
 
 def write_key(path: str, key: ClusterKey | OfferKey) -> None:
-    """Write a key to a file that only this user can read, in the place of the one that is there.
+    """Replace a key file with one that only this user can read.
 
     Raises:
-        OSError: It cannot be written; the old file stays.
+        OSError: It can't be written; the old file stays.
     """
     replace_private_file(path, key.encode())

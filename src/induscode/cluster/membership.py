@@ -1,18 +1,17 @@
-"""Membership: this node's lease, kept alive, and the nodes that have reported themselves.
+"""Cluster membership: keeps this node's lease alive and tracks the nodes that report themselves.
 
-A node reports itself to all others after every renewal, on one subject. A node that stays silent for as long as its
-lease lives is taken to be gone; whether its lease has ended is decided at the broker alone (`end_lease`). A node that
-has lost its lease shares nothing until it has another one, for which it needs the key that the cluster has then.
+After every renewal, a node reports itself to all others on one subject. A node that stays silent for the lifetime of
+its lease counts as gone, but only the broker decides whether its lease has ended (`end_lease`). A node that lost its
+lease shares nothing until it gets another, and for that it needs the cluster's current key.
 
-Reports and leases are sealed. Reports are numbered, and a process that is new here counts once it has answered a
-challenge of this one, so an old report brings nobody back. An entry of a lease that someone without the key has
-replaced or removed is written again by its holder.
+Reports and leases are sealed. Reports are numbered, and a new process counts only after it has answered our challenge,
+so a replayed report can't bring a node back. If someone without the key replaces or removes a lease entry, its holder
+writes it again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections import deque
@@ -21,7 +20,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.json import JsonObject
 from induscode.cluster.broker import check_key
 from induscode.cluster.contract import (
     ClusterFault,
@@ -30,6 +29,7 @@ from induscode.cluster.contract import (
     NodeInfo,
     UnheardError,
     WrongKeyError,
+    read_object,
 )
 from induscode.cluster.lease import LeaseTimes, NodeLease, read_lease_clock
 from induscode.cluster.offers import check_offer, open_ring
@@ -45,24 +45,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 PING: JsonObject = {"op": "ping"}
-"""The request by which a node is asked whether it is there."""
+"""Request that checks whether a node is alive."""
 _HELLO = b"?"
-"""Begins the challenge by which nodes are asked to report themselves: a number used once, and an instance or `*`."""
+"""Prefix of a challenge asking nodes to report themselves, followed by a nonce and an instance or `*`."""
 _ENDED: JsonObject = {"ended": True}
-"""What another process writes into a lease that has ended: its holder can't renew it any more."""
+"""Written into another process's ended lease, so its holder can't renew it."""
 _LAST_NUMBER = 2**53
-"""Of the report that says that a process has ended, which its guard sends: greater than all others."""
+"""Number of the final report, sent by a process's guard. Greater than all others."""
 _MAX_HEARD = 4_096
 _MAX_CHALLENGES = 64
 _MAX_CHALLENGE_CHARS = 32
-_ANSWERS_S = 0.1
-"""How long a new node waits for the reports of the others."""
-_LATE_S = 1.5
-"""How long a command waits for the report of a node that has a lease: a busy one is late."""
+_REPORT_WAIT_S = 0.1
+"""How long a new node waits for the others' reports."""
+_MAX_REPORT_WAIT_S = 1.5
+"""How long a command waits for a leaseholder's report; a busy node is late."""
 
 
 class Membership:
-    """The lease of this node, and the reports of all nodes."""
+    """This node's lease, and the reports of all nodes."""
 
     def __init__(
         self,
@@ -78,22 +78,22 @@ class Membership:
         self.ring = ring
         self.times = times
         self.on_lost: Callable[[], None] = lambda: None
-        """Called when the lease has ended, before anything else happens: what it allowed has to stop."""
+        """Called first when the lease ends: stop everything it allowed."""
         self.on_gone: Callable[[NodeInfo], None] = lambda _: None
-        """Called when another node has left, or stays silent."""
+        """Called when another node leaves or goes silent."""
         self.on_joined: Callable[[NodeInfo], None] = lambda _: None
-        """Called when another node reports itself for the first time, or under a new lease."""
+        """Called when another node first reports itself, or reports a new lease."""
         self.before_join: Callable[[str, bytes, bytes], None] = lambda lease, ended, gone: None
-        """Called before a lease is created, with what its guard needs: its name, the entry that ends it, and the
+        """Called before creating a lease with what the guard needs: its name, the entry that ends it, and the
         report that this process is gone."""
         self.on_restored: Callable[[], None] = lambda: None
-        """Called when the entry of the lease was written again: someone without the key had changed it."""
+        """Called after rewriting a lease entry that someone without the key changed."""
         self.on_unsealed: Callable[[str], None] = lambda _: None
-        """Called with the name of a node, once, that reports itself unsealed: an earlier version of indus."""
+        """Called once per node name that sends unsealed reports, i.e. runs an earlier version of indus."""
         self.on_regained: Callable[[], None] = lambda: None
-        """Called when there is a lease again after a loss."""
+        """Called on getting a new lease after a loss."""
         self.on_refused: Callable[[str], None] = lambda _: None
-        """Called, with the reason, when there is none since the key of the cluster was replaced meanwhile."""
+        """Called with the reason if there's no new lease because the cluster's key was replaced."""
         self._broker = broker
         self._is_observer = is_observer
         self._leases = leases
@@ -103,45 +103,45 @@ class Membership:
         self._incarnation = 0
         self._beats = 0
         self._sent: dict[int, float] = {}
-        """When each renewal was sent whose outcome is unknown."""
+        """Send times of renewals whose outcome is unknown."""
         self._tried_at: float | None = None
         self._nodes: dict[str, tuple[NodeInfo, float]] = {}
-        """The last report of each other node, and when it came."""
+        """Last report of each other node, and its arrival time."""
         self._waiting: dict[str, tuple[NodeInfo, float]] = {}
-        """The same of nodes that run without a lease."""
+        """The same for nodes running without a lease."""
         self._heard: dict[str, tuple[int, Seal]] = {}
-        """The number of the last report of each process, and its author."""
+        """Number and author of each process's last report."""
         self._number = 0
         self._challenges: deque[str] = deque(maxlen=_MAX_CHALLENGES)
-        """The last ones that this process has sent."""
+        """The last challenges this process sent."""
         self._challenged: dict[str, float] = {}
-        """When each unknown process was challenged."""
+        """When we challenged each unknown process."""
         self._unsealed: set[str] = set()
-        # The name comes first where it is a right: an offering node may write nothing else.
+        # An offering node may only write under its name, so the name comes first.
         instance = secrets.token_hex(6)
         if settings.role == "offers" or settings.offer is not None:
             instance = f"{settings.node}.{instance}"
         self.info = NodeInfo(node=settings.node, instance=instance, role=settings.role, capacity=settings.capacity)
         self.requests = NodeRequests(broker, ring.own, instance)
 
-    # -- the own lease ----------------------------------------------------------------------
+    # -- this node's lease ------------------------------------------------------------------
 
     def is_held(self) -> bool:
-        """Return whether this node may own servers now; a lease that has run out is given up at once."""
+        """Return whether this node may own servers now. An expired lease is dropped at once."""
         if self._lease.is_held(self._clock()):
             return True
         self._lose()
         return False
 
     def holds(self, lease: str) -> bool:
-        """Return whether this node may own servers under this lease now: one that it has lost does not come back."""
+        """Return whether this node still holds this lease; a lost one never comes back."""
         return self.is_held() and self.info.lease == lease
 
     def check_write(self) -> None:
         """Check that this node may share something with the others now.
 
         Raises:
-            ClusterFault: It has no lease: the key that seals what it shares may have been replaced.
+            ClusterFault: It has no lease, so the key that seals its data may have been replaced.
         """
         if not self.is_held():
             raise ClusterFault("ready", "this node has no lease now, and shares nothing")
@@ -152,11 +152,7 @@ class Membership:
             self.on_lost()
 
     async def join(self) -> None:
-        """Create a lease.
-
-        Raises:
-            ClusterFault: The broker did not do it.
-        """
+        """Create a lease, or raise `ClusterFault`."""
         self._incarnation += 1
         self.info = replace(self.info, lease=f"{self.info.instance}-{self._incarnation}")
         self._sent.clear()
@@ -168,7 +164,7 @@ class Membership:
         await self.report()
 
     async def renew(self) -> None:
-        """Renew the lease once; a lease that another node has ended is lost."""
+        """Renew the lease once. If another node has ended it, it's lost."""
         if not self.is_held():
             return
         lease, sent_at = self._lease, self._clock()
@@ -198,15 +194,15 @@ class Membership:
         return self.ring.own.seal(f"{self._settings.leases}/{lease}", value)
 
     async def _open_entry(self, lease: str, entry: BucketEntry) -> JsonObject:
-        """Return what a node has written into a lease; nothing if it's forged."""
+        """Return the value of a lease entry, or nothing if it's forged."""
         opened = await self.ring.open(f"{self._settings.leases}/{lease}", entry.value)
         return opened.value if opened is not None and opened.seal.may_write(lease) else {}
 
     async def _read_back(self) -> None:
-        """Find out who has changed the entry: an own renewal without an answer, another node, or someone else."""
+        """Find out who changed the entry: our own unanswered renewal, another node, or an outsider."""
         entry = await self._leases.get(self.info.lease)
         if entry is not None and entry.revision == self._lease.revision:
-            self._tried_at = self._clock()  # brokers without a majority have taken a renewal, and not agreed on it
+            self._tried_at = self._clock()  # brokers without a majority accepted a renewal but didn't commit it
             return
         value = {} if entry is None else await self._open_entry(self.info.lease, entry)
         beat = value.get("beat")
@@ -219,7 +215,7 @@ class Membership:
             await self._restore(entry)
 
     async def _restore(self, entry: BucketEntry | None) -> None:
-        """Write the entry again. It can't have run out yet, so someone without the key has replaced or removed it."""
+        """Write the entry again. It can't have expired yet, so someone without the key replaced or removed it."""
         if not self.is_held():
             return
         sent_at = self._clock()
@@ -237,7 +233,7 @@ class Membership:
         self.on_restored()
 
     async def run(self) -> None:
-        """Renew the lease in time, and join again after a loss; runs until cancelled."""
+        """Renew the lease in time, and join again after losing it. Runs until cancelled."""
         is_refused = False
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._watch_lease())
@@ -260,7 +256,7 @@ class Membership:
                 await asyncio.sleep(max(self.times.retry_s, due))
 
     async def check_key(self) -> None:
-        """Check that the key of this node counts.
+        """Check that this node's key is still valid.
 
         Raises:
             WrongKeyError: It was replaced or revoked.
@@ -272,13 +268,13 @@ class Membership:
             await check_key(self._broker)
 
     async def _watch_lease(self) -> None:
-        """Give the lease up at its end, also while a renewal has no answer."""
+        """Drop the lease when it expires, even while a renewal is pending."""
         while True:
             await asyncio.sleep(max(self.times.retry_s / 2, self._lease.ends_at() - self._clock()))
             self.is_held()
 
     async def leave(self) -> None:
-        """Release the lease: other nodes need not wait for its end."""
+        """Release the lease, so other nodes needn't wait for it to expire."""
         lease, self._lease = self._lease, self._lease.lose()
         with suppress(ClusterFault, LostRaceError):
             if lease.revision is not None:
@@ -286,9 +282,9 @@ class Membership:
             await self._publish({"gone": self.info.instance})
 
     async def end_lease(self, lease: str) -> bool:
-        """End the lease of another node at the broker if it has run out; return whether it has ended.
+        """End another node's lease at the broker if it has expired, and return whether it's over.
 
-        The entry is created anew, which the broker allows only if it is gone: a node that slept cannot renew it.
+        Creates the entry, which the broker allows only if it's gone. A node that slept can't renew it after that.
         """
         try:
             await self._leases.create(lease, self._seal_entry(lease, _ENDED))
@@ -300,21 +296,19 @@ class Membership:
     # -- the other nodes --------------------------------------------------------------------
 
     async def report(self, challenge: str = "") -> None:
-        """Report this node to all others: as a node, or as one that runs and has no lease."""
+        """Report this node to all others, as a member or as waiting for a lease."""
         value = self.info.to_json()
-        is_waiting = self._lease.revision is None
-        with suppress(ClusterFault):  # the next renewal reports it again
-            await self._publish(
-                {"waiting": {**value, "lease": ""}} if is_waiting else {"node": value}, {"challenge": challenge}
-            )
+        state = {"node": value} if self._lease.revision is not None else {"waiting": {**value, "lease": ""}}
+        with suppress(ClusterFault):  # the next renewal reports again
+            await self._publish({**state, "challenge": challenge})
 
-    async def _publish(self, value: JsonObject, more: JsonObject | None = None) -> None:
+    async def _publish(self, value: JsonObject) -> None:
         self._number += 1
-        sealed = self.ring.own.seal(self._settings.beats, {**value, **(more or {}), "number": self._number})
+        sealed = self.ring.own.seal(self._settings.beats, {**value, "number": self._number})
         await self._broker.publish(self._settings.beats, sealed)
 
     async def receive(self, message: Msg) -> None:
-        """Take a report of a node, or a challenge."""
+        """Handle a node's report or a challenge."""
         data = message.data
         if data.startswith(_HELLO):
             await self._take_challenge(data)
@@ -333,7 +327,7 @@ class Membership:
         if info is not None and opened.seal.author not in {"", info.node}:
             return
         if number <= self._heard.get(instance, (0, opened.seal))[0]:
-            return  # an earlier report, sent again
+            return  # replayed
         if not self.has_reported(instance) and value.get("challenge") not in self._challenges:
             if info is not None:
                 await self._challenge(instance)
@@ -351,27 +345,27 @@ class Membership:
         self._waiting.pop(info.instance, None)
         known = self._nodes.get(info.instance)
         self._nodes[info.instance] = info, self._clock()
-        if known is not None and known[0].lease != info.lease:
-            self.on_gone(known[0])
         if known is None or known[0].lease != info.lease:
+            if known is not None:
+                self.on_gone(known[0])
             self.on_joined(info)
 
     def _meet_unsealed(self, data: bytes) -> None:
-        """Tell once of a node that sends reports as earlier versions did; it's ignored."""
-        info = NodeInfo.parse(_read(data))
+        """Report a node that sends unsealed reports, as earlier versions did, once. It's otherwise ignored."""
+        info = NodeInfo.parse(read_object(data))
         if info is not None and info.node not in self._unsealed and len(self._unsealed) < _MAX_CHALLENGES:
             self._unsealed.add(info.node)
             self.on_unsealed(info.node)
 
     async def _take_challenge(self, data: bytes) -> None:
-        """Report this node to a process that doesn't know it yet; nothing but that follows from a challenge."""
+        """Report this node to a process that doesn't know it yet. A challenge has no other effect."""
         challenge, _, instance = data[len(_HELLO) :].decode("ascii", "replace").partition(" ")
         is_meant = instance in {"*", self.info.instance} and len(challenge) <= _MAX_CHALLENGE_CHARS
         if is_meant and challenge not in self._challenges and not self._is_observer:
             await self.report(challenge)
 
     async def _challenge(self, instance: str = "*") -> None:
-        """Ask a process, or all of them, to report itself now."""
+        """Ask a process, or all of them, to report now."""
         now = self._clock()
         if instance != "*":
             if now - self._challenged.get(instance, now - self.times.ttl_s) < self.times.retry_s:
@@ -381,45 +375,45 @@ class Membership:
                 del self._challenged[next(iter(self._challenged))]
         challenge = secrets.token_hex(8)
         self._challenges.append(challenge)
-        with suppress(ClusterFault):  # its next report is a further occasion
+        with suppress(ClusterFault):  # its next report triggers another challenge
             await self._broker.publish(self._settings.beats, _HELLO + f"{challenge} {instance}".encode())
 
     async def ask_nodes(self) -> None:
-        """Have all nodes report themselves, and wait a moment for that."""
+        """Ask all nodes to report, and wait briefly for the answers."""
         await self._challenge()
-        await asyncio.sleep(_ANSWERS_S + 2 * self._broker.health.round_trip_s)
+        await asyncio.sleep(_REPORT_WAIT_S + 2 * self._broker.health.round_trip_s)
 
     async def ask(self, instance: str, value: JsonObject, within_s: float | None = None) -> JsonObject:
-        """Send a request to another node, and return its answer.
+        """Send a request to another node and return its answer.
 
         Raises:
-            UnheardError: No such node is there.
+            UnheardError: There's no such node.
             ClusterFault: It didn't answer.
         """
         return await self.requests.ask(instance, self.find_seal(instance), value, within_s)
 
     def find_seal(self, instance: str) -> Seal:
-        """Return the seal of a node that has reported itself; of any other process, that of this one."""
+        """Return the seal of a process that has reported, or ours for any other."""
         return self._heard.get(instance, (0, self.ring.own))[1]
 
     async def wait_for_reports(self) -> None:
-        """Wait until each node that has a lease has reported itself, for `_LATE_S` at most."""
+        """Wait up to `_MAX_REPORT_WAIT_S` for every leaseholder to report."""
         with suppress(ClusterFault):
-            for _ in range(int(_LATE_S / _ANSWERS_S)):
+            for _ in range(int(_MAX_REPORT_WAIT_S / _REPORT_WAIT_S)):
                 if not await self.list_silent():
                     return
-                await asyncio.sleep(_ANSWERS_S)
+                await asyncio.sleep(_REPORT_WAIT_S)
 
     def _drop(self, instance: str) -> None:
         self._waiting.pop(instance, None)
         known = self._nodes.pop(instance, None)
-        if len(self._heard) > _MAX_HEARD:  # what of it comes again is challenged
+        if len(self._heard) > _MAX_HEARD:  # a forgotten process gets challenged if it returns
             self._heard = {one: self._heard[one] for one in self._heard if self.has_reported(one)}
         if known is not None:
             self.on_gone(known[0])
 
     async def _watch_nodes(self) -> None:
-        """Drop nodes that are silent for too long; one that misses a report is asked whether it is there."""
+        """Drop nodes that are silent for too long. Ping a node that missed a report."""
         while True:
             await asyncio.sleep(self.times.retry_s)
             now = self._clock()
@@ -438,39 +432,39 @@ class Membership:
         except UnheardError:
             self._drop(instance)
         except ClusterFault:
-            return  # it may be stopped: only its lease tells
+            return  # it may be suspended; only its lease can tell
 
     def has_reported(self, instance: str) -> bool:
-        """Return whether a process has reported itself not long ago, with a lease or without."""
+        """Return whether a process has reported recently, with or without a lease."""
         return instance in self._nodes or instance in self._waiting
 
     def list_nodes(self) -> Sequence[NodeInfo]:
-        """List the live nodes by name, this one among them while it has a lease."""
+        """List live nodes by name, including this one while it has a lease."""
         own = [self.info] if self._lease.revision is not None else []
         return sorted([*own, *(info for info, _ in self._nodes.values())], key=lambda info: (info.node, info.instance))
 
     def list_waiting(self) -> Sequence[NodeInfo]:
-        """List the other nodes that run and have no lease, by name."""
+        """List the other nodes running without a lease, by name."""
         return sorted((info for info, _ in self._waiting.values()), key=lambda info: (info.node, info.instance))
 
     async def list_silent(self) -> Sequence[str]:
-        """Name the nodes that have a lease and did not report themselves: cut off, stopped, or just gone.
+        """Name the leaseholders that didn't report: cut off, stopped, or just gone.
 
         Raises:
-            ClusterFault: The broker does not answer.
+            ClusterFault: The broker doesn't answer.
         """
         if self.ring.own.author:
-            return ()  # an offering node can't read the leases of others, and needs no permission to list them
-        known = {info.node for info in self.list_nodes()}  # a node may have left a lease of an earlier attempt
+            return ()  # an offering node can't read others' leases, and doesn't need permission to list them
+        known = {info.node for info in self.list_nodes()}  # a node may have left behind the lease of an earlier attempt
         entries = (await self._leases.read_all()).items()
         values = [await self._open_entry(lease, entry) for lease, entry in entries]
         return sorted({str(value["node"]) for value in values if "node" in value} - known)
 
     async def wait_for_name(self) -> None:
-        """Wait until no other lease has the name of this node: that of a lost machine ends by itself.
+        """Wait until no other lease has this node's name. A lost machine's lease expires by itself.
 
         Raises:
-            ClusterFault: A node of this name is there, or the broker does not answer.
+            ClusterFault: A live node has this name, or the broker doesn't answer.
         """
         name, give_up_at = self.info.node, self._clock() + self.times.ttl_s
         while True:
@@ -482,20 +476,12 @@ class Membership:
             await self.ask_nodes()
 
     async def list_offline(self) -> Sequence[str]:
-        """Name the brokers that should keep the leases and are away; raises as `list_silent`."""
+        """Name the unreachable brokers among those storing the leases. Raises like `list_silent`."""
         return await self._leases.list_offline()
 
     def find_holder(self, lease: str) -> NodeInfo | None:
         """Find the live node that holds a lease."""
         return next((info for info in self.list_nodes() if info.lease == lease), None)
-
-
-def _read(data: bytes) -> JsonObject:
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return {}
-    return value if is_json_object(value) else {}
 
 
 @asynccontextmanager
@@ -506,13 +492,11 @@ async def open_membership(
     observer: bool = False,
     before_join: Callable[[str, bytes, bytes], None] = lambda lease, ended, gone: None,
 ) -> AsyncGenerator[Membership]:
-    """Follow the nodes of the cluster inside the block; the caller runs `run`. An `observer` has no lease of its own.
-
-    `before_join` is called before each lease is created (`Membership.before_join`).
+    """Follow the cluster's nodes inside the block; the caller runs `run`. An `observer` gets no lease.
 
     Raises:
-        WrongKeyError: This process has another key than the cluster.
-        ClusterFault: The cluster is not prepared, another node has the same name, or the broker does not answer.
+        WrongKeyError: This process has a different key than the cluster.
+        ClusterFault: The cluster isn't prepared, another node has the same name, or the broker doesn't answer.
     """
     settings: ClusterSettings = broker.settings
     leases = await broker.open_bucket(settings.leases)

@@ -1,9 +1,9 @@
-"""A node: opens sessions with servers wherever they run, and owns those that are placed on it.
+"""A cluster node: opens sessions with servers wherever they run, and owns the servers placed on it.
 
-`ClusterNode.open_session` replaces `open_client_session` in the fleet of a gateway. A stdio server is opened here if
-this node owns it or may claim it, and over a channel to its owner otherwise. Servers behind a URL are connected from
-every node: nothing of them is placed. When an owner is gone, the sessions over it end, the fleet opens them again, and
-one of the nodes becomes the owner.
+`ClusterNode.open_session` replaces `open_client_session` in a gateway's fleet. A stdio server opens here if this node
+owns it or may claim it, otherwise over a channel to its owner. Every node connects to URL servers directly; they're
+never placed. When an owner disappears, the sessions through it end, the fleet reopens them, and another node takes
+over.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from induscode.cluster.contract import (
     UnheardError,
 )
 from induscode.cluster.guard import Guard, open_guard
-from induscode.cluster.health import STATES
+from induscode.cluster.health import STATES, explain_state
 from induscode.cluster.lease import read_lease_clock
 from induscode.cluster.membership import PING, Membership, open_membership
 from induscode.cluster.placement import Placements, PlacementWatch, find_target, rank_nodes
@@ -64,51 +64,50 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.1
-"""Between two looks at a placement that is about to change."""
-_ASKED_S = 2.0
-"""How long a node that was asked to own a server may take to claim it."""
-_UNSETTLED_LOOKS = 5
-"""At a placement that is being claimed, or that its owner has to write again."""
-_LOOK_S = 5.0
-"""Between two looks for servers that are not called."""
-_LEFT_S = 1.0
-"""How long other nodes may take to leave a server that is not called."""
+_POLL_INTERVAL_S = 0.1
+"""Polling interval for a placement that's about to change."""
+_CLAIM_TIMEOUT_S = 2.0
+"""How long a node may take to claim a server after accepting it."""
+_UNSETTLED_RETRIES = 5
+"""How often to re-read a placement that's being claimed or rewritten by its owner."""
+_IDLE_CHECK_INTERVAL_S = 5.0
+"""How often to look for idle servers."""
+_REST_S = 1.0
+"""How long other nodes may take to disconnect from an idle server."""
 _LEASE_LOST = "was stopped: its node has lost its lease"
 _DRAIN_S = 30.0
-"""How long calls of a server may take to finish before it is moved."""
+"""How long a server's calls may take to finish before it moves."""
 
 
 class ClusterNode:
-    """This process as a member of the cluster; `open_node` makes one."""
+    """This process as a member of the cluster. Create it with `open_node`."""
 
     def __init__(
         self, broker: Broker, membership: Membership, placements: Placements, secret: bytes, mark: str = ""
     ) -> None:
         self.broker = broker
         self._mark = mark
-        """In the environment of the servers of this node, for its guard."""
+        """Set in the environment of this node's servers so its guard can find them."""
         self.membership = membership
         self.placements = placements
         self.secret = secret
         self.channels = ChannelTable(broker, membership.info.instance, membership.ring.own)
         self._served: dict[str, ServedServer] = {}
-        """The servers that this node owns, by key."""
+        """Servers this node owns, by key."""
         self._remote: dict[Channel, str] = {}
-        """The channels to other nodes, with the lease or the instance whose end ends them."""
+        """Channels to other nodes, each with the lease or instance it ends with."""
         self._wanted: dict[str, float] = {}
-        """Keys that another node has asked this one to own, and when."""
+        """Keys other nodes asked this one to own, and when."""
         self.tokens = CallerTokens()
         self._fleet: ServerFleetImpl | None = None
-        self._is_told = False
-        """Whether the last note about the brokers was a bad one."""
+        self._reported_outage = False
         self._tasks: asyncio.TaskGroup | None = None
         self.on_note: Callable[[str], None] = lambda _: None
-        """Called with a sentence when the brokers or the lease have changed."""
+        """Called with a sentence when the brokers or the lease change."""
         self.on_back: Callable[[], None] = lambda: None
-        """Called when the connection to the brokers is there again."""
+        """Called after reconnecting to the brokers."""
         self.on_task_end: Callable[[str], None] = lambda _: None
-        """Called with the handle of a task of a server that another node has seen to have ended."""
+        """Called with the handle of a server task that another node saw end."""
         membership.on_lost = self._fence
         membership.on_regained = self._regain
         membership.on_refused = lambda reason: self.on_note(f"this node gets no lease: {reason}, and start it again")
@@ -125,15 +124,15 @@ class ClusterNode:
 
     @property
     def info(self) -> NodeInfo:
-        """What this node reports about itself."""
+        """This node's report about itself."""
         return self.membership.info
 
     def tell(self, text: str) -> None:
-        """Pass a sentence for people on."""
+        """Pass a sentence on to the user."""
         self.on_note(text)
 
     def follow(self, fleet: ServerFleetImpl) -> None:
-        """Own servers of this fleet when another node asks for that."""
+        """Own servers of this fleet when another node asks for it."""
         self._fleet = fleet
 
     def _count_owned(self) -> None:
@@ -145,7 +144,7 @@ class ClusterNode:
     async def open_session(
         self, config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None, watch: StartWatch
     ) -> AsyncGenerator[ClientSession]:
-        """Connect to a server, here or at its owner, and disconnect when the block is left."""
+        """Connect to a server, here or at its owner, and disconnect on exit."""
         if not isinstance(config, StdioServerConfig) or injected is not None:
             async with open_client_session(config, handlers, injected, watch) as session:
                 yield session
@@ -170,12 +169,13 @@ class ClusterNode:
                 if session is not None:
                     break
                 silent = placement
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(_POLL_INTERVAL_S)
             try:
                 yield session
             finally:
                 await session.connection.close()
-                await self._close_remote(session)
+                if isinstance(session.connection.transport, Channel):
+                    await session.connection.transport.close()
         except ClusterFault as fault:
             detail, why = FaultDetail(server=config.id, reason="upstream"), str(fault)
             if fault.state in STATES:
@@ -183,17 +183,17 @@ class ClusterNode:
             raise ProtocolFault("transport", f"server {config.id!r}: {why}", fault, detail=detail) from fault
 
     async def _find_owner(self, target: ServerTarget, server: str, silent: Placement | None) -> Placement:
-        """Find the owner of a server, or become it, or have the node become it that is to own it.
+        """Find a server's owner, claim the server, or ask the best-ranked node to claim it.
 
-        Waits until there is one; the start of a server has a deadline. An owner that is `silent` is still the owner
-        until its lease has ended: it may not listen yet.
+        Waits until it has an owner; the server's start deadline bounds that. A `silent` owner stays the owner until
+        its lease ends, since it may just not listen yet.
         """
         members, key, loop = self.membership, target.key, asyncio.get_running_loop()
-        # Nodes that will own it, and nodes that have refused, and until when that is believed.
+        # Nodes that accepted and nodes that declined, with the time until which to believe them.
         asked, refused = dict[str, float](), dict[str, float]()
         while True:
-            if key in self._served:  # an earlier session of this node has not ended yet
-                await asyncio.sleep(_PAUSE_S)
+            if key in self._served:  # an earlier session on this node is still closing
+                await asyncio.sleep(_POLL_INTERVAL_S)
                 continue
             found = await self._find_placement(key)
             if found is not None and found.lease not in {"", members.info.lease}:
@@ -202,7 +202,7 @@ class ClusterNode:
                 if not is_doubtful or not await members.end_lease(found.lease):
                     if holder is not None:
                         return found
-                    await asyncio.sleep(_PAUSE_S)
+                    await asyncio.sleep(_POLL_INTERVAL_S)
                     continue
             now = loop.time()
             ranked = rank_nodes(target, members.list_nodes())
@@ -210,36 +210,36 @@ class ClusterNode:
                 state = "ready" if members.is_held() else self.broker.state
                 raise ClusterFault(state, self._explain_homeless(target))
             best = next((node for node in ranked if refused.get(node.instance, now) <= now), None)
-            is_wanted = not self.info.draining and now - self._wanted.get(key, -_ASKED_S) < _ASKED_S
+            is_wanted = not self.info.draining and now - self._wanted.get(key, -_CLAIM_TIMEOUT_S) < _CLAIM_TIMEOUT_S
             if is_wanted or (best is not None and best.instance == self.info.instance):
                 claimed = await self.placements.claim(key, server) if members.is_held() else None
                 if claimed is not None:
                     self._wanted.pop(key, None)
                     return claimed
             elif best is not None and asked.get(best.instance, now) <= now:
-                # Asked in vain before, or now: the next one in the order is asked meanwhile.
+                # Silent or declined: try the next node in the order for now.
                 is_late = asked.pop(best.instance, None) is not None
                 accepts = not is_late and await self.ask_to_own(best, key, is_offered=target.only_node is not None)
-                (asked if accepts else refused)[best.instance] = loop.time() + _ASKED_S
-            await asyncio.sleep(_PAUSE_S)
+                (asked if accepts else refused)[best.instance] = loop.time() + _CLAIM_TIMEOUT_S
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     async def _find_placement(self, key: str) -> Placement | None:
-        """Read the placement of a server, and wait a moment for one that isn't settled.
+        """Read a server's placement, waiting briefly while it's unsettled.
 
-        It's being claimed, or someone without the key has changed it, and its owner writes it again.
+        Either a node is claiming it, or someone without the key changed it and its owner is about to rewrite it.
         """
         found = await self.placements.find(key)
-        for _ in range(_UNSETTLED_LOOKS):
+        for _ in range(_UNSETTLED_RETRIES):
             if found is None or found.epoch or found.lease == self.info.lease:
                 break
             if found.lease and self.membership.find_holder(found.lease) is None:
                 break
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
             found = await self.placements.find(key)
         return found
 
     def find_target(self, config: StdioServerConfig) -> ServerTarget:
-        """Find out where a server of this node may run."""
+        """Work out where a server may run."""
         return find_target(config, self.info, self.broker.settings.affinity.get(config.id))
 
     def _explain_homeless(self, target: ServerTarget) -> str:
@@ -251,10 +251,10 @@ class ClusterNode:
         return "no node may run it now: all are full, draining, or run no servers of others"
 
     async def ask_to_own(self, node: NodeInfo, key: str, *, is_offered: bool = False) -> bool:
-        """Ask another node to become the owner of a server; return whether it will.
+        """Ask another node to own a server, and return whether it accepts.
 
         Raises:
-            ClusterFault: The node does not have a server that `is_offered` by it alone.
+            ClusterFault: The server `is_offered` by that node alone, and the node doesn't have it.
         """
         try:
             answer = (await self.membership.ask(node.instance, {"op": "own", "key": key})).get("answer")
@@ -270,7 +270,7 @@ class ClusterNode:
     async def _connect(
         self, placement: Placement, config: StdioServerConfig, handlers: Handlers
     ) -> ClientSession | None:
-        """Open a channel to the owner; `None` if nothing listens there."""
+        """Open a channel to the owner, or return `None` if nothing listens there."""
         subject = self.broker.settings.call_subject(placement.key, placement.epoch)
         channel = self.open_channel(subject, placement.lease, placement.seal)
         channel.on_rest = lambda: self.rest(config.id)
@@ -278,23 +278,15 @@ class ClusterNode:
         session.describe_caller = self.tokens.describe
         try:
             await session.connect()
-        except ConnectionClosedError:
+        except BaseException as exc:
             await channel.close()
-            if channel.is_unheard:
+            if isinstance(exc, ConnectionClosedError) and channel.is_unheard:
                 return None
-            raise
-        except BaseException:
-            await channel.close()
             raise
         return session
 
-    async def _close_remote(self, session: ClientSession) -> None:
-        transport = session.connection.transport
-        if isinstance(transport, Channel):
-            await transport.close()
-
     def open_channel(self, subject: str, owner: str, seal: Seal | None) -> Channel:
-        """Open a channel to another node, named by its lease or its instance; it ends when that is gone."""
+        """Open a channel to another node. It ends with `owner`, the node's lease or instance."""
 
         def forget() -> None:
             self._remote.pop(channel, None)
@@ -304,10 +296,10 @@ class ClusterNode:
         return channel
 
     def send_first(self, channel: Channel, instance: str, frame: JsonObject) -> None:
-        """Send the first frame of a channel to a node.
+        """Send a channel's first frame to a node.
 
-        One that does not report itself is asked first whether it is there: the broker takes messages for a process that
-        was stopped, or whose machine was lost, for as long as it has not noticed that.
+        Ping a node that hasn't reported first: the broker keeps accepting messages for a stopped process or a lost
+        machine until it notices.
         """
         if self._tasks is None or self.membership.has_reported(instance):
             channel.send(frame)
@@ -384,8 +376,7 @@ class ClusterNode:
             await self._release(served.placement)
 
     def _adapt_config(self, config: StdioServerConfig, placement: Placement) -> StdioServerConfig:
-        """Return the configuration with which a server runs here: it learns its epoch, and ends in time."""
-        # Its process must have ended before the lease has.
+        """Build the configuration for running a server here: it learns its epoch, and stops before the lease ends."""
         close_s = min(config.limits.close_s, self.membership.times.margin_s / 3)
         told = {NODE_VARIABLE: placement.node, EPOCH_VARIABLE: f"{placement.epoch}"}
         if self._mark:
@@ -402,23 +393,22 @@ class ClusterNode:
 
     async def _release(self, placement: Placement) -> None:
         if not self.membership.holds(placement.lease):
-            return  # it has ended with the lease
+            return  # the placement ended with the lease
         try:
             await self.placements.release(placement)
         except ClusterFault as fault:
             _log.debug("the placement of %s ends with the lease: %s", placement.server, fault)
 
     def _fence(self) -> None:
-        """Cut off every server of this node: another node may own it soon."""
+        """Cut off all servers of this node, since another node may own them soon."""
         names = ", ".join(served.placement.server for served in self._served.values())
-        state = self.broker.state
-        why = f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
+        why = explain_state(self.broker.state)
         self.on_note(f"this node has lost its lease, and stops {names or 'no server'}{why}")
         for served in [*self._served.values()]:
             served.end(_LEASE_LOST, "node_changed")
 
     def _meet_node(self, node: NodeInfo) -> None:
-        """Take note of a node that has joined, or has another lease."""
+        """Handle a node that joined or got a new lease."""
         if node.node == self.info.node:
             where = f" at {node.url}" if node.url else ""
             self.on_note(f"another node{where} is named {node.node!r} too: stop one of them (indus cluster status)")
@@ -441,15 +431,15 @@ class ClusterNode:
     def _report_state(self, state: BrokerState) -> None:
         self.membership.info = replace(self.membership.info, brokers=state)
         if state in STATES:
-            self._is_told = True
+            self._reported_outage = True
             self.on_note(f"the brokers of the cluster {STATES[state]}")
-        elif state == "ready" and self._is_told:
-            self._is_told = False
+        elif state == "ready" and self._reported_outage:
+            self._reported_outage = False
             self.on_note("the brokers of the cluster answer again")
-            self._retry_faulted()  # a broker that was merely stopped has kept the connection
+            self._retry_faulted()  # a broker that was only paused kept its connections
 
     def _retry_faulted(self) -> None:
-        """Open the sessions with servers again that wait for the next try: a node or the broker is back."""
+        """Restart faulted servers now instead of at their next retry: a node or the broker is back."""
         if self._fleet is None or self._tasks is None:
             return
         for endpoint in self._fleet.endpoints():
@@ -465,7 +455,7 @@ class ClusterNode:
     # -- requests of other nodes ------------------------------------------------------------
 
     async def receive(self, message: Msg) -> None:
-        """Answer a request of another node to this one."""
+        """Answer another node's request to this one."""
         request = self.membership.requests.open(message)
         if request is None:
             return  # forged, or sent again
@@ -486,7 +476,7 @@ class ClusterNode:
         await self.membership.requests.answer(message, answer)
 
     def _accept(self, key: str) -> str:
-        """Begin to own a server that another node needs; return `yes`, `no` without room, or `unknown`."""
+        """Start owning a server another node needs. Return `yes`, `no` if there's no room, or `unknown`."""
         fleet, tasks = self._fleet, self._tasks
         if fleet is None or tasks is None or self.info.owned >= self.info.capacity:
             return "no"
@@ -502,29 +492,10 @@ class ClusterNode:
         return "unknown"
 
     async def drain(self) -> None:
-        """Move all servers to other nodes: each when its calls have ended, or after a while."""
+        """Move all servers to other nodes, each once its calls have finished or timed out."""
         async with asyncio.TaskGroup() as tasks:
             for served in [*self._served.values()]:
                 tasks.create_task(self._move(served))
-
-    # -- servers that are not called --------------------------------------------------------
-
-    def rest(self, server: str) -> None:
-        """Leave a server of another node until its next call, unless it is used here."""
-        if self._fleet is not None and self._tasks is not None:
-            self._tasks.create_task(self._start_server(self._fleet.rest, server))
-
-    async def _watch_idle(self, idle_s: float) -> None:
-        """Stop servers of this node that have not been called for so long; their next call starts them again."""
-        while True:
-            await asyncio.sleep(min(idle_s / 4, _LOOK_S))
-            for served in [*self._served.values()]:
-                if self._fleet is None or not served.is_idle(idle_s) or not await served.ask_peers_to_rest(_LEFT_S):
-                    continue
-                try:
-                    served.is_resting = await self._fleet.rest(served.placement.server)
-                except ProtocolFault as fault:
-                    _log.debug("server %s was removed meanwhile: %s", served.placement.server, fault)
 
     async def _move(self, served: ServedServer) -> None:
         if await served.finish_calls(_DRAIN_S):
@@ -533,10 +504,29 @@ class ClusterNode:
         self.on_note(f"server {served.placement.server!r} is moved while calls run: their outcome is unknown")
         served.end("is moved to another node", "node_changed")
 
-    # -- the life of the node ---------------------------------------------------------------
+    # -- idle servers -----------------------------------------------------------------------
+
+    def rest(self, server: str) -> None:
+        """Disconnect from another node's server until its next call, unless it's in use here."""
+        if self._fleet is not None and self._tasks is not None:
+            self._tasks.create_task(self._start_server(self._fleet.rest, server))
+
+    async def _watch_idle(self, idle_s: float) -> None:
+        """Stop this node's idle servers. Their next call restarts them."""
+        while True:
+            await asyncio.sleep(min(idle_s / 4, _IDLE_CHECK_INTERVAL_S))
+            for served in [*self._served.values()]:
+                if self._fleet is None or not served.is_idle(idle_s) or not await served.ask_peers_to_rest(_REST_S):
+                    continue
+                try:
+                    served.is_resting = await self._fleet.rest(served.placement.server)
+                except ProtocolFault as fault:
+                    _log.debug("server %s was removed in the meantime: %s", served.placement.server, fault)
+
+    # -- lifecycle --------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Keep the lease and serve other nodes; runs until cancelled."""
+        """Keep the lease and serve other nodes until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             if self.broker.settings.idle_s > 0:
@@ -548,7 +538,7 @@ class ClusterNode:
 
 
 def _find_secret(settings: ClusterSettings) -> bytes:
-    """Return the secret with which session ids are sealed; a node without clients seals nothing for others."""
+    """Return the secret that seals session ids. A node without clients seals nothing for others."""
     if settings.key is not None:
         return settings.key.derive("session ids")
     if settings.role != "offers":
@@ -560,12 +550,12 @@ def _find_secret(settings: ClusterSettings) -> bytes:
 async def open_node(
     settings: ClusterSettings, clock: Callable[[], float] = read_lease_clock, *, guarded: bool = False
 ) -> AsyncGenerator[ClusterNode]:
-    """Join a cluster inside the block, with a lease that is kept alive; servers must be closed before it is left.
+    """Join a cluster inside the block and keep its lease alive. Close all servers before leaving the block.
 
-    A `guarded` node has a second process, which ends its servers and its lease at once if this process is killed.
+    A `guarded` node has a second process that ends its servers and its lease at once if this process is killed.
 
     Raises:
-        ClusterFault: The broker is away, the cluster is not prepared, or another node has the same name.
+        ClusterFault: The broker is away, the cluster isn't prepared, or another node has the same name.
     """
     async with open_broker(settings) as broker, AsyncExitStack() as stack:
         secret = _find_secret(settings)

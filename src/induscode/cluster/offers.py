@@ -1,8 +1,8 @@
-"""Keys of nodes that only offer their servers: issued, checked and revoked at the bucket of keys.
+"""Keys of nodes that only offer their servers: issued, checked and revoked in the bucket of keys.
 
-The entry of a node names the serial of its present key, sealed with the key of the cluster. A node that has seen a
-later entry ignores an earlier one that was put back. A second part of the entry, sealed with the offer key itself,
-tells its holder that it counts.
+A node's entry names the serial of its current key, sealed with the cluster key. A node that has seen a later entry
+ignores an earlier one put back in its place. A second part of the entry, sealed with the offer key itself, lets its
+holder check that it's valid.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indusagi.core.json import JsonObject, compact_json, is_json_object
+from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from induscode.cluster.broker import check_key
-from induscode.cluster.contract import ClusterFault, LostRaceError, WrongKeyError
+from induscode.cluster.contract import ClusterFault, LostRaceError, WrongKeyError, read_object
 from induscode.cluster.key import UnsealedError
 from induscode.cluster.seals import Seal, SealRing
 
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     from induscode.cluster.key import ClusterKey, OfferKey
 
 _CHECK_EVERY_S = 1.0
-"""How long an offer key counts before it's looked up again."""
+"""How long to trust an offer key before looking it up again."""
 _MAX_UNKNOWN = 20
-"""How many names without a key are looked up in that time: anyone can make names up."""
+"""Lookups of names without a key in that time, since anyone can make up names."""
 
 
 def _find_place(broker: Broker, node: str) -> tuple[str, str]:
-    """Return the key of the entry of a node, and its place."""
+    """Return the key of a node's entry, and its place."""
     return f"offer.{node}", f"{broker.settings.keys}/offer.{node}"
 
 
 async def issue_offer_key(broker: Broker, key: ClusterKey, node: str) -> OfferKey:
-    """Issue a key to an offering node. It replaces the one before, which is thereby revoked.
+    """Issue a key to an offering node, which revokes its previous one.
 
     Raises:
-        ClusterFault: The broker didn't do it.
+        ClusterFault: The broker failed.
     """
     offer = key.derive_offer(node, secrets.token_hex(6))
     await _write_entry(broker, key, node, offer)
@@ -52,10 +52,10 @@ async def issue_offer_key(broker: Broker, key: ClusterKey, node: str) -> OfferKe
 
 
 async def revoke_offer_key(broker: Broker, key: ClusterKey, node: str) -> bool:
-    """Revoke the key of an offering node; return whether it had one.
+    """Revoke an offering node's key, and return whether it had one.
 
     Raises:
-        ClusterFault: The broker didn't do it.
+        ClusterFault: The broker failed.
     """
     keys = await broker.open_bucket(broker.settings.keys)
     if await keys.get(_find_place(broker, node)[0]) is None:
@@ -83,15 +83,14 @@ async def _write_entry(broker: Broker, key: ClusterKey, node: str, offer: OfferK
 
 def _read_part(data: bytes, part: str) -> bytes:
     try:
-        value = json.loads(data)
-        return base64.b64decode(str(value.get(part, ""))) if is_json_object(value) else b""
+        return base64.b64decode(str(read_object(data).get(part, "")))
     except ValueError:
         return b""
 
 
 @record
 class _KnownOffer:
-    """The entry of an offering node as it was read last."""
+    """An offering node's entry as last read."""
 
     read_at: float
     version: int
@@ -100,7 +99,7 @@ class _KnownOffer:
 
 
 class OfferRegistry:
-    """The offer keys that count, as the nodes with the key of the cluster know them."""
+    """The valid offer keys, as nodes with the cluster key know them."""
 
     def __init__(self, broker: Broker, keys: Bucket, key: ClusterKey) -> None:
         self._broker = broker
@@ -108,30 +107,30 @@ class OfferRegistry:
         self._key = key
         self._known: dict[str, _KnownOffer] = {}
         self._unknown: deque[float] = deque(maxlen=_MAX_UNKNOWN)
-        """When the last names without a key were looked up."""
+        """Times of the last lookups of names without a key."""
 
     async def find(self, node: str, serial: str) -> Seal | None:
-        """Return the seal of an offering node; `None` if a key of this serial doesn't count."""
+        """Return an offering node's seal, or `None` if a key with this serial isn't valid."""
         now, known = asyncio.get_running_loop().time(), self._known.get(node)
         if known is None:
             if len(self._unknown) == _MAX_UNKNOWN and now - self._unknown[0] < _CHECK_EVERY_S:
                 return None
             self._unknown.append(now)
         if known is None or now - known.read_at > _CHECK_EVERY_S:
-            with suppress(ClusterFault, LostRaceError):  # the last entry counts meanwhile
+            with suppress(ClusterFault, LostRaceError):  # keep using the last entry
                 entry = await self._keys.get(_find_place(self._broker, node)[0])
                 known = self._take(node, b"" if entry is None else entry.value, now)
         return known.seal if known is not None and known.serial == serial else None
 
     def _take(self, node: str, data: bytes, now: float) -> _KnownOffer:
-        """Take the entry of a node over, unless it's older than the one before; without one no key counts."""
+        """Apply a node's entry, unless it's older than the previous one. Without an entry, no key is valid."""
         known = self._known.get(node, _KnownOffer(now, 0))
         found = _KnownOffer(now, known.version)
         with suppress(UnsealedError, ValueError):
             text = self._key.unseal(_find_place(self._broker, node)[1], _read_part(data, "cluster"))
             value = json.loads(text)
             serial, version = str(value["serial"]), int(value["version"])
-            if version < known.version:  # put back by someone who can write and has no key
+            if version < known.version:  # put back by a writer without the key
                 found = replace(known, read_at=now)
             elif serial:
                 found = _KnownOffer(now, version, Seal.of_offer(self._key.derive_offer(node, serial)), serial)
@@ -143,10 +142,10 @@ class OfferRegistry:
 
 
 async def open_ring(broker: Broker) -> SealRing:
-    """Return the seals of this process, from the key in its settings.
+    """Build this process's seals from the key in its settings.
 
     Raises:
-        WrongKeyError: It has another key than the cluster, or its offer key was revoked.
+        WrongKeyError: Its key differs from the cluster's, or its offer key was revoked.
         ClusterFault: It has no key, the cluster isn't prepared, or the broker doesn't answer.
     """
     settings = broker.settings
@@ -164,7 +163,7 @@ async def open_ring(broker: Broker) -> SealRing:
 
 
 async def check_offer(broker: Broker, seal: Seal) -> None:
-    """Check that the offer key of this process counts.
+    """Check that this process's offer key is valid.
 
     Raises:
         WrongKeyError: It was revoked or replaced.

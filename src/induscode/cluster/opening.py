@@ -1,4 +1,4 @@
-"""The options of commands that ask a cluster: its brokers and its key, from flags or settings."""
+"""Options of commands that use a cluster: its brokers and key, from flags or settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound=Callable[..., object])
 _FAILED = 1
 CREDENTIALS = "induscode.broker_credentials"
-"""Where a command keeps the value of `--broker-credentials`."""
+"""Where a command stores the value of `--broker-credentials`."""
 KEY_HELP = "The key of the cluster; by default the setting cluster.key_file, or cluster.key in the state directory."
 
 
@@ -55,7 +55,7 @@ def key_option(function: _F) -> _F:
 
 
 def add_credentials(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
-    """Add who this process is for the brokers; a password in an address is used, with a warning.
+    """Add this process's broker credentials. A password in an address works, with a warning.
 
     Raises:
         click.UsageError: The file can't be used.
@@ -73,7 +73,7 @@ def add_credentials(context: click.Context, cluster: ClusterSettings, settings: 
 
 
 def read_settings(context: click.Context, brokers: str | None) -> ClusterSettings:
-    """Read the brokers and the credentials for them from flags, variables or the settings.
+    """Read the brokers and their credentials from flags, variables or settings.
 
     Raises:
         click.UsageError: There are none, or an address is invalid.
@@ -94,7 +94,7 @@ def read_settings(context: click.Context, brokers: str | None) -> ClusterSetting
 
 
 def read_observer_settings(context: click.Context, brokers: str | None, key_file: str | None) -> ClusterSettings:
-    """Read the brokers, and the key if this machine has one: without it the brokers alone can be shown.
+    """Read the brokers, and the key if this machine has one. Without it, only the brokers can be shown.
 
     Raises:
         click.UsageError: There are no brokers, or the key can't be used.
@@ -108,11 +108,7 @@ def read_observer_settings(context: click.Context, brokers: str | None, key_file
 
 
 def find_key_file(settings: Settings, key_file: str | None) -> str:
-    """Return the path of the key file.
-
-    Raises:
-        click.UsageError: There is no home directory.
-    """
+    """Return the path of the key file, or raise `click.UsageError` without a home directory."""
     from induscode.cluster.key import find_key_path  # noqa: PLC0415 — not for the help
     from induscode.launch.settings import CLUSTER_KEY_FILE  # noqa: PLC0415 — not for the help
 
@@ -123,10 +119,10 @@ def find_key_file(settings: Settings, key_file: str | None) -> str:
 
 
 def load_key(context: click.Context, settings: Settings, key_file: str | None) -> ClusterKey:
-    """Read the key of the cluster.
+    """Read the cluster key.
 
     Raises:
-        click.UsageError: There is none, or it cannot be used.
+        click.UsageError: It's missing or can't be used.
     """
     from induscode.cluster.key import read_key  # noqa: PLC0415 — not for the help
 
@@ -144,7 +140,7 @@ def read_keyed_settings(context: click.Context, brokers: str | None, key_file: s
     """Read the brokers and the key.
 
     Raises:
-        click.UsageError: One of them is missing or cannot be used.
+        click.UsageError: One of them is missing or can't be used.
     """
     from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
 
@@ -153,7 +149,7 @@ def read_keyed_settings(context: click.Context, brokers: str | None, key_file: s
 
 
 def describe_fault(fault: ClusterFault) -> str:
-    """Return what happened, after the state of the brokers if that is the cause; no answer comes with its reasons."""
+    """Describe a fault, after the brokers' state if that's the cause; a missing majority comes with its reasons."""
     from induscode.cluster.health import STATES  # noqa: PLC0415 — not for the help
 
     if fault.state in {"ready", "missing"}:
@@ -165,7 +161,7 @@ def describe_fault(fault: ClusterFault) -> str:
 def run_with_broker(
     settings: ClusterSettings, work: Callable[[Broker], Awaitable[int]], *, checks_key: bool = True
 ) -> int:
-    """Connect, do the work and return its exit code; print why there is no connection."""
+    """Connect, do the work and return its exit code. Prints why connecting failed."""
     from induscode.cluster.broker import check_key, open_broker  # noqa: PLC0415 — not for the help
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
 
@@ -182,45 +178,45 @@ def run_with_broker(
     return run_until_signal(run)
 
 
-# -- prepare ----------------------------------------------------------------------------------
+# -- preparation ------------------------------------------------------------------------------
 #
-# Leases are renewed by writes, so nothing else may take the last of the storage. In an account with a limit, or with a
-# limit of their own, the ledgers take a part of it and refuse rows beyond, which wait in the files of their nodes;
-# call records drop their oldest. What remains is for leases, placements and what the nodes share.
+# Renewing a lease is a write, so nothing else may use up the storage. In an account with a limit, or if they have a
+# limit themselves, ledgers get a part of it and reject rows beyond it, which then wait in their nodes' files; call
+# records drop their oldest. The rest is for leases, placements and shared entries.
 
 
 _CALLS_S = 7 * 86_400.0
-"""How long call records are kept."""
+"""Retention of call records."""
 _CALLS_BYTES = 256 * 1024 * 1024
 _SHARE = 8
-"""One of so many parts of the account is for call records at most, and one is kept free of ledgers and call records."""
+"""Call records get at most 1/8 of the account, and another 1/8 stays free of ledgers and call records."""
 _NO_LIMIT = -1
 _ROUNDS = 4
-"""Brokers that find a place for a stream take longer than for an entry."""
+"""Round trips to allow: placing a stream takes the brokers longer than writing an entry."""
 
 
 @record(kw_only=True)
 class Prepared:
-    """What a preparation has done."""
+    """The outcome of a preparation."""
 
     made: Sequence[str]
-    """The names of the buckets and streams that were missing."""
+    """Names of the buckets and streams that were missing."""
     ledger_bytes: int | None
-    """The most that the ledgers take; None: the brokers' storage is the only limit."""
+    """Size limit of the ledgers, or None if only the brokers' storage limits them."""
     is_changed: bool = False
-    """Whether the limit of ledgers that were there before has changed."""
+    """Whether the limit of existing ledgers changed."""
     lease_s: float
-    """How long a lease lives; the first preparation decides, and the number of replicas as well."""
+    """Lifetime of a lease. The first preparation fixes it, and the number of replicas."""
     replicas: int
 
 
 async def prepare_cluster(
     broker: Broker, *, replicas: int, lease_s: float = LEASE_S, ledger_bytes: int | None = None
 ) -> Prepared:
-    """Make the buckets and streams that are missing; of what exists, the limit of the ledgers may grow.
+    """Create missing buckets and streams. Of existing ones, only the ledger limit may grow.
 
     Raises:
-        ClusterFault: The broker refuses, as one without JetStream or with fewer members than `replicas` does.
+        ClusterFault: The broker refuses, e.g. without JetStream or with fewer members than `replicas`.
     """
     from nats.js.api import KeyValueConfig, StorageType  # noqa: PLC0415 — only with a cluster
 
@@ -237,7 +233,9 @@ async def prepare_cluster(
             making = streams.create_key_value(config)  # pyright: ignore[reportUnknownMemberType] — untyped options
             await broker.run(f"the bucket {name} could not be made", making, requests=_ROUNDS, writes=name)
             made.append(name)
-    share = await _read_share(broker, replicas)
+    storage = await broker.read_storage()
+    # What each replica may store; None without a limit.
+    share = None if storage.limit is None else storage.limit // replicas
     calls_bytes = _CALLS_BYTES if share is None else min(_CALLS_BYTES, share // _SHARE)
     calls, is_new = await _prepare_stream(
         broker, settings.calls, f"{settings.prefix}.calls.>", replicas=replicas, kept_s=_CALLS_S, kept_bytes=calls_bytes
@@ -273,7 +271,7 @@ async def prepare_cluster(
 
 
 async def _prove_key(broker: Broker, keys: Bucket, key: ClusterKey) -> None:
-    """Write the proof of the key, unless it's there; that of an earlier version is replaced while no node runs."""
+    """Write the proof of the key if it's missing. Replaces an earlier version's proof while no node runs."""
     sealed, present = key.seal(find_proof_place(broker.settings), PROOF.encode()), await keys.get(PROOF)
     with suppress(LostRaceError):  # another process was first
         if present is None:
@@ -286,19 +284,13 @@ async def _prove_key(broker: Broker, keys: Bucket, key: ClusterKey) -> None:
     await check_key(broker)
 
 
-async def _read_share(broker: Broker, replicas: int) -> int | None:
-    """Read how much each copy of everything may take in the account; None: it has no limit of its own."""
-    storage = await broker.read_storage()
-    return None if storage.limit is None else storage.limit // replicas
-
-
 async def _prepare_stream(
     broker: Broker, name: str, subjects: str, *, replicas: int, kept_s: float | None = None, kept_bytes: int = _NO_LIMIT
 ) -> tuple[StreamConfig, bool]:
-    """Make a stream that is missing; return its configuration, and whether it was missing.
+    """Create a stream if it's missing. Returns its configuration and whether it was missing.
 
-    One without a time limit refuses messages when it or the broker is full, and its messages cannot be removed one by
-    one; one with a time limit drops its oldest messages.
+    Without an age limit, a stream rejects messages when it or the broker is full, and single messages can't be
+    removed. With one, it drops its oldest messages.
 
     Raises:
         ClusterFault: The broker refuses.

@@ -1,11 +1,11 @@
 """Placement: which node owns a server.
 
-An entry without an end, held as long as the lease it names. A free server is claimed by creating the entry; that of a
-node whose lease has ended is claimed by replacing it. Either way the revision is the epoch of the new owner, which
-writes it into the entry then: an entry without an epoch is a claim under way. Entries are sealed. One that someone
-without the key has changed or removed is written again by its owner (`restore`), with the same epoch. Where a
-server should run is a pure function of its key and the live nodes: rendezvous hashing, weighted by capacity, so that
-all nodes agree without a message and few servers move when a node comes or goes.
+A placement is an entry without an expiry, valid as long as the lease it names. A node claims a free server by creating
+the entry, and a server of a node whose lease ended by replacing it. Either way, the revision becomes the new owner's
+epoch, which it then writes into the entry: an entry without an epoch is a pending claim. Entries are sealed. If someone
+without the key changes or removes one, its owner writes it again (`restore`) with the same epoch. The best node for a
+server is a pure function of its key and the live nodes: rendezvous hashing weighted by capacity, so all nodes agree
+without a message, and few servers move when a node comes or goes.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ _log = logging.getLogger(__name__)
 
 
 class PlacementWatch:
-    """Checks the placements of the servers that this node owns."""
+    """Checks the placements of this node's servers."""
 
     def __init__(self, placements: Placements, membership: Membership, served: Mapping[str, ServedServer]) -> None:
         self._placements = placements
         self._membership = membership
         self._served = served
-        """By the key of the placement."""
+        """By placement key."""
 
     async def notice(self, message: Msg) -> None:
-        """Take the word of the broker that a placement was written or removed: one of this node may have been."""
+        """Check a placement of this node after the broker's notice that it was written or removed."""
         served = self._served.get(message.subject.partition(f"{self._placements.name}.")[2])
         if served is not None:
             await self.check(served)
 
     async def check_all(self) -> None:
-        """Check all of them: the lease was tampered with, and another node may have claimed one."""
+        """Check all placements: someone tampered with the lease, so another node may have claimed one."""
         for served in [*self._served.values()]:
             await self.check(served)
 
     async def check(self, served: ServedServer) -> None:
-        """Write a placement again if someone without the key has changed it; a later owner's epoch ends the server."""
+        """Rewrite a placement that someone without the key changed. A later owner's epoch ends the server."""
         if served.is_leaving or not self._membership.holds(served.placement.lease):
             return
         try:
             found = await self._placements.restore(served.placement)
             if found is None:
                 served.end("was taken over by another node", "node_changed")
-            elif served.is_leaving:  # given up meanwhile
+            elif served.is_leaving:  # released in the meantime
                 await self._placements.release(found)
             else:
                 served.placement = found
@@ -83,13 +83,13 @@ class PlacementWatch:
 
 _KEY_CHARS = 32
 _OWN_VARIABLES = frozenset({"INDUS_SERVED_BY"})
-"""Variables that a gateway itself gives to its servers."""
+"""Variables that the gateway sets for its servers."""
 
 
 def build_server_key(config: StdioServerConfig) -> str:
-    """Return the key of a server: a digest of its configuration.
+    """Return a server's key, a digest of its configuration.
 
-    Equal rows on two nodes are the same server. Secrets in it cannot be read from the digest without the row.
+    Equal rows on two nodes are the same server. The digest doesn't reveal secrets without the row.
     """
     env = {name: value for name, value in config.env.items() if name not in _OWN_VARIABLES}
     row = [config.id, config.command, [*config.args], sorted(env.items()), config.cwd]
@@ -97,47 +97,47 @@ def build_server_key(config: StdioServerConfig) -> str:
 
 
 def build_replica_key(key: str, number: int) -> str:
-    """Return the key of the placement of a replica, from 1 on; that of the first one is the key of the server."""
+    """Return the key of a replica's placement, counting from 1. The first one's is the server's key."""
     return f"{key}-{number - 1}" if number > 1 else key
 
 
 def find_replica(key: str) -> int:
-    """Return which replica of its server the key of a placement means, from 1 on."""
+    """Return the replica number of a placement key, counting from 1."""
     number = key.partition("-")[2]
     return int(number) + 1 if number.isdecimal() else 1
 
 
 @record
 class ServerTarget:
-    """What of a server decides where it may run."""
+    """The facts that decide where a server may run."""
 
     key: str
     only_node: str | None = None
-    """The one node that may own it, since it offers it; `None`: every node with an equal row."""
+    """The only node that may own it because it offers it; `None` for any node with an equal row."""
     affinity: str | None = None
-    """A pattern of the names of preferred nodes."""
+    """Name pattern of preferred nodes."""
 
 
 def find_target(config: StdioServerConfig, info: NodeInfo, affinity: str | None = None) -> ServerTarget:
-    """Find out where a server of a node's configuration may run.
+    """Work out where a server of a node's configuration may run.
 
-    The command `cluster:NODE/SERVER` names the server that another node offers; a node with the role `offers` offers
-    all of its own.
+    The command `cluster:NODE/SERVER` names a server that another node offers. A node with the role `offers` offers all
+    its servers.
     """
     offering, server = (info.node, config.id) if info.role == "offers" else ("", "")
     if config.command.startswith(CLUSTER_PREFIX):
         offering, _, server = config.command.removeprefix(CLUSTER_PREFIX).partition("/")
     if offering:
-        # The name comes first where it is a right: an offering node may write nothing else.
+        # An offering node may only write under its name, so the name comes first.
         digest = hashlib.sha256(json.dumps(["offer", offering, server]).encode()).hexdigest()
         return ServerTarget(f"{offering}.{digest[:_KEY_CHARS]}", offering)
     return ServerTarget(build_server_key(config), affinity=affinity)
 
 
 def rank_nodes(target: ServerTarget, nodes: Sequence[NodeInfo]) -> Sequence[NodeInfo]:
-    """List the nodes that may own a server, the preferred one first; full and draining ones are left out.
+    """List the nodes that may own a server, preferred first, without full and draining ones.
 
-    Nodes that match the affinity come before all others.
+    Nodes matching the affinity come before all others.
     """
 
     def weigh(node: NodeInfo) -> tuple[bool, float]:
@@ -166,14 +166,14 @@ class Placements:
 
     @property
     def name(self) -> str:
-        """The name of the bucket."""
+        """Name of the bucket."""
         return self._entries.name
 
     def _find_place(self, key: str) -> str:
         return f"{self.name}/{key}"
 
     async def _parse(self, key: str, entry: BucketEntry) -> Placement:
-        """Read an entry; without a lease if it's forged, or put back from an earlier time."""
+        """Parse an entry; without a lease if it's forged, or restored from an earlier time."""
         opened = await self._membership.ring.open(self._find_place(key), entry.value)
         fields = {} if opened is None or not opened.seal.may_write(key) else opened.value
         server, node, lease = (str(fields.get(name, "")) for name in ("server", "node", "lease"))
@@ -183,21 +183,21 @@ class Placements:
         return Placement(key, server, node, lease, epoch, entry.revision, opened.seal)
 
     async def find(self, key: str) -> Placement | None:
-        """Read the placement of a server; it may have ended with the lease it names.
+        """Read a server's placement. It may have ended with its lease.
 
         Raises:
-            ClusterFault: The broker does not answer.
+            ClusterFault: The broker doesn't answer.
         """
         entry = await self._entries.get(key)
         return None if entry is None else await self._parse(key, entry)
 
     async def claim(self, key: str, server: str) -> Placement | None:
-        """Make this node the owner of a server; `None` if another node is, or this one lost its lease meanwhile.
+        """Claim a server for this node. `None` if another node owns it, or this one has lost its lease.
 
-        A node that was told meanwhile to drain, or is full since another claim of its own, gives it up at once.
+        If this node has started draining or become full since, it releases the claim at once.
 
         Raises:
-            ClusterFault: The broker does not answer.
+            ClusterFault: The broker doesn't answer.
         """
         members = self._membership
         lease, node = members.info.lease, members.info.node
@@ -216,11 +216,11 @@ class Placements:
         return placement
 
     async def _write(self, placement: Placement, *, is_claim: bool) -> int:
-        """Write an entry where there is none, or one that has ended; return its revision.
+        """Write an entry where there's none or an ended one, and return its revision.
 
         Raises:
-            LostRaceError: Another node is the owner, or was first.
-            ClusterFault: The broker does not answer.
+            LostRaceError: Another node owns it, or was first.
+            ClusterFault: The broker doesn't answer.
         """
         key, value = placement.key, self._seal(placement, is_claim=is_claim)
         try:
@@ -234,12 +234,12 @@ class Placements:
             return await self._entries.update(key, value, found.revision)
 
     async def restore(self, placement: Placement) -> Placement | None:
-        """Check the placement of a server of this node, and write it again if someone without the key has changed it.
+        """Check the placement of one of this node's servers, and rewrite it if someone without the key changed it.
 
-        Returns it with its present revision; `None` if another node is the owner now, by a later epoch.
+        Returns it with its current revision, or `None` if another node owns it with a later epoch.
 
         Raises:
-            ClusterFault: The broker does not answer.
+            ClusterFault: The broker doesn't answer.
         """
         while True:
             found = await self.find(placement.key)
@@ -248,7 +248,7 @@ class Placements:
             if found == placement:
                 return found
             value = self._seal(placement)
-            with suppress(LostRaceError):  # changed once more: look again
+            with suppress(LostRaceError):  # changed again: look again
                 if found is None:
                     revision = await self._entries.create(placement.key, value)
                 else:
@@ -257,11 +257,11 @@ class Placements:
                 return replace(placement, revision=revision)
 
     async def release(self, placement: Placement) -> None:
-        """Remove a placement of this node: another one may claim the server at once; nothing if it was replaced."""
+        """Remove this node's placement so that another can claim the server. Does nothing if it was replaced."""
         with suppress(LostRaceError):
             await self._entries.delete(placement.key, placement.revision)
 
     async def list_all(self) -> Sequence[Placement]:
-        """List all placements by server; raises as `find`."""
+        """List all placements by server. Raises like `find`."""
         found = [await self._parse(key, entry) for key, entry in (await self._entries.read_all()).items()]
         return sorted((one for one in found if one.lease), key=lambda one: (one.server, one.key))

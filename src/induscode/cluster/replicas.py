@@ -1,7 +1,7 @@
-"""Replicas: a server that its row declares stateless has several owners, each with an epoch of its own.
+"""Replicas: a server whose row declares it stateless has several owners, each with a separate epoch.
 
-Each replica has a placement under its own key, and runs on another node. Which nodes are to have one follows from the
-order of the nodes for the server, so all of them agree; a node that is chosen claims a placement that is free.
+Each replica has a separate placement and runs on a different node. The server's node ranking decides which nodes get
+one, so all nodes agree; a chosen node claims a free placement.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from induscode.cluster.contract import ClusterFault
 from induscode.cluster.placement import build_replica_key, rank_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Collection, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.json import JsonObject, JsonValue
@@ -49,19 +49,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_PAUSE_S = 0.1
-_FOLLOW_S = 0.5
-"""Between two looks for replicas of a server."""
-_LONGEST_PAUSE_S = 30.0
-_UP_S = 2.0
-"""How long a replica may take to say that it is up; one that is being started is asked again."""
+_RETRY_INTERVAL_S = 0.1
+_POLL_INTERVAL_S = 0.5
+"""Polling interval for a server's replicas."""
+_MAX_PAUSE_S = 30.0
+_PING_TIMEOUT_S = 2.0
+"""How long a replica may take to confirm that it's up. One that's still starting is asked again."""
 
 LARGEST = 32
-"""The most replicas of one server."""
+"""Maximum replicas per server."""
 
 
 class ReplicaSet:
-    """The replicas of one server, as this node sees them."""
+    """One server's replicas, as this node sees them."""
 
     def __init__(self, target: ServerTarget, count: int, placements: Placements, membership: Membership) -> None:
         self._target = target
@@ -71,18 +71,18 @@ class ReplicaSet:
 
     @property
     def keys(self) -> Sequence[str]:
-        """The keys of their placements; the first is that of the server."""
+        """Keys of their placements. The first is the server's key."""
         return [build_replica_key(self._target.key, number) for number in range(1, self._count + 1)]
 
     def list_chosen(self) -> Sequence[NodeInfo]:
-        """List the nodes that are to have a replica."""
+        """List the nodes that should have a replica."""
         return rank_nodes(self._target, self._membership.list_nodes())[: self._count]
 
     async def list_live(self) -> Sequence[Placement]:
-        """List the placements whose owners are alive.
+        """List the placements with live owners.
 
         Raises:
-            ClusterFault: The broker does not answer.
+            ClusterFault: The broker doesn't answer.
         """
         found = [await self._placements.find(key) for key in self.keys]
         return [
@@ -92,10 +92,10 @@ class ReplicaSet:
         ]
 
     async def claim(self, server: str) -> Placement | None:
-        """Make this node the owner of a replica, if it is chosen and has none; `None` if none is free.
+        """Claim a replica for this node if it's chosen and doesn't own one yet. `None` if none is free.
 
         Raises:
-            ClusterFault: The broker does not answer.
+            ClusterFault: The broker doesn't answer.
         """
         members = self._membership
         if not members.is_held() or all(node.instance != members.info.instance for node in self.list_chosen()):
@@ -104,15 +104,14 @@ class ReplicaSet:
         if any(one is not None and one.lease == members.info.lease for one in found):
             return None
         for key, one in zip(self.keys, found, strict=True):
-            if one is None or members.find_holder(one.lease) is None:
-                claimed = await self._placements.claim(key, server)
-                if claimed is not None:
-                    return claimed
+            is_free = one is None or members.find_holder(one.lease) is None
+            if is_free and (claimed := await self._placements.claim(key, server)) is not None:
+                return claimed
         return None
 
 
 class ReplicaNode(Protocol):
-    """What a replicated server needs of this node."""
+    """The parts of a node that a replicated server uses."""
 
     broker: Broker
     membership: Membership
@@ -130,19 +129,19 @@ class ReplicaNode(Protocol):
         ...
 
     async def ask_to_own(self, node: NodeInfo, key: str) -> bool:
-        """Ask another node to become an owner of a server."""
+        """Ask another node to own a server."""
         ...
 
     def rest(self, server: str) -> None:
-        """Leave a server until its next call."""
+        """Disconnect from a server until its next call."""
         ...
 
 
 class ReplicatedServer:
-    """A server with several owners: this node uses all of them, and is one of them if it is chosen.
+    """A server with several owners. This node uses all of them, and is one of them if it's chosen.
 
-    Its own replica is reached by a channel as those of other nodes are, and runs beside the session: a node becomes an
-    owner, or loses that, while its calls go on.
+    It reaches its local replica over a channel like the others, and runs it outside the session: a node gains or loses
+    ownership while calls continue.
     """
 
     def __init__(self, node: ReplicaNode, target: ServerTarget, config: StdioServerConfig, handlers: Handlers) -> None:
@@ -152,14 +151,14 @@ class ReplicatedServer:
         self._set = ReplicaSet(target, config.replicas, node.placements, node.membership)
         self._spread = SpreadTransport()
         self._failure: Exception | None = None
-        """Why the last start of the own replica has failed."""
+        """Why the local replica last failed to start."""
 
     @asynccontextmanager
     async def open(self, watch: StartWatch) -> AsyncGenerator[ClientSession]:
         """Connect to all replicas, and run one here if this node is chosen.
 
         Raises:
-            ClusterFault: No node may run one, or the broker does not answer.
+            ClusterFault: No node may run one, or the broker doesn't answer.
         """
         name = self._config.id
         host, follower = BackgroundTask(f"replica of {name}"), BackgroundTask(f"replicas of {name}")
@@ -178,11 +177,11 @@ class ReplicatedServer:
             await self._spread.close()
 
     def _describe_caller(self, caller: Caller) -> JsonObject:
-        """Describe a caller as one that knows no tasks: later requests about a task could reach another replica."""
+        """Describe a caller as not supporting tasks, since later requests about a task could reach another replica."""
         return {**self._node.tokens.describe(caller), "tasks": None}
 
     async def _connect(self, session: ClientSession) -> None:
-        """Find out what the server speaks, from the first replica that's there; again if that one is lost meanwhile."""
+        """Initialize with the first available replica, and retry if that one disappears."""
         while True:
             await self._reach_first(session)
             losses = self._spread.losses
@@ -195,11 +194,11 @@ class ReplicatedServer:
                 return
 
     async def _reach_first(self, session: ClientSession) -> None:
-        """Wait until one replica is there, and have the chosen nodes start theirs."""
+        """Wait until one replica is up, asking the chosen nodes to start theirs."""
         own, self._failure = self._node.membership.info.instance, None
         while True:
             await self._connect_all(session)
-            if [*self._spread.replicas]:
+            if self._spread.replicas:
                 return
             if self._failure is not None:
                 raise self._failure
@@ -209,10 +208,10 @@ class ReplicatedServer:
             for node in chosen:
                 if node.instance != own:
                     await self._node.ask_to_own(node, self._set.keys[0])
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _connect_all(self, session: ClientSession) -> None:
-        """Open a channel to each replica that has none and answers."""
+        """Open a channel to each unconnected replica that answers."""
         settings = self._node.broker.settings
 
         def rest() -> None:
@@ -236,7 +235,7 @@ class ReplicatedServer:
                     tasks.create_task(connect(name, placement))
 
     async def _is_up(self, channel: Channel) -> bool:
-        """Return whether the server at the other end is up; a call that is sent earlier is lost if its start fails."""
+        """Return whether the remote server is up. A call sent before that is lost if its start fails."""
         answers: list[bytes | JsonValue] = []
         ends: list[TransportEnd] = []
         answered = asyncio.Event()
@@ -251,27 +250,27 @@ class ReplicatedServer:
 
         channel.attach(take_answer, take_end)
         channel.send({"jsonrpc": "2.0", "id": "up", "method": "ping"})
-        with suppress(TimeoutError):  # it is being started: asked again soon
-            async with asyncio.timeout(_UP_S):
+        with suppress(TimeoutError):  # still starting; asked again soon
+            async with asyncio.timeout(_PING_TIMEOUT_S):
                 await answered.wait()
-        # An end that comes later is that of the caller, who closes a channel without an answer.
+        # A later end comes from the caller, who closes a channel that didn't answer.
         if ends and not channel.is_unheard:
             self._failure = ConnectionClosedError(ends[0])
         return bool(answers)
 
     async def _follow(self, session: ClientSession) -> None:
-        """Use replicas that come later, too."""
+        """Connect to replicas that come up later."""
         while True:
-            await asyncio.sleep(_FOLLOW_S)
+            await asyncio.sleep(_POLL_INTERVAL_S)
             try:
                 await self._connect_all(session)
             except ClusterFault as fault:
                 _log.debug("the replicas of %s are not known: %s", self._config.id, fault)
 
     async def _host(self, watch: StartWatch) -> None:
-        """Run a replica here while this node is chosen; one that fails is started again after a pause."""
-        # Notifications come by the channels of this node.
-        handlers, wait_s = replace(self._handlers, on_notification=None), _FOLLOW_S
+        """Run a replica here while this node is chosen, restarting a failed one after a delay."""
+        # Notifications arrive over this node's channels.
+        handlers, wait_s = replace(self._handlers, on_notification=None), _POLL_INTERVAL_S
         while True:
             try:
                 placement = await self._set.claim(self._config.id)
@@ -281,7 +280,7 @@ class ReplicatedServer:
                         async with watch.limit():
                             opening = self._node.serve_here(placement, self._config, handlers, watch)
                             session = await stack.enter_async_context(opening)
-                        wait_s = _FOLLOW_S
+                        wait_s = _POLL_INTERVAL_S
                         await asyncio.wait({session.connection.ended})
                     watch = StartWatch(StartPolicy().allow(self._config, seen_up=True), lambda: None)
             except ClusterFault as fault:
@@ -289,17 +288,17 @@ class ReplicatedServer:
             except Exception as exc:  # noqa: BLE001 — boundary: any behaviour of a server; the other replicas go on
                 _log.debug("a replica of %s failed: %s", self._config.id, describe_error(exc))
                 self._failure = exc
-                wait_s = min(2 * wait_s, _LONGEST_PAUSE_S)
+                wait_s = min(2 * wait_s, _MAX_PAUSE_S)
             self._spread.keep(is_kept=False)
             await asyncio.sleep(wait_s)
 
 
 # -- spread -----------------------------------------------------------------------------------
 #
-# Each request goes to the replica with the fewest pending requests; a cancellation, and the answer to a replica's own
-# request, goes where it belongs. A replica that is lost fails the requests that were sent to it, whose outcome is
-# unknown, and no others. The transport ends with its last replica, unless this node runs one itself, which it reaches
-# soon: requests wait for that. Other nodes may have calls there, which the end of this transport would cut off.
+# Each request goes to the replica with the fewest pending requests. Cancellations and answers to a replica's own
+# requests go to that replica. Losing a replica fails only the requests sent to it, whose outcome is unknown. The
+# transport ends with its last replica, unless this node runs one: then requests wait until it's connected, because
+# ending the transport would cut off calls of other nodes to it.
 
 
 _LOST = -32000
@@ -307,31 +306,31 @@ _CLOSED = FaultDetail(reason="closed")
 
 
 class SpreadTransport(BaseTransport):
-    """A transport over the channels to the replicas of a server."""
+    """A transport over the channels to a server's replicas."""
 
     def __init__(self) -> None:
         super().__init__()
         self._channels: dict[str, Channel] = {}
-        """By the name of the replica."""
+        """By replica name."""
         self._pending: dict[str, set[RequestId]] = {}
         self._leaving: set[str] = set()
-        """Replicas that take no further request."""
+        """Replicas that don't accept new requests."""
         self._failed: dict[RequestId, FaultDetail] = {}
         self._waiting: dict[RequestId, JsonObject] = {}
-        """Requests that wait for the replica of this node."""
+        """Requests waiting for this node's replica."""
         self._last_end: TransportEnd | None = None
-        """Why the last replica was lost, while that of this node isn't reached yet."""
+        """Why the last replica was lost, until this node's replica is connected."""
         self._is_kept = False
         self.losses = 0
-        """How many replicas were lost."""
+        """Number of lost replicas."""
 
     @property
-    def replicas(self) -> Iterable[str]:
-        """The names of the connected replicas."""
+    def replicas(self) -> Collection[str]:
+        """Names of the connected replicas."""
         return self._channels.keys()
 
     def add(self, name: str, channel: Channel) -> None:
-        """Use one more replica."""
+        """Add a replica."""
         self._channels[name] = channel
         self._pending[name] = set()
         channel.attach(lambda data: self._receive(name, data), lambda end: self._lose(name, end))
@@ -341,13 +340,13 @@ class SpreadTransport(BaseTransport):
             self._send_request(identity, frame)
 
     def keep(self, *, is_kept: bool) -> None:
-        """Say whether this node runs a replica itself; without one, the transport ends with the last other."""
+        """Set whether this node runs a replica. Without one, the transport ends with the last other replica."""
         self._is_kept = is_kept
         if not is_kept and self._last_end is not None:
             self.finish(self._last_end.message, self._last_end.detail)
 
     def send(self, frame: JsonObject) -> None:
-        """Send a frame to the replica it is for."""
+        """Send a frame to the replica it's for."""
         identity = find_request_id(frame)
         if identity is not None:
             self._send_request(identity, frame)
@@ -368,7 +367,7 @@ class SpreadTransport(BaseTransport):
     def _send_request(self, identity: RequestId, frame: JsonObject) -> None:
         names = [name for name in self._channels if name not in self._leaving] or [*self._channels]
         if names:
-            # The first of equal ones is the one that was chosen least recently.
+            # Among equals, take the least recently chosen one.
             name = min(names, key=lambda name: len(self._pending[name]))
             self._channels[name] = self._channels.pop(name)
             self._pending[name].add(identity)
@@ -410,7 +409,7 @@ class SpreadTransport(BaseTransport):
             self._last_end = end
         for identity in lost:
             if str(identity).startswith(LISTEN_PREFIX):
-                # The subscription has ended, as any does some time: it is opened again, at another replica.
+                # Subscriptions end now and then. The client reopens this one at another replica.
                 self.deliver({"jsonrpc": "2.0", "id": identity, "result": {"resultType": "complete"}})
                 continue
             self._failed[identity] = _CLOSED
@@ -418,7 +417,7 @@ class SpreadTransport(BaseTransport):
             self.deliver({"jsonrpc": "2.0", "id": identity, "error": error})
 
     def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Return and forget what is known about a request whose replica was lost."""
+        """Return and forget the fault of a request whose replica was lost."""
         return self._failed.pop(request_id, None)
 
     async def close(self) -> None:

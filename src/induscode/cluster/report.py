@@ -1,7 +1,7 @@
-"""What a process can say about the brokers: each of them, their storage, and the nodes, in words.
+"""Status of the brokers, their storage, and the nodes, in words.
 
-Each broker is asked by a connection of its own, for the greeting that it sends to everyone, so one that is away or slow
-is named also while the brokers have no majority. Everything has a deadline; what has no answer is left out and said.
+Each broker gets a separate connection that waits for its greeting, so an unreachable or slow one is named even while
+the brokers have no majority. Everything has a deadline; missing answers are left out and reported as such.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.health import SLOW_S, STATES
+from induscode.cluster.health import SLOW_S, STATES, explain_state
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -33,26 +33,26 @@ _T = TypeVar("_T")
 _GREETING_S = 2.0
 """How long a broker may take to greet."""
 _REPORT_S = 3.0
-"""How long what is asked over the connection may take, all of it together."""
+"""Deadline for all requests over the connection together."""
 _GREETING_BYTES = 65_536
 _PORT = 4222
 _FULL = 0.98
-"""An account that has used so much of its storage refuses the next larger write."""
+"""An account that has used this much of its storage rejects the next larger write."""
 
 
 @record(kw_only=True)
 class BrokerView:
-    """One broker as this process has found it."""
+    """One broker as this process found it."""
 
     address: str
     name: str = ""
     took_s: float | None = None
-    """Until it greeted; None: it did not."""
+    """Time until it greeted; None if it didn't."""
     reason: str = ""
 
     @property
     def state(self) -> BrokerState:
-        """How it is."""
+        """Its state."""
         if self.took_s is None:
             return "away"
         return "slow" if self.took_s > SLOW_S else "ready"
@@ -63,7 +63,7 @@ class BrokerView:
 
     @property
     def words(self) -> str:
-        """How it is, after its name."""
+        """Its state in words, after its name."""
         if self.state == "away":
             return f"is away: {self.reason}"
         return f"{'is slow' if self.state == 'slow' else 'answers'}: {1000 * (self.took_s or 0.0):,.0f} ms"
@@ -82,20 +82,20 @@ class BrokerView:
 
 @record(kw_only=True)
 class BrokerReport:
-    """The brokers, their storage, and what the nodes say about them."""
+    """The brokers, their storage, and the nodes' view of them."""
 
     state: BrokerState
     brokers: Sequence[BrokerView]
     storage: Storage | None = None
     waiting: Sequence[NodeInfo] = ()
-    """Nodes that run and have no lease."""
+    """Nodes running without a lease."""
     silent: Sequence[str] = ()
-    """Nodes that have a lease and do not report themselves."""
+    """Nodes with a lease that don't report themselves."""
     nodes: Sequence[NodeInfo] = field(default_factory=tuple["NodeInfo", ...])
 
     @property
     def is_usable(self) -> bool:
-        """Whether the brokers do what they are asked, be it slowly."""
+        """Whether the brokers work, possibly slowly."""
         return self.state in {"ready", "slow"}
 
     @property
@@ -104,7 +104,7 @@ class BrokerReport:
         return "ready" if self.state not in STATES else f"{self.state}: they {STATES[self.state]}"
 
     def list_problems(self) -> Sequence[str]:
-        """List what is not well, each in a sentence."""
+        """List the problems, each as a sentence."""
         silence = "has a lease, and does not report itself: cut off, stopped, or just gone"
         names = Counter(node.node for node in self.nodes)
         return [
@@ -114,13 +114,13 @@ class BrokerReport:
                 for node in self.nodes
                 if node.brokers in STATES
             ),
-            *(f"node {node.node!r} runs and has no lease{_explain(node.brokers)}" for node in self.waiting),
+            *(f"node {node.node!r} runs and has no lease{explain_state(node.brokers)}" for node in self.waiting),
             *(f"node {name!r} {silence}" for name in self.silent),
             *(f"{count} nodes are named {name!r}: stop all but one" for name, count in names.items() if count > 1),
         ]
 
     def describe_storage(self) -> str:
-        """Describe the storage; empty if it is not known."""
+        """Describe the storage, or return "" if unknown."""
         if self.storage is None:
             return ""
         limit = self.storage.limit
@@ -139,10 +139,6 @@ class BrokerReport:
         }
 
 
-def _explain(state: BrokerState) -> str:
-    return f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
-
-
 def _show_size(count: int) -> str:
     for size, unit in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
         if count >= size:
@@ -151,7 +147,7 @@ def _show_size(count: int) -> str:
 
 
 async def read_report(broker: Broker, membership: Membership | None) -> BrokerReport:
-    """Find out how the brokers are; never longer than a few seconds, and without an error."""
+    """Find out how the brokers are, within a few seconds and without raising."""
     async with asyncio.TaskGroup() as tasks:
         views = tasks.create_task(greet_brokers(broker))
         storage = tasks.create_task(_ask(broker.read_storage()))
@@ -167,9 +163,9 @@ async def read_report(broker: Broker, membership: Membership | None) -> BrokerRe
         if stored is not None and stored.limit is not None and stored.used >= _FULL * stored.limit:
             state = "full"
         elif 2 * sum(view.state == "away" for view in found) > len(found):
-            state = "partitioned"  # some reads are answered without a majority
+            state = "partitioned"  # some reads work without a majority
         elif membership is not None:
-            # This process does not write; nodes do.
+            # This process doesn't write, but nodes do.
             for one in membership.list_waiting():
                 if one.brokers != "ready":
                     state = one.brokers
@@ -192,11 +188,11 @@ async def _ask(request: Awaitable[_T]) -> _T | None:
         async with asyncio.timeout(_REPORT_S):
             return await request
     except (ClusterFault, TimeoutError):
-        return None  # the state of the brokers says it
+        return None  # the brokers' state reports it
 
 
 async def greet_brokers(broker: Broker) -> Sequence[BrokerView]:
-    """Connect to each broker that this process knows, and wait for its greeting."""
+    """Connect to each known broker, and wait for its greeting."""
     addresses = sorted({f"{one.hostname}:{one.port or _PORT}" for one in map(urlsplit, broker.list_addresses())})
     async with asyncio.TaskGroup() as tasks:
         greeting = [tasks.create_task(_greet(address)) for address in addresses]
@@ -206,7 +202,7 @@ async def greet_brokers(broker: Broker) -> Sequence[BrokerView]:
 
 
 async def _greet(address: str) -> BrokerView:
-    """Wait for the `INFO` of a broker: https://docs.nats.io/reference/reference-protocols/nats-protocol#info."""
+    """Wait for a broker's `INFO`: https://docs.nats.io/reference/reference-protocols/nats-protocol#info."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
     began, writer = loop.time(), None
@@ -227,7 +223,7 @@ async def _greet(address: str) -> BrokerView:
     if not line:
         return BrokerView(address=address, reason="it closes the connection")
     value: object = None
-    with suppress(ValueError, RecursionError):  # another protocol than plain NATS: it is there
+    with suppress(ValueError, RecursionError):  # not plain NATS, but alive
         value = json.loads(line.removeprefix(b"INFO "))
     name = value.get("server_name") if is_json_object(value) else None
     return BrokerView(address=address, name=name if isinstance(name, str) else "", took_s=took_s)

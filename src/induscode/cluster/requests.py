@@ -1,9 +1,8 @@
-"""Requests between nodes: sealed, numbered, and answered under the subject of the one request.
+"""Requests between nodes: sealed, numbered, and answered under the request's own subject.
 
-A request is sealed for the subject of its receiver, whose process has it alone, and carries the name of the sender and
-a number: it counts once. The answer is sealed for the subject that the request names, so an answer to another request
-isn't one. The broker says by itself that nobody listens to a subject; since anyone could say that in its name, it
-only shortens the wait for an answer.
+A request is sealed for the subject of its receiver, which only that process has, and carries the sender's name and a
+number, so it counts once. The answer is sealed for the subject the request names, so it fits no other request. The
+broker reports subjects without listeners; since anyone could fake that, it only shortens the wait for an answer.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from nats.js.api import RawStreamMsg
 
 GRACE_S = 0.5
-"""How long an answer may take after the broker's word that nobody listens."""
+"""How long an answer may take after the broker reports that nothing listens."""
 
 
 class _OpenRequest:
@@ -38,7 +37,7 @@ class _OpenRequest:
         self.is_unheard = False
 
     def doubt(self) -> None:
-        """Take the word of the broker, or of someone else, that nobody listens."""
+        """Shorten the deadline: the broker, or an impostor, says that nothing listens."""
         if self.limit is not None and not self.is_unheard:
             when, soon = self.limit.when(), asyncio.get_running_loop().time() + GRACE_S
             self.limit.reschedule(soon if when is None else min(when, soon))
@@ -58,10 +57,10 @@ class NodeRequests:
         self._taken = ReplayGuard()
 
     async def ask(self, instance: str, seal: Seal, value: JsonObject, within_s: float | None = None) -> JsonObject:
-        """Send a request to a node, sealed as its own messages are, and return its answer.
+        """Send a request to a node, sealed like the node's own messages, and return its answer.
 
         Raises:
-            UnheardError: No such node is there.
+            UnheardError: There's no such node.
             ClusterFault: It didn't answer, or there's no connection.
         """
         self._number += 1
@@ -80,7 +79,7 @@ class NodeRequests:
             del self._open[reply]
 
     async def tell(self, instance: str, seal: Seal, value: JsonObject) -> None:
-        """Send a request to a node that answers nothing.
+        """Send a request that needs no answer.
 
         Raises:
             ClusterFault: There's no connection.
@@ -93,7 +92,7 @@ class NodeRequests:
         return seal.seal(f"{subject} {reply}", {**value, "from": self._instance, "number": self._number})
 
     async def take_answer(self, message: Msg) -> None:
-        """Take a message on the subject of a request of this node."""
+        """Handle a message on the answer subject of one of our requests."""
         asked = self._open.get(message.subject)
         if asked is None:
             return
@@ -105,7 +104,7 @@ class NodeRequests:
             asked.answer.set_result(value)
 
     def open(self, message: Msg) -> JsonObject | None:
-        """Return a request to this node; `None` if it's forged, or came before."""
+        """Open a request to this node. `None` if it's forged or replayed."""
         value = self._own.open(f"{message.subject} {message.reply}", message.data) or {}
         sender, number = value.get("from"), value.get("number")
         if not isinstance(sender, str) or not isinstance(number, int) or not self._taken.take(sender, number):
@@ -124,14 +123,14 @@ class NodeRequests:
 
 # -- streams ----------------------------------------------------------------------------------
 #
-# A message is published if the last one of its subject is the one the writer expects, and read by its number; nothing
-# of a reader rests at the broker, so there is nothing to restore after a lost connection.
+# A write requires the subject's last message to be the expected one, and reads are by number. The broker keeps no
+# reader state, so there's nothing to restore after a lost connection.
 
 
 _NO_MESSAGE = 10037
-"""JetStream's error code for a number or a subject without a message."""
-_READ_TOGETHER = 32
-"""Messages that are asked for at the same time."""
+"""JetStream's error code for a number or subject without a message."""
+_CONCURRENT_READS = 32
+"""Concurrent reads."""
 
 
 @record
@@ -145,14 +144,14 @@ class StreamMessage:
 
 @record
 class StreamState:
-    """What a stream holds: the numbers of its first and its last message."""
+    """First and last message number, and the size of a stream."""
 
     first: int
     last: int
     messages: int
     size: int
     created: datetime | None = None
-    """When it was made; another time means that it is another stream of the same name."""
+    """Creation time. A different one means a different stream of the same name."""
 
 
 class Stream:
@@ -166,11 +165,11 @@ class Stream:
     async def publish(
         self, subject: str, data: bytes, *, identity: str = "", expected: int | None = None
     ) -> tuple[int, bool]:
-        """Append a message; return its number, and whether one of this identity was there already.
+        """Append a message. Returns its number, and whether this identity was already there.
 
         Raises:
-            LostRaceError: The last message of the subject has another number than `expected`.
-            ClusterFault: The broker did not do it, or did not say so in time; or this node has no lease.
+            LostRaceError: The subject's last message isn't `expected`.
+            ClusterFault: The broker failed or didn't confirm in time, or this node has no lease.
         """
         self._broker.check_write()
         headers = {"Nats-Expected-Stream": self.name}
@@ -183,15 +182,15 @@ class Stream:
         return ack.seq, bool(ack.duplicate)
 
     async def read_last(self, subject: str) -> StreamMessage | None:
-        """Read the last message of a subject; raises ClusterFault as `publish`."""
+        """Read a subject's last message. Raises ClusterFault like `publish`."""
         return await self._read(self._api.get_last_msg(self.name, subject))
 
     async def read_at(self, number: int) -> StreamMessage | None:
-        """Read the message of a number; raises ClusterFault as `publish`."""
+        """Read a message by number. Raises ClusterFault like `publish`."""
         return await self._read(self._api.get_msg(self.name, number))
 
     async def read_next(self, number: int, subject: str) -> StreamMessage | None:
-        """Read the first message of a subject from a number on; raises ClusterFault as `publish`."""
+        """Read a subject's first message from a number on. Raises ClusterFault like `publish`."""
         return await self._read(self._api.get_msg(self.name, max(1, number), subject, next=True))
 
     async def _read(self, request: Awaitable[RawStreamMsg]) -> StreamMessage | None:
@@ -209,19 +208,19 @@ class Stream:
         return await self._broker.run(f"{self.name} could not be read", read())
 
     async def read_state(self) -> StreamState:
-        """Read what there is; raises ClusterFault as `publish`."""
+        """Read the stream's state. Raises ClusterFault like `publish`."""
         info = await self._broker.run(f"{self.name} could not be read", self._api.stream_info(self.name))
         state = info.state
         return StreamState(state.first_seq, state.last_seq, state.messages, state.bytes, info.created)
 
     async def read_range(self, first: int, last: int) -> AsyncGenerator[tuple[int, StreamMessage | None]]:
-        """Read all messages of some numbers in order; None for one that was removed.
+        """Read a range of messages in order; None for removed ones.
 
         Raises:
-            ClusterFault: The broker did not answer.
+            ClusterFault: The broker didn't answer.
         """
-        for start in range(first, last + 1, _READ_TOGETHER):
-            numbers = range(start, min(start + _READ_TOGETHER, last + 1))
+        for start in range(first, last + 1, _CONCURRENT_READS):
+            numbers = range(start, min(start + _CONCURRENT_READS, last + 1))
             try:
                 async with asyncio.TaskGroup() as tasks:
                     reading = [tasks.create_task(self.read_at(number)) for number in numbers]

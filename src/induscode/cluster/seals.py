@@ -1,11 +1,11 @@
-"""Seals: nobody without a key can read, make up, change or repeat what nodes send each other and keep at the broker.
+"""Seals: without a key, nobody can read, forge, change or replay what nodes send each other and store at the broker.
 
-An author is the cluster (every node with its key) or one offering node (with its own key). An **envelope** is one
-sealed value: AES-256-GCM (NIST SP 800-38D) with the place as associated data, so it counts nowhere else. Whether it was
-seen before is up to its place: reports and requests are numbered, entries name their epoch. A channel has two keys of
-its own, one for each direction, and numbers its messages (`ChannelCipher`).
+An author is the cluster (every node with its key) or one offering node (with its offer key). An **envelope** is one
+sealed value: AES-256-GCM (NIST SP 800-38D) with the place as associated data, so it's only valid there. Replay
+protection is up to the place: reports and requests are numbered, entries name their epoch. A channel has a key per
+direction, and numbers its messages (`ChannelCipher`).
 
-An offering node may only write what carries its name: instances, leases and placements that begin with `NODE.`.
+An offering node may only write names that start with `NODE.`: instances, leases and placements.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from induscode.cluster.key import ClusterKey, OfferKey
 
 _VERSION = 2
-"""The first byte of an envelope; earlier versions of indus sent JSON."""
+"""First byte of an envelope. Earlier versions of indus sent JSON."""
 _NONCE_BYTES = 12
 TAG_BYTES = 16
-"""How much longer a sealed value is."""
+"""Overhead of a sealed value."""
 _HEAD = struct.Struct("!cQ")
-"""Kind and number of a message of a channel."""
+"""Kind and number of a channel message."""
 HEAD_BYTES = _HEAD.size + TAG_BYTES
 _WINDOW = 1_024
 _MAX_SENDERS = 10_000
@@ -50,7 +50,7 @@ class _Cipher:
         self._failures = (InvalidTag, ValueError)
 
     def open(self, nonce: bytes, data: bytes, place: bytes) -> bytes | None:
-        """Return the content; `None` if it was sealed with another key or for another place, or is damaged."""
+        """Return the content, or `None` if it has another key or place, or is damaged."""
         try:
             return self._open(nonce, data, place)
         except self._failures:
@@ -58,7 +58,7 @@ class _Cipher:
 
 
 class Seal:
-    """The secret of one author, for envelopes and channels."""
+    """One author's secret, for envelopes and channels."""
 
     def __init__(self, secret: bytes, author: str = "", serial: str = "") -> None:
         self.author = author
@@ -71,7 +71,7 @@ class Seal:
 
     @classmethod
     def of_cluster(cls, key: ClusterKey) -> Seal:
-        """Return the seal of all nodes with the key of the cluster."""
+        """Return the seal of all nodes with the cluster key."""
         return cls(key.derive("traffic"))
 
     @classmethod
@@ -80,11 +80,11 @@ class Seal:
         return cls(key.secret, key.node, key.serial)
 
     def derive(self, purpose: bytes) -> bytes:
-        """Derive a key for one purpose (RFC 5869, the expansion of HKDF for 32 bytes)."""
+        """Derive a key for one purpose (HKDF-Expand to 32 bytes, RFC 5869)."""
         return hmac.digest(self._secret, purpose + b"\x01", hashlib.sha256)
 
     def may_write(self, name: str) -> bool:
-        """Return whether the author may write an instance, a lease or a placement of this name."""
+        """Return whether the author may write an instance, lease or placement with this name."""
         return not self.author or name.startswith(f"{self.author}.")
 
     def seal(self, place: str, value: JsonObject) -> bytes:
@@ -93,7 +93,7 @@ class Seal:
         return self._head + nonce + self._cipher.seal(nonce, compact_json(value).encode(), place.encode())
 
     def open(self, place: str, data: bytes) -> JsonObject | None:
-        """Return the value that this author has sealed for a place; `None` for anything else."""
+        """Return the value this author sealed for a place, or `None`."""
         start = len(self._head)
         if not data.startswith(self._head):
             return None
@@ -106,7 +106,7 @@ class Seal:
 
 
 def read_author(data: bytes) -> tuple[str, str] | None:
-    """Return the node and the serial that an envelope names, both empty for the cluster; `None`: not an envelope."""
+    """Return an envelope's node and serial, both empty for the cluster. `None` if it isn't an envelope."""
     if len(data) < 2 or data[0] != _VERSION:
         return None
     node, _, serial = data[2 : 2 + data[1]].decode("utf-8", "replace").partition(":")
@@ -115,7 +115,7 @@ def read_author(data: bytes) -> tuple[str, str] | None:
 
 @record
 class Opened:
-    """The content of an envelope, and who has sealed it."""
+    """The content of an envelope, and its author's seal."""
 
     value: JsonObject
     seal: Seal
@@ -126,20 +126,20 @@ async def _find_none(_node: str, _serial: str) -> Seal | None:
 
 
 class SealRing:
-    """The seal of this node, and those of the authors it can check."""
+    """This node's seal, and the seals of authors it can check."""
 
     def __init__(self, own: Seal, find_offer: Callable[[str, str], Awaitable[Seal | None]] = _find_none) -> None:
         self.own = own
         self._find_offer = find_offer
-        """Returns the seal of an offering node, unless its key was revoked."""
+        """Returns an offering node's seal, unless its key was revoked."""
 
     async def counts(self, seal: Seal) -> bool:
-        """Return whether the key of an author wasn't revoked."""
+        """Return whether an author's key is still valid."""
         is_own = seal.author in {"", self.own.author}
         return is_own or await self._find_offer(seal.author, seal.serial) is not None
 
     async def open(self, place: str, data: bytes) -> Opened | None:
-        """Open an envelope of any author; `None` if it's forged, of another place, or its key was revoked."""
+        """Open any author's envelope. `None` if it's forged, for another place, or its key was revoked."""
         named = read_author(data)
         if named is None:
             return None
@@ -151,14 +151,14 @@ class SealRing:
 
 
 class ReplayGuard:
-    """Takes each number of each sender once, in any order within a window (as RFC 4303, section 3.4.3)."""
+    """Accepts each number of each sender once, in any order within a window (like RFC 4303, section 3.4.3)."""
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
-        """The highest number of each sender, and which of those below were taken, as bits."""
+        """Each sender's highest number, and a bit mask of the accepted ones below it."""
 
     def take(self, sender: str, number: int) -> bool:
-        """Return whether a number is new; it isn't from now on."""
+        """Return whether a number is new, and remember it."""
         highest, bits = self._seen.get(sender, (0, 0))
         if number > highest:
             bits = ((bits << min(number - highest, _WINDOW)) | 1) & ((1 << _WINDOW) - 1)
@@ -175,15 +175,15 @@ class ReplayGuard:
 
 
 class ChannelCipher:
-    """Seals the messages of one end of a channel, and opens those of the other.
+    """Seals the messages of one end of a channel, and opens the other end's.
 
-    Both keys follow from the secret of the node that listens, its subject and the inbox of the node that connects; the
-    key of the way back from the inbox of the node that listens too. Inboxes are never used twice. A message that is
-    sent back, or into another channel, therefore has the wrong key; one that is sent again has an old number.
+    Both keys are derived from the listening node's secret, its subject and the connecting node's inbox; the key for the
+    way back also from the listening node's inbox. Inboxes are never reused. So a message sent back, or into another
+    channel, has the wrong key, and a replayed one has an old number.
     """
 
     def __init__(self, seal: Seal, subject: str, inbox: str, answers_at: str = "") -> None:
-        """Make the cipher of the end that connects, or with `answers_at`, its inbox, of the end that listens."""
+        """Create the connecting end's cipher, or with `answers_at`, its inbox, the listening end's."""
         self._seal = seal
         self._way = f"channel\0{subject}\0{inbox}".encode()
         self._listens = bool(answers_at)
@@ -202,7 +202,7 @@ class ChannelCipher:
         return head + self._sending.seal(head.rjust(_NONCE_BYTES, b"\0"), data, head)
 
     def decrypt(self, data: bytes, reply: str) -> tuple[bytes, int, bytes] | None:
-        """Return kind, number and content of a message; `None` if the other end hasn't sent it."""
+        """Return a message's kind, number and content, or `None` if the other end didn't send it."""
         if len(data) < HEAD_BYTES:
             return None
         head = data[: _HEAD.size]

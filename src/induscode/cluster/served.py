@@ -1,9 +1,8 @@
 """Served servers: the owner's side of a server that other nodes use.
 
-The owner has one session with the server. Each other node opens a channel and speaks MCP over it, in the era of the
-server, as if it were connected to the server itself: requests run on the owner's session under the caller they come
-from, so progress, cancellation, requests for input and log messages reach the right client; changes of lists and
-resources go to every node.
+The owner has one session with the server. Each other node opens a channel and speaks MCP over it, in the server's era,
+as if connected to the server directly. Requests run on the owner's session under their original caller, so progress,
+cancellation, input requests and log messages reach the right client. List and resource changes go to every node.
 """
 
 from __future__ import annotations
@@ -62,20 +61,20 @@ _log = logging.getLogger(__name__)
 _FAILED = -32000
 _SUBSCRIBE_S = 60.0
 _NEWS = ("list_changed", "resources/updated", *TASK_STATUSES)
-"""Ends of the methods of notifications that are for every node."""
+"""Suffixes of notification methods that go to every node."""
 _LIMITS = HostLimits(calls=1_024, waiting=4_096)
-"""Of one node: its clients have limits of their own, and the server has one for all."""
+"""Per node. Its clients have separate limits, and the server has one for all."""
 
 
 class CallerTokens:
-    """Names the clients behind the calls of this node, so that an owner can tell them apart."""
+    """Names the clients behind this node's calls, so that an owner can tell them apart."""
 
     def __init__(self) -> None:
         self._tokens: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._count = 0
 
     def describe(self, caller: Caller) -> JsonObject:
-        """Describe a caller for the owner of the server that it calls."""
+        """Describe a caller to the owner of the server it calls."""
         token = None
         if caller.client is not None:
             token = self._tokens.get(caller.client)
@@ -92,18 +91,18 @@ class CallerTokens:
 
 
 class _Client:
-    """A client of another node: equal objects are the same client."""
+    """A client of another node, compared by identity."""
 
 
 class PeerCaller:
-    """The client of another node behind a call; a `Caller`."""
+    """A `Caller`: the client of another node behind a call."""
 
     def __init__(self, request: HostRequest, fields: JsonObject, client: object | None) -> None:
         capabilities, level = fields.get("capabilities"), fields.get("logLevel")
         hops = request.meta.get(HOPS)
         self.client = client
         self.capabilities: JsonObject = capabilities if is_json_object(capabilities) else {}
-        # The session counts this gateway once more.
+        # The session counts this gateway again.
         self.hops = max(0, hops - 1) if isinstance(hops, int) else 0
         self.log_level = level if isinstance(level, str) else None
         self.exchange = InputExchange(request.params) if fields.get("exchange") is True else None
@@ -111,7 +110,7 @@ class PeerCaller:
         self._request = request
 
     def notify(self, method: str, params: JsonObject) -> None:
-        """Send a notification that belongs to the call, unless the other node does not read."""
+        """Send a notification that belongs to the call, unless the other node isn't reading."""
         if self._request.channel.writable.is_set():
             self._request.notify(method, params)
 
@@ -124,17 +123,17 @@ class PeerCaller:
 
 
 def _read_tasks(request: HostRequest, fields: JsonValue) -> TaskExchange | None:
-    """Read what a client of another node that knows tasks contributes; None: it waits for the result here."""
+    """Read the task support of another node's client. None if it waits for the result here."""
     if not is_json_object(fields):
         return None
     core, task_id = fields.get("core"), request.params.get("taskId")
-    # The other node knows the task by the server's own id, and gives it the id that the client knows.
+    # The other node knows the task by the server's id, and maps it to the client's id.
     shown_id = task_id if isinstance(task_id, str) else ""
     return TaskExchange(core if is_json_object(core) else None, shown_id=shown_id)
 
 
 class PeerSession:
-    """The requests of one other node to one server."""
+    """One other node's requests to one server."""
 
     def __init__(self, server: ServedServer, channel: Channel) -> None:
         self.channel = channel
@@ -143,7 +142,7 @@ class PeerSession:
         self.dispatcher = RequestDispatcher(self._serve, self._receive_notification, _LIMITS)
 
     def start(self) -> None:
-        """Take the frames of the channel."""
+        """Handle the channel's frames."""
         self.channel.attach(lambda data: self.dispatcher.receive(data, self.channel), lambda _: None)
 
     def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
@@ -186,7 +185,7 @@ class PeerSession:
                 return await self._forward(session, request)
         finally:
             current_caller.reset(caller)
-        return {}  # cancelled: it has no response
+        return {}  # cancelled: there's no response
 
     async def _forward(self, session: ClientSession, request: HostRequest) -> JsonObject:
         token = request.meta.get("progressToken")
@@ -195,7 +194,7 @@ class PeerSession:
             if token is not None and request.channel.writable.is_set():
                 request.notify("notifications/progress", {**progress, "progressToken": token})
 
-        # The session of the owner writes `_meta` itself: from the caller, and from the trace.
+        # The owner's session writes `_meta` itself, from the caller and the trace.
         params = {key: value for key, value in request.params.items() if key != "_meta"}
         trace = current_trace.set(read_trace(request.meta))
         try:
@@ -212,7 +211,7 @@ class PeerSession:
             current_trace.reset(trace)
 
     async def _wait_ended(self) -> RpcError:
-        """Wait for the end of the channel, which says it: the outcome is unknown there as it is here."""
+        """Wait for the end of the channel, which reports it with an unknown outcome, as here."""
         await self._server.ended.wait()
         return RpcError(_FAILED, "the server has ended")
 
@@ -232,14 +231,14 @@ class PeerSession:
             self._server.session.connection.notify(method)
 
     async def close(self, end: TransportEnd) -> None:
-        """Cancel its requests; the other node learns why."""
+        """Cancel its requests and send the other node the reason."""
         self.channel.finish(end.message, end.detail)
         await self.channel.close()
         await self.dispatcher.close(end.message)
 
 
 class ServedServer:
-    """One server that this node owns, with the nodes that use it."""
+    """A server this node owns, with the nodes that use it."""
 
     def __init__(
         self, placement: Placement, accept_channel: Callable[[Msg, Callable[[], None]], Channel | None]
@@ -247,12 +246,12 @@ class ServedServer:
         self.placement = placement
         self.session: ClientSession | None = None
         self.ready = asyncio.Event()
-        """Set when the server is up, or has failed to come up."""
+        """Set when the server is up or failed to start."""
         self.ended = asyncio.Event()
         self.end_reason: FaultReason = "closed"
-        """Why messages are refused that come after the end."""
+        """Why to reject messages after the end."""
         self._start: asyncio.Timeout | None = None
-        """Ends the start of the server; None: it has started, or not yet begun to."""
+        """Aborts the server's start; None before and after it."""
         self._cut: str | None = None
         """Why it was cut off."""
         self._accept_channel = accept_channel
@@ -260,16 +259,16 @@ class ServedServer:
         """By the subject of the other node's end."""
         self._leaving: set[asyncio.Task[None]] = set()
         self._parted = asyncio.Event()
-        """Set when a node has left."""
+        """Set when a node leaves."""
         self._watchers: dict[str, set[object]] = {}
-        """The nodes whose clients watch a resource of a legacy server, by its URI."""
+        """Nodes whose clients watch a resource of a legacy server, by URI."""
         self.is_leaving = False
-        """Whether its placement is being given up."""
+        """Whether its placement is being released."""
         self.is_resting = False
-        """Whether it is about to be stopped: new channels are refused."""
+        """Whether it's about to stop and rejects new channels."""
 
     async def receive(self, message: Msg) -> bool:
-        """Take a message for the server; the first one of a channel opens this end of it. False: it is refused."""
+        """Handle a message for the server. A channel's first message opens our end. False if rejected."""
         reply = message.reply
         peer = self._peers.get(reply)
         if peer is None:
@@ -277,7 +276,7 @@ class ServedServer:
                 return False
             channel = self._accept_channel(message, lambda: self._forget(reply))
             if channel is None:
-                return True  # forged or repeated: it gets no answer
+                return True  # forged or replayed: no answer
             peer = self._peers[reply] = PeerSession(self, channel)
             peer.start()
         await peer.channel.receive(message)
@@ -287,7 +286,7 @@ class ServedServer:
         peer = self._peers.pop(reply, None)
         self._parted.set()
         if peer is not None and not self.ended.is_set():
-            # Owned by this server: awaited in `close`.
+            # `close` awaits it.
             task = asyncio.create_task(self._part_with(peer))  # noqa: TID251
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
@@ -301,14 +300,14 @@ class ServedServer:
                 _log.debug("the server keeps a subscription to %s: %s", uri, describe_error(exc))
 
     async def share_subscription(self, watcher: object, method: str, params: JsonObject) -> JsonObject:
-        """Subscribe the server to a resource when the first node wants that, and end it with the last."""
+        """Subscribe to a resource for the first node that wants it, and unsubscribe after the last."""
         session, uri = self.session, str(params.get("uri"))
         if session is None:
             raise RpcError(_FAILED, "the server has ended")
         watchers, options = self._watchers.setdefault(uri, set()), RequestOptions(_SUBSCRIBE_S)
         try:
             if method == "resources/subscribe":
-                # Each one asks the server: it may refuse, and it may have forgotten the first.
+                # Ask the server each time: it may reject this one, or have forgotten the first.
                 result = await session.request(method, params, options)
                 watchers.add(watcher)
                 return result
@@ -319,14 +318,14 @@ class ServedServer:
                 self._watchers.pop(uri, None)
 
     def is_idle(self, idle_s: float) -> bool:
-        """Return whether it has not been called for so long, and no client watches anything of it."""
+        """Return whether there were no calls for `idle_s` seconds, and no client watches a resource."""
         session = self.session
         if session is None or session.calls.is_used or self._watchers or self.is_resting:
             return False
         return asyncio.get_running_loop().time() - session.calls.used_at >= idle_s
 
     async def ask_peers_to_rest(self, within_s: float) -> bool:
-        """Ask the other nodes to leave it unless they use it; return whether all have, and refuse new ones then."""
+        """Ask the other nodes to disconnect unless they use it. If all do, reject new ones and return True."""
         for peer in [*self._peers.values()]:
             await peer.channel.tell_rest()
         with suppress(TimeoutError):
@@ -334,12 +333,12 @@ class ServedServer:
                 while self._peers:
                     self._parted.clear()
                     await self._parted.wait()
-        # Nothing comes between the look and the refusal: there is no await.
+        # There's no await between the check and the rejection.
         self.is_resting = not self._peers and self.is_idle(0)
         return self.is_resting
 
     async def finish_calls(self, within_s: float) -> bool:
-        """Refuse new calls, which can be sent again, and wait for the others and their answers; False if that lasts."""
+        """Reject new calls, which can be retried, and wait for the others to finish. False on timeout."""
         if self.session is None:
             return True
         self.session.calls.is_moving = True
@@ -353,7 +352,7 @@ class ServedServer:
         return False
 
     def wrap_handlers(self, handlers: Handlers) -> Handlers:
-        """Return the handlers of the owner's session: notifications go to the nodes they are for, too."""
+        """Wrap the handlers of the owner's session so that notifications also reach the right nodes."""
         receive = handlers.on_notification
 
         def notify(method: str, params: JsonObject) -> None:
@@ -364,20 +363,17 @@ class ServedServer:
             if receive is not None:
                 receive(method, params)
             if is_for_all:
-                self._broadcast(method, params)
+                for peer in self._peers.values():
+                    peer.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
 
         return replace(handlers, on_notification=notify)
 
-    def _broadcast(self, method: str, params: JsonObject) -> None:
-        for peer in self._peers.values():
-            peer.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
-
     @asynccontextmanager
     async def starting(self) -> AsyncGenerator[None]:
-        """Start the server inside the block, unless it is cut off meanwhile.
+        """Start the server inside the block.
 
         Raises:
-            ClusterFault: It was.
+            ClusterFault: It was cut off in the meantime.
         """
         try:
             async with asyncio.timeout(None) as self._start:
@@ -391,7 +387,7 @@ class ServedServer:
             raise ClusterFault("ready", self._cut)
 
     def end(self, message: str, reason: FaultReason = "closed") -> None:
-        """Cut the server off at once: calls that run have an unknown outcome, later ones are refused."""
+        """Cut the server off at once. Running calls have an unknown outcome, later ones are rejected."""
         if self.session is not None:
             self.session.connection.end(TransportEnd(message, FaultDetail(reason=reason)))
         elif self._start is not None and self._cut is None:
@@ -399,10 +395,10 @@ class ServedServer:
         self._cut = self._cut or message
 
     async def close(self, end: TransportEnd) -> None:
-        """End every channel with the reason for which the server has ended."""
+        """End every channel with the reason the server ended."""
         self.session = None
         if end.detail.reason == "moved":
-            # A message may come before the channels have told their end: its refusal must not say less.
+            # A message may arrive before the channels report their end, and its rejection must give the same reason.
             self.end_reason = "moved"
         self.ready.set()
         self.ended.set()

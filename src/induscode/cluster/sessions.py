@@ -1,9 +1,8 @@
-"""Sessions of clients in a cluster: any node takes a request, and the node that has its session answers it.
+"""Client sessions in a cluster: any node accepts a request, and the node that has the session answers it.
 
-The id of a session, and the state of a suspended call, is sealed: it names its node, and carries an HMAC with the
-secret of the cluster, so that a client cannot make one up. A node that gets an id of another one forwards the whole
-HTTP request over a channel; the response, or the stream of events, comes back the same way. Access was checked at the
-first node, whose word the other one takes.
+Session ids and the states of suspended calls are sealed: they name their node and carry an HMAC with the cluster
+secret, so clients can't forge them. A node that gets another node's id forwards the whole HTTP request over a channel,
+and the response or event stream comes back the same way. The first node checks access, and the other one trusts it.
 """
 
 from __future__ import annotations
@@ -44,40 +43,40 @@ if TYPE_CHECKING:
 
 # -- task handles -----------------------------------------------------------------------------
 #
-# A handle is what a gateway has to know about a task (server, the server's own id, owner, time of creation), sealed
-# with the key of the cluster: a client can neither read it, nor make one up, nor change whose it is. It outlives the
-# node that made it. A handle names its server by the digest of the row: nodes whose rows differ do not share tasks.
-# The node that made a task has the open record of its call, and is told when another one sees the task's end.
+# A handle holds a gateway's facts about a task (server, the server's own id, owner, creation time), sealed with the
+# cluster key: clients can't read it, forge it or change its owner. It outlives the node that made it. It names the
+# server by the digest of its row, so nodes with different rows don't share tasks. The node that made a task has the
+# open record of its call; another node that sees the task end reports it there.
 
 
 _log = logging.getLogger(__name__)
 
 _TASK_PREFIX = "t1."
-_LONGEST_CHARS = 8_192
-"""Of a handle; one of the longest id that is accepted from a server is shorter."""
+_MAX_HANDLE_CHARS = 8_192
+"""Upper bound for handles. The longest id accepted from a server gives a shorter one."""
 
 
 @record
 class SealedTask:
-    """What a handle says."""
+    """The contents of a handle."""
 
     server: str
-    """The id of the server in the configuration."""
+    """The server's id in the configuration."""
     server_key: str
-    """A digest of its row."""
+    """Digest of its row."""
     own: str
-    """The server's own id of the task."""
+    """The server's id for the task."""
     owner: str
     """Digest of the client's token or principal."""
     created: float
-    """When the server has created it, by the server's clock; 0: unknown."""
+    """Creation time by the server's clock, or 0 if unknown."""
     expires_ms: int
     instance: str
-    """The node that made it."""
+    """The node that made the handle."""
 
 
 class TaskHandles:
-    """Seals and opens the handles of one node's clients."""
+    """Seals and opens task handles for one node's clients."""
 
     def __init__(self, node: ClusterNode, key: ClusterKey) -> None:
         self._node = node
@@ -86,40 +85,39 @@ class TaskHandles:
 
     @property
     def instance(self) -> str:
-        """The name of this node's process."""
+        """Name of this node's process."""
         return self._node.info.instance
 
     def identify_server(self, config: ServerConfig) -> str:
-        """Return the digest of a server's row: nodes with equal rows have the same server."""
+        """Return the digest of a server's row. Nodes with equal rows have the same server."""
         if isinstance(config, StdioServerConfig):
             return self._node.find_target(config).key
         return hashlib.sha256(json.dumps([config.id, config.url]).encode()).hexdigest()[:32]
 
     def build(self, config: ServerConfig, own: str, owner: str, created: float, expires_ms: int) -> SealedTask:
-        """Describe a new task of a client of this node."""
+        """Describe a new task of one of this node's clients."""
         return SealedTask(config.id, self.identify_server(config), own, owner, created, expires_ms, self.instance)
 
     def seal(self, task: SealedTask) -> str:
         """Return the handle of a task."""
         fields = (task.server, task.server_key, task.own, task.owner, task.created, task.expires_ms, task.instance)
-        sealed = self._key.seal(self._place, compact_json([*fields]).encode())
-        return _encode(sealed)
+        return _encode(self._key.seal(self._place, compact_json([*fields]).encode()))
 
     def unseal(self, handle: str) -> SealedTask | None:
-        """Return what a handle says; None if it was not sealed by a node of this cluster."""
-        if not handle.startswith(_TASK_PREFIX) or len(handle) > _LONGEST_CHARS:
+        """Open a handle. None if no node of this cluster sealed it."""
+        if not handle.startswith(_TASK_PREFIX) or len(handle) > _MAX_HANDLE_CHARS:
             return None
         text = handle.removeprefix(_TASK_PREFIX)
         try:
             sealed = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
-            if _encode(sealed) != handle:  # a decoder accepts several spellings, and each would be a task of its own
+            if _encode(sealed) != handle:  # base64 has several spellings, and each would count as a separate task
                 return None
             return SealedTask(*json.loads(self._key.unseal(self._place, sealed)))
         except (UnsealedError, binascii.Error, ValueError, TypeError):
             return None
 
     async def report_end(self, handle: str, instance: str) -> None:
-        """Tell the node that made a task that it has ended; a node that is gone has recorded the call already."""
+        """Report a task's end to the node that made it. A node that's gone has already recorded the call."""
         members = self._node.membership
         try:
             await members.requests.tell(instance, members.find_seal(instance), {"op": "task", "key": handle})
@@ -127,7 +125,7 @@ class TaskHandles:
             _log.debug("the end of a task was not reported: %s", fault)
 
     def follow(self, look: Callable[[str], None]) -> None:
-        """Call `look` with each handle of this node whose task another one has seen to have ended."""
+        """Call `look` with each of this node's handles whose task another node saw end."""
         self._node.on_task_end = look
 
 
@@ -140,15 +138,15 @@ def _encode(sealed: bytes) -> str:
 
 _PREFIX = "n1."
 _DOT = "~"
-"""In place of the dot in the name of an offering node's process."""
+"""Replaces the dot in the process name of an offering node."""
 _MAC_BYTES = 16
 _PARTS = 4
 _KEPT_BACK = frozenset({"authorization", "connection", "content-length", "cookie", "dpop", "host", "transfer-encoding"})
-"""Headers that are not forwarded: credentials, and what belongs to the connection of the client."""
+"""Headers that aren't forwarded: credentials, and headers of the client's connection."""
 
 
 class SealedIds:
-    """Seals ids with the name of this node's process, and reads those of others."""
+    """Seals ids with the name of this node's process, and reads other nodes' ids."""
 
     def __init__(self, instance: str, secret: bytes) -> None:
         self._instance = instance
@@ -160,7 +158,7 @@ class SealedIds:
         return f"{text}.{self._sign(text)}"
 
     def find_instance(self, sealed: str) -> str | None:
-        """Return the instance that an id names; `None` if it is not sealed by this cluster."""
+        """Return the instance an id names, or `None` if this cluster didn't seal it."""
         text, _, mac = sealed.rpartition(".")
         if not sealed.startswith(_PREFIX) or not hmac.compare_digest(mac.encode(), self._sign(text).encode()):
             return None
@@ -173,34 +171,34 @@ class SealedIds:
 
 
 class ClusterSessions:
-    """Forwards requests for sessions of other nodes, and answers those that others forward; a `SessionRouter`."""
+    """A `SessionRouter` that forwards requests for other nodes' sessions and answers the ones they forward."""
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
         self._ids = SealedIds(node.info.instance, node.secret)
         self._handle: Callable[[HttpRequest], None] | None = None
         self._open: dict[str, ForwardedConnection] = {}
-        """Requests of other nodes, by the subject of their end."""
+        """Other nodes' requests, by the subject of their end."""
 
     def seal(self, identity: str) -> str:
-        """Return the id that a client gets."""
+        """Return the client's version of an id."""
         return self._ids.seal(identity)
 
     def find_node(self, identity: str) -> str | None:
-        """Find the other node that an id belongs to; None: it is one of this node, or none of ours."""
+        """Find the other node an id belongs to. None if it's ours or unknown."""
         instance = self._ids.find_instance(identity)
         return None if instance == self._node.info.instance else instance
 
     def attach(self, handle: Callable[[HttpRequest], None], url: str) -> None:
-        """Answer requests that other nodes forward with `handle`; the node reports its `url`."""
+        """Answer forwarded requests with `handle`, and report this node's `url`."""
         self._handle = handle
         membership = self._node.membership
         membership.info = replace(membership.info, url=url)
 
-    # -- at the node that the client has chosen ---------------------------------------------
+    # -- at the client's node ---------------------------------------------------------------
 
     def forward(self, request: HttpRequest, node: str) -> None:
-        """Have the other node answer a request; a session of a node that is gone, or does not answer, is unknown."""
+        """Let the other node answer a request. If that node is gone or silent, the session is unknown."""
         has_begun = False
 
         def receive(data: bytes | JsonValue) -> None:
@@ -242,10 +240,10 @@ class ClusterSessions:
         }
         self._node.send_first(channel, node, frame)
 
-    # -- at the node that has the session ---------------------------------------------------
+    # -- at the session's node --------------------------------------------------------------
 
     async def receive(self, message: Msg) -> None:
-        """Take a message of a request that another node forwards."""
+        """Handle a message of a request forwarded by another node."""
         reply = message.reply
         connection = self._open.get(reply)
         if connection is None:
@@ -267,7 +265,7 @@ class ClusterSessions:
 
 
 def _explain_end(end: TransportEnd, channel: Channel) -> str:
-    """Say why a request for a session of another node has no response, and whether it may have taken effect."""
+    """Say why a request for another node's session got no response, and whether it may have taken effect."""
     if channel.is_unheard and end.detail.reason != "node_changed":
         return f"there is no such session: its node {end.message}; send initialize again"
     return f"the session {end.message}; whether the request took effect is unknown; send initialize again"
@@ -301,7 +299,7 @@ def _read_headers(frame: JsonObject) -> Headers:
 
 
 class ForwardedConnection:
-    """Answers one request that another node has forwarded; a `Connection`."""
+    """A `Connection` that answers one request forwarded by another node."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -310,7 +308,7 @@ class ForwardedConnection:
         self._timer: asyncio.TimerHandle | None = None
 
     def receive(self, handle: Callable[[HttpRequest], None] | None) -> Callable[[bytes | JsonValue], None]:
-        """Return the function that takes the frames of the channel: the first one is the request."""
+        """Return the handler of the channel's frames. The first frame is the request."""
 
         def receive(data: bytes | JsonValue) -> None:
             frame = decode_frame(data) if isinstance(data, bytes) else data
@@ -349,26 +347,26 @@ class ForwardedConnection:
             principal=str(frame.get("principal", "")),
             client_id=str(frame.get("client_id", "")),
             scopes=frozenset(map(str, scopes)) if isinstance(scopes, list) else None,
-            # Only requests to sessions are forwarded: they open neither the page nor `/health`.
+            # Only session requests are forwarded, never the page or `/health`.
             credential="principal" if isinstance(scopes, list) else "view",
         )
         return request
 
     def send_response(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
-        """Answer in one piece."""
+        """Send a complete response."""
         self._send({"status": status, "body": body.decode("latin-1"), "headers": _to_json(headers)})
         self._finish()
 
     def start_stream(self, headers: Headers) -> None:
-        """Begin a response of unknown length."""
+        """Start a response of unknown length."""
         self._send({"headers": _to_json(headers)})
 
     def write_stream(self, data: bytes) -> None:
-        """Write a part of it."""
+        """Write a part of the stream."""
         self._send({"body": data.decode("latin-1")})
 
     def end_stream(self) -> None:
-        """End it."""
+        """End the stream."""
         self._send({})
         self._finish()
 
@@ -383,11 +381,11 @@ class ForwardedConnection:
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
 
     def may_write(self, size: int) -> bool:
-        """Return True: the first node counts what its client has not read."""
+        """Return True: the first node tracks its client's unread bytes."""
         return True
 
     def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
-        """Do nothing: a forwarded request was accepted at the first node."""
+        """Do nothing: the first node accepted the request."""
 
     def _finish(self) -> None:
         if self._timer is not None:
@@ -395,12 +393,12 @@ class ForwardedConnection:
         request = self._request
         if request is not None and not request.is_finished:
             request.is_answered = True
-            # Not before the caller has done with it.
+            # Only once the caller is done with it.
             asyncio.get_running_loop().call_soon(request.finish)
         self.channel.end_after_queue()
 
     def disconnect(self) -> None:
-        """The client, or the node in between, is gone."""
+        """Handle the loss of the client or the node in between."""
         if self._timer is not None:
             self._timer.cancel()
         request = self._request
@@ -412,7 +410,7 @@ class ForwardedConnection:
 
 @asynccontextmanager
 async def open_sessions(node: ClusterNode) -> AsyncGenerator[ClusterSessions]:
-    """Take requests for sessions of this node from the others inside the block.
+    """Accept other nodes' requests for this node's sessions inside the block.
 
     Raises:
         ClusterFault: The broker is away.

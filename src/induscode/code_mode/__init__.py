@@ -1,1 +1,1 @@
-"""Code mode: the tool `run_code`, a script of a model that calls the other tools as functions."""
+"""Code mode: the tool `run_code`, which runs a model's script that calls the other tools as functions."""

@@ -1,7 +1,7 @@
-"""Calls of a script: each goes through the toolbox by which the script's own call came in.
+"""Calls of a script: each goes through the toolbox that the script's own call came from.
 
-Permissions, interceptors, budgets of servers and records see such a call as they see one of the model; its id is that
-of the script with a number (`call_7/3`). Calls that only read run beside each other, any other runs alone.
+Permissions, interceptors, server budgets and records treat such a call like one from the model; its id is the script's
+plus a number (`call_7/3`). Read-only calls run concurrently, any other runs alone.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from induscode.code_mode.contract import CodeLimits, FunctionCall
     from induscode.search.index import ToolIndex
 
-_FOUND = 5
-_MOST_FOUND = 50
-_FIND_USAGE = f"{FIND_TOOLS}(query, limit={_FOUND}) takes words, or a list of such texts"
-_LONGEST_ERROR = 8_000
+_DEFAULT_FOUND = 5
+_MAX_FOUND = 50
+_FIND_USAGE = f"{FIND_TOOLS}(query, limit={_DEFAULT_FOUND}) takes words, or a list of such texts"
+_MAX_ERROR_CHARS = 8_000
 _ERRORS = {
     "denied": "PermissionError",
     "unknown_tool": "NameError",
     "invalid_arguments": "ValueError",
     "timeout": "TimeoutError",
 }
-"""The builtin exception that the code of an error raises; any other is a RuntimeError."""
+"""Builtin exceptions by error code; any other is a RuntimeError."""
 
 
 class ScriptCalls:
@@ -52,17 +52,17 @@ class ScriptCalls:
         self._entry, self._ctx, self._limits = entry, ctx, limits
         self.functions = FunctionTable(list_descriptors(entry.box))
         self.reports: list[CallReport] = []
-        """The calls that were made, in the order of their start."""
+        """Calls in the order of their start."""
         self._count = self._progress = 0
         self._order = ReadWriteLock()
         self._lock = Lock()
         self._index: ToolIndex | None = None
 
     async def call(self, call: FunctionCall) -> JsonValue:
-        """Make a call, and return the result of the tool, whole.
+        """Make a call, and return the tool's complete result.
 
         Raises:
-            ScriptCallError: The call was refused, or the tool answered with an error.
+            ScriptCallError: The call was rejected, or the tool returned an error.
         """
         self._count += 1
         if call.name == FIND_TOOLS:
@@ -76,7 +76,7 @@ class ScriptCalls:
             place = len(self.reports)
             self.reports.append(CallReport(call.name, "not finished"))
             tool_call = ToolCall(f"{self._entry.call_id}/{number}", tool, arguments)
-            # In the task of this call alone.
+            # Only in this call's task.
             current_entry.set(replace(self._entry, call_id=tool_call.id, is_whole=True))
             outcome = await self._entry.box.runner.run(
                 tool_call, self._ctx.cancel, on_progress=self._pass_progress(tool)
@@ -86,16 +86,16 @@ class ScriptCalls:
             self.reports[place] = CallReport(call.name, code)
         if result.is_error:
             text = _to_text(result) or f"{call.name} failed"
-            raise ScriptCallError(_ERRORS.get(code, "RuntimeError"), text[:_LONGEST_ERROR])
+            raise ScriptCallError(_ERRORS.get(code, "RuntimeError"), text[:_MAX_ERROR_CHARS])
         value = result.structured if result.structured is not None else project_content(result.content)
         _measure(value, f"the result of {call.name}", self._limits)
         return value
 
     def _find_disabled(self, name: str) -> ToolFunction | None:
-        """Find a tool that is disabled: its box answers a call of it with the reason, and no other tool is suggested.
+        """Find a disabled tool: its box answers a call with the reason, instead of suggesting another tool.
 
         Raises:
-            ScriptCallError: It is disabled, in a session.
+            ScriptCallError: It's disabled, in a session.
         """
         box = self._entry.box
         if isinstance(box, DeckToolBox):
@@ -116,7 +116,7 @@ class ScriptCalls:
         return lambda progress: self._report(f"{tool}: {progress.message}" if progress.message else tool)
 
     async def _find_tools(self, call: FunctionCall) -> JsonValue:
-        """Find functions by what they do: the name and the stub of each, the best one first."""
+        """Find functions by description. Returns each one's name and stub, best first."""
         queries, limit = read_search(call)
         functions = {function.descriptor.name: function for function in self.functions.functions}
 
@@ -131,7 +131,7 @@ class ScriptCalls:
         return [{"name": functions[name].name, "stub": format_stub(functions[name])} for name in found]
 
     def _open_index(self, functions: Mapping[str, ToolFunction]) -> ToolIndex:
-        """Build the index of what the script may call, for its first search. It blocks."""
+        """Build the index of callable tools for the script's first search. Blocks."""
         from induscode.search.index import ToolIndex  # noqa: PLC0415 — for a script that searches
         from induscode.search.items import build_tool_item  # noqa: PLC0415 — for a script that searches
 
@@ -144,16 +144,16 @@ class ScriptCalls:
             return self._index
 
     def close(self) -> None:
-        """Free the memory of the search, after the last call."""
+        """Free the search index, after the last call."""
         if self._index is not None:
             self._index.close()
 
 
 def read_search(call: FunctionCall) -> tuple[Sequence[str], int]:
-    """Read the queries and the limit of a call of `find_tools`: one text or several, as `query` or `queries`.
+    """Read a `find_tools` call's queries and limit: one text or several, as `query` or `queries`.
 
     Raises:
-        ScriptCallError: The arguments are others.
+        ScriptCallError: The arguments are invalid.
     """
     names = ("queries", "limit")
     given: dict[str, JsonValue] = {}
@@ -170,17 +170,17 @@ def read_search(call: FunctionCall) -> tuple[Sequence[str], int]:
     if not queries or len(queries) < len(texts):
         raise ScriptCallError("TypeError", _FIND_USAGE)
     if limit is None:
-        limit = _FOUND
-    if not isinstance(limit, int) or not 1 <= limit <= _MOST_FOUND:
-        raise ScriptCallError("ValueError", f"{_FIND_USAGE}; the limit is a number from 1 to {_MOST_FOUND}")
+        limit = _DEFAULT_FOUND
+    if not isinstance(limit, int) or not 1 <= limit <= _MAX_FOUND:
+        raise ScriptCallError("ValueError", f"{_FIND_USAGE}; the limit is a number from 1 to {_MAX_FOUND}")
     return queries, limit
 
 
 def _measure(value: JsonValue, subject: str, limits: CodeLimits) -> None:
-    """Refuse a value that is too large for the interpreter, or no JSON.
+    """Check that a value is JSON and fits into the interpreter.
 
     Raises:
-        ScriptCallError: It is.
+        ScriptCallError: It isn't, or doesn't.
     """
     try:
         size = len(compact_json(value))

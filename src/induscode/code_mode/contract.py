@@ -1,4 +1,4 @@
-"""Types of code mode: limits, the result of a script, and the exception that a script's call raises."""
+"""Code mode types: limits, a script's result, and the exception its calls raise."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 
 RUN_CODE = "run_code"
-"""The name of the tool that runs scripts."""
+"""Name of the tool that runs scripts."""
 FaultKind: TypeAlias = Literal["syntax", "exception", "limit", "crash"]
-"""Why a script ended early: it did not parse, it raised, it exceeded a limit, its interpreter ended."""
+"""Why a script ended early: it didn't parse, it raised, it exceeded a limit, or its interpreter died."""
 
 
 @record(kw_only=True)
@@ -21,20 +21,20 @@ class CodeLimits:
     """Limits on one script."""
 
     wall_s: float = 600.0
-    """From start to end, with the calls and the questions to a person about them."""
+    """From start to end, including calls and the user's decisions about them."""
     cpu_s: float = 10.0
-    """Time of the interpreter itself, without the calls."""
+    """The interpreter's own time, without calls."""
     memory_bytes: int = 128 * 1024 * 1024
     calls: int = 200
     parallel: int = 8
-    """Calls at once, as far as they only read."""
+    """Concurrent read-only calls."""
     code_chars: int = 100_000
     value_bytes: int = 8 * 1024 * 1024
-    """Of the arguments or the result of one call, and of the value of the script, as JSON."""
+    """Limit for one call's arguments or result, and for the script's value, as JSON."""
     flight_bytes: int = 16 * 1024 * 1024
-    """Of the arguments of unanswered calls, and of answers that the script hasn't read."""
+    """Limit for arguments of unanswered calls, and for answers the script hasn't read."""
     output_bytes: int = 1024 * 1024
-    """Of everything that the script prints."""
+    """Limit for the script's output."""
 
 
 @record
@@ -52,24 +52,24 @@ class ScriptFault:
 
     kind: FaultKind
     message: str
-    """As Python prints the last line of a traceback: `ZeroDivisionError: division by zero`."""
+    """Like the last line of a Python traceback: `ZeroDivisionError: division by zero`."""
     lines: Sequence[SourceLine] = ()
-    """The traceback, the innermost line last."""
+    """The traceback, innermost line last."""
 
 
 @record(kw_only=True)
 class ScriptResult:
-    """What a script gave."""
+    """A script's result."""
 
     output: str = ""
-    """What it printed."""
+    """Everything it printed."""
     value: JsonValue = None
     """The value of its last expression."""
     fault: ScriptFault | None = None
 
 
 class ScriptCallError(Exception):
-    """A call that raises inside the script: the name of a builtin exception, and its message."""
+    """A call that raises inside the script, with a builtin exception's name and a message."""
 
     def __init__(self, type_name: str, message: str) -> None:
         super().__init__(message)
@@ -77,12 +77,12 @@ class ScriptCallError(Exception):
 
 
 class EngineUnavailable(CoreError):
-    """The interpreter can't run here; the message says what to install."""
+    """The interpreter can't run here. The message says what to install."""
 
 
 @record
 class FunctionCall:
-    """A call as the script makes it."""
+    """A script's call."""
 
     name: str
     positional: Sequence[JsonValue]
@@ -90,17 +90,15 @@ class FunctionCall:
 
 
 CallFunction: TypeAlias = Callable[[FunctionCall], Awaitable[JsonValue]]
-"""Makes a call for a script; it raises a ScriptCallError."""
-
-
+"""Makes a call for a script. Raises ScriptCallError."""
 Message: TypeAlias = JsonObject
 """One line of the protocol between us and an interpreter."""
 
 
 @record
 class CallReport:
-    """One call that a script made, for the report to the model."""
+    """One of a script's calls, for the report to the model."""
 
     name: str
     state: str = field(default="ok")
-    """`ok`, or the code of the error."""
+    """`ok`, or the error code."""

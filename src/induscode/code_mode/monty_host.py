@@ -1,9 +1,9 @@
-"""Process that runs scripts with pydantic-monty, one after the other, until standard input ends.
+"""Process that runs scripts with pydantic-monty, one at a time, until standard input ends.
 
-Started by `induscode.code_mode.process` as a script, with the extra `[code]`. Both directions are lines of JSON, see
-`induscode.code_mode.process`. The interpreter itself is a further process, the worker of monty's pool: it has no files,
-no network and no modules of the host, and the pool kills it when it exceeds its limits
-(https://github.com/pydantic/monty). The end of standard input, also by kill -9 of our parent, ends both.
+`induscode.code_mode.process` starts it as a script, with the extra `[code]`, and documents the protocol: JSON lines in
+both directions. The interpreter itself is another process, the worker of monty's pool. It has no files, network or
+host modules, and the pool kills it when it exceeds its limits (https://github.com/pydantic/monty). The end of standard
+input, also after a kill -9 of our parent, ends both.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from importlib import import_module
 from typing import Any, cast
 
 _KILL_AFTER_S = 1.0
-"""Beyond the time limit: an operation that does not look at the clock, such as one with giant integers, is killed."""
+"""Grace beyond the time limit before killing an operation that doesn't check the clock, e.g. on giant integers."""
 _LINES = 5
-_LONGEST_LINE = 160
+_MAX_LINE_CHARS = 160
 _AWAIT = re.compile(r"\bawait\b")
 _FORMATTED = re.compile(r"[bru]*f", re.IGNORECASE)
-"""The beginning of a text with expressions in it, which is one token before Python 3.12."""
+"""Start of an f-string, which is a single token before Python 3.12."""
 _UNAWAITED = re.compile(r"<(coroutine external_future|gather)\(\d+\)>")
-"""How monty shows the result of a call that the script has not awaited."""
+"""How monty shows a call that the script didn't await."""
 _NEEDS_AWAIT = "In a script with `await`, every call of a tool needs one"
 
 
 class MontyHost:
-    """The two directions of the protocol, and the pool of one worker."""
+    """Both directions of the protocol, and the pool of one worker."""
 
     def __init__(self) -> None:
         self.monty: Any = import_module("pydantic_monty")
@@ -46,11 +46,11 @@ class MontyHost:
     def _read(self) -> None:
         for line in sys.stdin:
             self._in.put(json.loads(line))
-        # Our parent is gone, or wants this to end: the worker belongs to our process group.
+        # Our parent is gone or wants us to exit. The worker belongs to our process group.
         os.killpg(0, signal.SIGKILL)
 
     def send(self, **message: Any) -> None:
-        """Send a message; raises TypeError, ValueError or RecursionError if JSON cannot carry it."""
+        """Send a message. Raises TypeError, ValueError or RecursionError if it isn't JSON."""
         text = json.dumps(message, allow_nan=False)
         self._out.write(text + "\n")
         self._out.flush()
@@ -66,11 +66,11 @@ class MontyHost:
         return taken
 
     def serve(self) -> None:
-        """Run scripts for ever."""
+        """Run scripts forever."""
         self.send(op="ready")
         while True:
             request = self._in.get()
-            if "code" not in request:  # the answer to a call of a script that has failed meanwhile
+            if "code" not in request:  # the answer to a call of a failed script
                 continue
             self._answers.clear()
             cpu_s = request["cpu_s"]
@@ -88,12 +88,12 @@ class MontyScript:
         self._host, self._monty, self._request = host, host.monty, request
         self._code: str = request["code"]
         self._names = set[str](request["names"])
-        # A script that awaits gets awaitables from its calls; one that never does gets the results.
+        # A script that awaits gets awaitables from its calls; one that never does gets results.
         self._awaits = uses_await(self._code)
         self._printed = 0
 
     def run(self, pool: Any) -> None:
-        """Run it, and send its end."""
+        """Run it, and send its outcome."""
         monty, request = self._monty, self._request
         limits = {
             "max_feed_duration_secs": request["cpu_s"],
@@ -187,7 +187,7 @@ class MontyScript:
         lines = [
             {
                 "number": frame.line,
-                "text": (frame.source_line or "").strip()[:_LONGEST_LINE],
+                "text": (frame.source_line or "").strip()[:_MAX_LINE_CHARS],
                 "function": frame.function_name or "",
             }
             for frame in [*frames][-_LINES:]
@@ -205,11 +205,11 @@ def _to_result(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def uses_await(code: str) -> bool:
-    """Tell whether a script awaits anything; the word in a comment or a plain text does not count."""
+    """Return whether a script awaits anything, ignoring comments and plain strings."""
     if _AWAIT.search(code) is None:
         return False
     try:
-        # Not parsed: the parser of this process is not a part of the sandbox.
+        # Don't parse it: this process's parser isn't part of the sandbox.
         return any(
             token.string == "await"
             if token.type == tokenize.NAME
@@ -221,7 +221,7 @@ def uses_await(code: str) -> bool:
 
 
 def _holds_unawaited(value: Any) -> bool:
-    """Tell whether a value, or an item of it, is a call that was not awaited."""
+    """Return whether a value, or one of its items, is an unawaited call."""
     some: list[Any] = [value]
     if isinstance(value, dict):
         some += cast("dict[Any, Any]", value).values()

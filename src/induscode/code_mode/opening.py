@@ -1,4 +1,4 @@
-"""Opens code mode for a run: the card of `run_code` with its engine, which the run closes."""
+"""Opens code mode for a run: the `run_code` card with its engine, which the run closes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 async def open_code_card(stack: AsyncExitStack, settings: Settings) -> RunCodeCard:
-    """Build the card of `run_code`; `stack` ends the processes of its engine.
+    """Build the `run_code` card. `stack` ends its engine's processes.
 
     Raises:
         BackendFault: The extra `code` isn't installed.
@@ -47,9 +47,8 @@ async def open_code_card(stack: AsyncExitStack, settings: Settings) -> RunCodeCa
 
 # -- card -------------------------------------------------------------------------------------
 #
-# Results of tools go to the script whole; the model receives what the script prints and the value of its last
-# expression, within the output budget. A script that fails says where, with which call, and which calls were made
-# before: it is never run again by itself.
+# Scripts get complete tool results; the model gets the script's output and the value of its last expression, within the
+# output budget. A failing script reports the line, the call, and the calls made before: it's never rerun automatically.
 
 
 _DESCRIPTION = """\
@@ -60,11 +59,11 @@ whole result: JSON, or text. `await asyncio.gather(...)` runs calls at once. A r
 PermissionError means denied. `await find_tools("words")` lists functions with their types.
 No files and no network but by tools; json, re, math, datetime, asyncio can be imported. At most {calls} calls."""
 _FAULT_CODES = {"syntax": "syntax_error", "exception": "script_failed", "limit": "limit", "crash": "interpreter_ended"}
-_MOST_LISTED = 12
+_MAX_LISTED = 12
 
 
 class RunCodeCard:
-    """The card of `run_code`. Its calls never overlap with others of the same response: they may change something."""
+    """The `run_code` card. Its calls never overlap with others of the same response: they may change something."""
 
     label = "Run a script"
     read_only = False
@@ -85,7 +84,7 @@ class RunCodeCard:
                 schema,
                 self._run,
                 title=self.label,
-                # It may do whatever the tools can that it calls: a client should ask as for the strongest of them.
+                # It can do anything its tools can, so a client should ask as for the strongest of them.
                 annotations={"destructiveHint": True, "openWorldHint": True},
                 terse=True,
             )
@@ -94,7 +93,7 @@ class RunCodeCard:
         self.parameters, self.descriptor = self._tool.parameters, self._tool.descriptor
 
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Run a script; whatever happens to it is a result."""
+        """Run a script. Whatever happens to it is a result."""
         return await self._tool.run(arguments, ctx)
 
     async def _run(self, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -130,7 +129,7 @@ class RunCodeCard:
 
 
 def _format_output(result: ScriptResult) -> str:
-    """Join what the script printed and its value: text as it is, anything else as JSON."""
+    """Join the script's output and its value: text as it is, anything else as JSON."""
     value = result.value
     shown = "" if value is None else value if isinstance(value, str) else compact_json(value)
     text = "\n".join(part for part in (result.output.rstrip("\n"), shown) if part)
@@ -151,8 +150,8 @@ def _format_fault(result: ScriptResult, fault: ScriptFault, reports: Sequence[Ca
     else:
         counts = Counter((report.name, report.state) for report in reports)
         listed = [f"{name} {state}" + (f" ({count})" if count > 1 else "") for (name, state), count in counts.items()]
-        more = f", and {len(listed) - _MOST_LISTED} more" if len(listed) > _MOST_LISTED else ""
+        more = f", and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
         parts.append(
-            f"{format_count(len(reports), 'call')} made before, not undone: {', '.join(listed[:_MOST_LISTED])}{more}."
+            f"{format_count(len(reports), 'call')} made before, not undone: {', '.join(listed[:_MAX_LISTED])}{more}."
         )
     return "\n".join(parts)

@@ -1,14 +1,13 @@
-"""Interpreter processes: lines of JSON in both directions, limits enforced on our side, and an end that leaves nothing.
+"""Interpreter processes: JSON lines in both directions, limits enforced on our side, and a clean end.
 
 We send one script, `{"code", "names", "cpu_s", …}`, and answers to its calls, `{"id", "value"}` or `{"id", "error",
-"message"}`. The process sends `ready`, then for each script `print`, `call`, `taken` (it has read an answer), and one
-of `done` and `failed`. What comes from the process is the work of the script and is checked: a line that isn't a
-message ends the process.
+"message"}`. The process sends `ready`, then for each script `print`, `call`, `taken` (it has read an answer), and
+either `done` or `failed`. The script controls all of that output, so we check it: an invalid line ends the process.
 
-Memory is bounded in bytes. The pipe isn't read while 1 MiB of messages waits. A call is admitted here, in the reader:
-one call too many ends the script, and while the arguments of unanswered calls fill `flight_bytes` the reader waits for
-an answer. Answers that the script hasn't read may fill `flight_bytes` too; the next ones wait, and each holds one of
-the few slots for running calls.
+Memory is bounded in bytes. We stop reading the pipe while 1 MiB of messages is queued. The reader admits calls: one
+call too many ends the script, and while the arguments of unanswered calls fill `flight_bytes`, the reader waits for an
+answer. Answers the script hasn't read may fill `flight_bytes` too; further ones wait, each holding one of the few slots
+for running calls.
 """
 
 from __future__ import annotations
@@ -47,23 +46,23 @@ if TYPE_CHECKING:
 
 _START_S = 30.0
 _EXIT_S = 2.0
-"""Between the end of the output of a process and its exit."""
+"""Time between a process closing its output and exiting."""
 _PASSED_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
-"""What an interpreter needs to be loaded; every other variable may hold a secret."""
+"""Enough to load an interpreter. Any other variable may hold a secret."""
 MAX_QUEUED_BYTES = 1024 * 1024
-"""Of unhandled messages; past it the pipe isn't read."""
+"""Limit for unhandled messages. Beyond it, we stop reading the pipe."""
 _LINE_BYTES = 1024 * 1024
-"""Of a line, beyond the largest value."""
+"""Allowance per line on top of the largest value."""
 _ERROR_BYTES = 2_000
 _FAULTS: dict[str, FaultKind] = {"syntax": "syntax", "exception": "exception", "limit": "limit"}
 _SURROGATE = re.compile("[\ud800-\udfff]")
-"""Half a surrogate pair, which has no UTF-8 form: it becomes U+FFFD."""
+"""Half a surrogate pair. It has no UTF-8 form, so it becomes U+FFFD."""
 _ENCODED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""The escape of one half, or the bytes that Python would read as one."""
+"""An escaped half, or bytes that Python would decode to one."""
 
 
 class ScriptProcess:
-    """One process with an interpreter; it runs one script at a time."""
+    """An interpreter process. It runs one script at a time."""
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = argv
@@ -75,12 +74,12 @@ class ScriptProcess:
         self._changed = anyio.Event()
         self._longest_line = _LINE_BYTES
         self.is_idle = False
-        """Whether it has reported the end of a script, and can run another one."""
+        """Whether it reported the end of a script and can run another."""
 
-    # -- callbacks of the process -----------------------------------------------------------
+    # -- process callbacks ------------------------------------------------------------------
 
     def stdout_received(self, data: bytes) -> None:
-        """Take lines."""
+        """Queue complete lines."""
         first, *others = data.split(b"\n")
         self._line += first
         for other in others:
@@ -88,33 +87,33 @@ class ScriptProcess:
             self._queued_bytes += len(self._line)
             self._line = bytearray(other)
         if len(self._line) > self._longest_line:
-            self._queue.append(b"")  # not a message: the process is ended
+            self._queue.append(b"")  # an invalid message, which ends the process
             self._line.clear()
         if self._queued_bytes > MAX_QUEUED_BYTES:
             self._child.pause_output()
         self._changed.set()
 
     def stderr_received(self, data: bytes) -> None:
-        """Keep the end of what the interpreter says about itself."""
+        """Keep the tail of the interpreter's errors."""
         self._errors = (self._errors + data)[-_ERROR_BYTES:]
 
     def state_changed(self) -> None:
-        """Wake the reader: the process has ended, or closed its output."""
+        """Wake the reader: the process exited or closed its output."""
         self._changed.set()
 
     # -- our side ---------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Start the process, and wait until it is ready.
+        """Start the process, and wait until it's ready.
 
         Raises:
-            EngineUnavailable: It cannot be started, or ends at once.
+            EngineUnavailable: It can't be started, or exits at once.
         """
         environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
         message: Message | None = None
         try:
             with anyio.move_on_after(_START_S):
-                # It ends with its standard input, and takes its worker along: the kernel would spare the worker.
+                # It exits with its standard input and takes its worker along; the kernel would spare the worker.
                 await self._child.start(self._argv, environment, "/", die_with_parent=False)
                 message, _ = await self._receive()
         except OSError as exc:
@@ -124,7 +123,7 @@ class ScriptProcess:
             raise EngineUnavailable(f"the interpreter does not start: {reason or f'no sign after {_START_S:g} s'}")
 
     async def run(self, code: str, names: Sequence[str], call: CallFunction, limits: CodeLimits) -> ScriptResult:
-        """Run a script; calls that are still running at its end are waited for, or cancelled if it was stopped."""
+        """Run a script. Wait for calls still running at its end, or cancel them if it was stopped."""
         self._longest_line, self.is_idle = limits.value_bytes + _LINE_BYTES, False
         request: Message = {
             "code": code,
@@ -142,10 +141,10 @@ class ScriptProcess:
                 while script.result is None:
                     message, size = await self._receive()
                     await script.handle(message, size, tasks, self._describe_end)
-                    await anyio.lowlevel.checkpoint()  # a flood of small messages leaves room for everything else
-                script.release()
+                    await anyio.lowlevel.checkpoint()  # don't let a flood of small messages starve everything else
+                script.move()  # releases answers waiting for the script
                 if script.result.fault is not None and script.result.fault.kind in {"limit", "crash"}:
-                    tasks.cancel_scope.cancel()  # calls of a script that was stopped
+                    tasks.cancel_scope.cancel()  # calls of a stopped script
         if script.result is None or scope.cancelled_caught:
             message = f"TimeoutError: it ran for more than {limits.wall_s:g} s, with its calls"
             return script.finish(ScriptFault(kind="limit", message=message))
@@ -161,10 +160,10 @@ class ScriptProcess:
         self._child.write(line)
 
     async def _receive(self) -> tuple[Message | None, int]:
-        """Return the next message and its size; None if there are no more, or it's invalid."""
+        """Return the next message and its size, or None at the end or for an invalid one."""
         while not self._queue:
             if not self._child.output_open:
-                with anyio.move_on_after(_EXIT_S):  # its exit code says why
+                with anyio.move_on_after(_EXIT_S):  # the exit code says why
                     await self._child.exited.wait()
                 return None, 0
             self._changed = anyio.Event()
@@ -190,7 +189,7 @@ class ScriptProcess:
 
 
 class RunningScript:
-    """One script: its output, its calls and its end."""
+    """One script: its output, calls and end."""
 
     def __init__(self, call: CallFunction, limits: CodeLimits, send: Callable[[bytes], Awaitable[None]]) -> None:
         self._call, self._limits, self._send = call, limits, send
@@ -198,27 +197,27 @@ class RunningScript:
         self._printed = 0
         self.result: ScriptResult | None = None
         self.is_reported = False
-        """Whether the process itself has reported the end."""
+        """Whether the process itself reported the end."""
         self._calls = 0
         self._slots = anyio.CapacityLimiter(limits.parallel)
         self.unanswered_bytes = 0
-        """Of the arguments of admitted calls whose answers haven't been sent."""
+        """Argument bytes of admitted calls without an answer yet."""
         self._unread: dict[int, int] = {}
-        """The sizes of answers that were sent and that the script hasn't read, by the number of the call."""
+        """Sizes of answers the script hasn't read, by call number."""
         self._held_back = 0
-        """Answers that wait until the script reads earlier ones."""
+        """Answers waiting until the script reads earlier ones."""
         self._moved = anyio.Event()
-        """Set when an answer was sent or read, or the script has ended."""
+        """Set when an answer was sent or read, or the script ended."""
 
     @property
     def unread_bytes(self) -> int:
-        """Of the answers that were sent and not read."""
+        """Bytes of answers sent and not yet read."""
         return sum(self._unread.values())
 
     async def handle(
         self, message: Message | None, size: int, tasks: TaskGroup, describe_end: Callable[[], ScriptFault]
     ) -> None:
-        """Handle one message of the process."""
+        """Handle one message from the process."""
         self.is_reported = message is not None and message.get("op") in {"done", "failed"}
         match message:
             case {"op": "print", "text": str(text)}:
@@ -232,7 +231,7 @@ class RunningScript:
                     tasks.start_soon(self._answer, number, FunctionCall(name, args, kwargs), size)
             case {"op": "taken", "id": int(number)}:
                 self._unread.pop(number, None)
-                self._move()
+                self.move()
             case {"op": "done"}:
                 self.result = ScriptResult(output="".join(self._output), value=message.get("value"))
             case {"op": "failed", "kind": str(kind), "message": str(text), "lines": list(lines)}:
@@ -242,28 +241,25 @@ class RunningScript:
                 self.result = self.finish(describe_end())
 
     def finish(self, fault: ScriptFault) -> ScriptResult:
-        """Build the result of a script that ended early, with what it printed before."""
+        """Build the result of a script that ended early, with its output so far."""
         return ScriptResult(output="".join(self._output), fault=fault)
-
-    def release(self) -> None:
-        """Let answers go that wait for a script that has ended."""
-        self._move()
 
     def _exceed(self, message: str) -> None:
         self.result = self.finish(ScriptFault(kind="limit", message=message))
 
-    def _move(self) -> None:
+    def move(self) -> None:
+        """Wake everything that waits for an answer to be sent or read, or for the script's end."""
         self._moved.set()
         self._moved = anyio.Event()
 
     async def _admit(self, size: int) -> bool:
-        """Admit a call with `size` bytes of arguments when there's room for them. `False`: the script has ended."""
+        """Admit a call with `size` bytes of arguments once there's room. `False` if the script has ended."""
         self._calls += 1
         if self._calls > self._limits.calls:
             self._exceed(f"RuntimeError: a script makes {self._limits.calls} calls at most")
             return False
         while self.unanswered_bytes and self.unanswered_bytes + size > self._limits.flight_bytes:
-            if self._held_back:  # the script reads no answer before this call: nothing would ever move
+            if self._held_back:  # a deadlock: the script won't read an answer before this call
                 limit = f"{self._limits.flight_bytes:,} bytes of arguments and as many of unread results"
                 self._exceed(f"MemoryError: its open calls hold more than {limit}: await some before the next")
                 return False
@@ -272,7 +268,7 @@ class RunningScript:
         return True
 
     async def _answer(self, number: int, call: FunctionCall, size: int) -> None:
-        # The slot is held until the answer is sent: few results wait at once.
+        # Hold the slot until the answer is sent, so that few results wait at once.
         async with self._slots:
             try:
                 line = _encode({"id": number, "value": await self._call(call)})
@@ -280,15 +276,15 @@ class RunningScript:
                 line = _encode({"id": number, "error": exc.type_name, "message": str(exc)})
             if self._is_full(len(line)):
                 self._held_back += 1
-                self._move()
+                self.move()
                 while self._is_full(len(line)):
                     await self._moved.wait()
                 self._held_back -= 1
-            if self.result is None:  # the next script of the process has calls with the same numbers
+            if self.result is None:  # the process's next script reuses the call numbers
                 self._unread[number] = len(line)
                 await self._send(line)
         self.unanswered_bytes -= size
-        self._move()
+        self.move()
 
     def _is_full(self, size: int) -> bool:
         """Return whether an answer of this size has to wait until the script reads earlier ones."""
@@ -307,7 +303,7 @@ def _parse_lines(lines: Sequence[JsonValue]) -> list[SourceLine]:
             case {"number": int(number), "text": str(text), "function": str(function)}:
                 parsed.append(SourceLine(number, text, function))
             case _:
-                continue
+                pass
     return parsed
 
 
@@ -316,18 +312,18 @@ def _parse_lines(lines: Sequence[JsonValue]) -> list[SourceLine]:
 
 MISSING_EXTRA = "code mode needs the extra `code`: pip install 'indus-deck[code]'"
 MOST_PROCESSES = 4
-"""Scripts that run at once; further ones wait."""
-_MOST_IDLE = 1
-"""Processes that are kept for the next script."""
+"""Concurrent scripts. Further ones wait."""
+_MAX_IDLE = 1
+"""Idle processes to keep for the next script."""
 
 
 def find_engine_problem() -> str:
-    """Say why the interpreter can't run here, with the remedy; "" if it can."""
+    """Say why the interpreter can't run here, with a remedy; "" if it can."""
     return "" if find_spec("pydantic_monty") else MISSING_EXTRA
 
 
 class MontyEngine:
-    """Runs scripts with pydantic-monty. Processes are kept for the next script; its workers are not."""
+    """Runs scripts with pydantic-monty. It reuses processes for the next script, but not their workers."""
 
     name = "monty"
 
@@ -352,12 +348,12 @@ class MontyEngine:
                     await process.start()
                 return await process.run(code, names, call, limits)
             finally:
-                if process.is_idle and len(self._idle) < _MOST_IDLE:
+                if process.is_idle and len(self._idle) < _MAX_IDLE:
                     self._idle.append(process)
                 else:
                     await process.end()
 
     async def aclose(self) -> None:
-        """End the processes that wait for a script."""
+        """End idle processes."""
         while self._idle:
             await self._idle.pop().end()

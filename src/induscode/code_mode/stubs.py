@@ -1,7 +1,7 @@
-"""Typed stubs of functions: what a model reads of a tool before it calls it in a script.
+"""Typed stubs: the function signatures a model reads before it calls tools in a script.
 
 A stub is valid Python (https://typing.python.org/en/latest/spec/distributing.html#stub-files) whatever the schema
-holds: names and texts come from servers. Objects with known keys become a `TypedDict` in front of the function.
+contains, since names and texts come from servers. Objects with known keys become a `TypedDict` before the function.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import JsonSchema, ToolBox, ToolDescriptor
     from induscode.code_mode.contract import FunctionCall
 
-_DEEPEST = 5
-_MOST_CHOICES = 20
-_MOST_CLASSES = 12
-_LONGEST_TEXT = 300
+_MAX_DEPTH = 5
+_MAX_CHOICES = 20
+_MAX_CLASSES = 12
+_MAX_TEXT_CHARS = 300
 _TYPES = {"string": "str", "integer": "int", "number": "float", "boolean": "bool", "null": "None"}
 _CHOICES = {"str": "str", "int": "int", "float": "float", "bool": "bool", "NoneType": "None"}
 _WORD = re.compile(r"[A-Za-z0-9]+")
 
 
 def format_stub(function: ToolFunction) -> str:
-    """Write the stub of a function: its classes, its signature and the first paragraph of its description."""
-    writer = StubWriter(function)
-    return writer.write()
+    """Write a function's stub: its classes, signature and the first paragraph of its description."""
+    return StubWriter(function).write()
 
 
 class StubWriter:
@@ -61,7 +60,7 @@ class StubWriter:
             self._schema = descriptor.output_schema
             returned = self._format_type(descriptor.output_schema, f"{base}Result", 0)
         text = make_visible(" ".join(descriptor.description.partition("\n\n")[0].split()))[0]
-        about = json.dumps(text[:_LONGEST_TEXT], ensure_ascii=False)
+        about = json.dumps(text[:_MAX_TEXT_CHARS], ensure_ascii=False)
         signature = f"async def {function.name}({parameters}) -> {returned}:\n    {about}\n"
         return "".join([*self._classes.values(), signature])
 
@@ -77,8 +76,8 @@ class StubWriter:
         return ", ".join(parts)
 
     def _format_type(self, schema: object, name: str, depth: int) -> str:
-        """Write the type of a schema; what has no Python type is `Any`."""
-        if not is_json_object(schema) or depth > _DEEPEST:
+        """Write a schema's type; `Any` if Python has none for it."""
+        if not is_json_object(schema) or depth > _MAX_DEPTH:
             return "Any"
         reference = schema.get("$ref")
         if isinstance(reference, str):
@@ -107,8 +106,8 @@ class StubWriter:
         self, schema: Mapping[str, JsonValue], properties: Mapping[str, JsonValue], name: str, depth: int
     ) -> str:
         fields = map_parameters(schema)
-        if len(self._classes) >= _MOST_CLASSES or any(key != field for field, key in fields.items()):
-            return "dict[str, Any]"  # too much to show, or keys that no class can have
+        if len(self._classes) >= _MAX_CLASSES or any(key != field for field, key in fields.items()):
+            return "dict[str, Any]"  # too many classes, or keys that a class can't have
         listed = schema.get("required")
         required = listed if isinstance(listed, list) else ()
         unique = make_unique(name, self._classes)
@@ -117,19 +116,15 @@ class StubWriter:
         for key in fields:
             kind = self._format_type(properties[key], f"{name}{_to_class_name(key)}", depth + 1)
             lines.append(f"    {key}: {kind if key in required else f'NotRequired[{kind}]'}\n")
-        text = "".join(lines)
-        same = next(
-            (other for other, known in self._classes.items() if known.partition("\n")[2] == "".join(lines[1:])), None
-        )
-        if same is not None:
-            del self._classes[unique]
-            return same
-        del self._classes[unique]
-        self._classes[unique] = text
-        return unique
+        del self._classes[unique]  # goes behind the classes of its fields
+        fields_text = "".join(lines[1:])
+        same = next((other for other, known in self._classes.items() if known.partition("\n")[2] == fields_text), None)
+        if same is None:
+            self._classes[unique] = "".join(lines)
+        return same or unique
 
     def _resolve(self, reference: str) -> JsonValue:
-        """Follow a reference inside of the schema (RFC 6901); None if it leads elsewhere."""
+        """Resolve a reference inside the schema (RFC 6901). None if it leads elsewhere."""
         part: JsonValue = dict(cast("JsonObject", self._schema))
         for word in reference.removeprefix("#").split("/")[1:]:
             key = word.replace("~1", "/").replace("~0", "~")
@@ -138,7 +133,7 @@ class StubWriter:
 
 
 def _format_choices(choices: Sequence[JsonValue]) -> str:
-    if len(choices) > _MOST_CHOICES or not all(isinstance(choice, (str, int, type(None))) for choice in choices):
+    if len(choices) > _MAX_CHOICES or not all(isinstance(choice, (str, int, type(None))) for choice in choices):
         return _join_types([_CHOICES.get(type(choice).__name__, "Any") for choice in choices])
     shown = ", ".join(repr(make_visible(choice)[0] if isinstance(choice, str) else choice) for choice in choices)
     return f"Literal[{shown}]" if choices else "Any"
@@ -156,8 +151,8 @@ def _to_class_name(text: str) -> str:
 
 # -- functions --------------------------------------------------------------------------------
 #
-# Names are mapped by a table, in both directions: two tools never share a function, and the name of a tool is never
-# derived from that of a function.
+# A table maps names in both directions: two tools never share a function, and a tool's name is never derived from a
+# function's.
 
 
 _FOREIGN = re.compile(r"[^A-Za-z0-9_]")
@@ -166,19 +161,19 @@ _TAKEN = frozenset({*dir(builtins), *keyword.kwlist, *keyword.softkwlist, FIND_T
 
 @record
 class ToolFunction:
-    """One tool as a function."""
+    """A tool as a function."""
 
     name: str
-    """The name in a script."""
+    """Name in a script."""
     descriptor: ToolDescriptor
     parameters: Mapping[str, str]
-    """The name of each argument by that of its parameter; required ones first, then in the order of the schema."""
+    """Argument names by parameter name; required ones first, then in schema order."""
 
     def bind(self, call: FunctionCall) -> JsonObject:
-        """Build the arguments of the tool from those of a call.
+        """Build the tool's arguments from a call.
 
         Raises:
-            ScriptCallError: An argument is given twice, or there are too many.
+            ScriptCallError: An argument occurs twice, or there are too many.
         """
         order = [*self.parameters]
         if len(call.positional) > len(order):
@@ -194,14 +189,14 @@ class ToolFunction:
 
 
 class FunctionTable:
-    """The functions of a script by name."""
+    """A script's functions, by name."""
 
     def __init__(self, descriptors: Iterable[ToolDescriptor]) -> None:
         self._functions: dict[str, ToolFunction] = {}
-        # Tools whose own name is a function's come first: another one never takes it from them.
+        # Tools whose names are valid functions come first, so no other tool can take their name.
         for descriptor in sorted(descriptors, key=lambda one: (to_identifier(one.name) != one.name, one.name)):
             if descriptor.name == RUN_CODE or descriptor.name in SEARCH_CARDS:
-                continue  # a script starts no script, finds tools by a function, and calls each by its own name
+                continue  # scripts can't start scripts, and search through a function
             name = make_unique(to_identifier(descriptor.name), self._functions)
             self._functions[name] = ToolFunction(
                 name, descriptor, map_parameters(cast("JsonObject", descriptor.parameters))
@@ -209,19 +204,19 @@ class FunctionTable:
 
     @property
     def names(self) -> Sequence[str]:
-        """The names of all functions."""
+        """Names of all functions."""
         return (FIND_TOOLS, *self._functions)
 
     @property
     def functions(self) -> Sequence[ToolFunction]:
-        """The functions of the tools."""
+        """Functions of the tools."""
         return tuple(self._functions.values())
 
     def get(self, name: str) -> ToolFunction:
-        """Return the function of a name.
+        """Return a function by name.
 
         Raises:
-            ScriptCallError: There is none.
+            ScriptCallError: It doesn't exist.
         """
         function = self._functions.get(name)
         if function is None:
@@ -232,15 +227,15 @@ class FunctionTable:
 
 
 def list_descriptors(box: ToolBox) -> Sequence[ToolDescriptor]:
-    """List the tools that a script may call through a toolbox."""
-    if isinstance(box, DeckToolBox):  # with the cards that search hides
+    """List the tools a script may call through a toolbox."""
+    if isinstance(box, DeckToolBox):  # includes cards hidden by search
         cards, second = box.runner.cards, box.runner.second_names
         return [describe(card) for name, card in cards.items() if name not in second]
     return box.descriptors()
 
 
 def to_identifier(name: str) -> str:
-    """Build the nearest name that Python accepts and that hides no builtin."""
+    """Build the nearest valid Python name that doesn't hide a builtin."""
     text = _FOREIGN.sub("_", name)
     if not text or text[0].isdigit():
         text = f"_{text}"
@@ -248,7 +243,7 @@ def to_identifier(name: str) -> str:
 
 
 def make_unique(name: str, taken: Iterable[str]) -> str:
-    """Number a name if it is taken: `name_2`, `name_3`."""
+    """Number a taken name: `name_2`, `name_3`."""
     others, unique, number = set(taken), name, 1
     while unique in others:
         number += 1
@@ -257,7 +252,7 @@ def make_unique(name: str, taken: Iterable[str]) -> str:
 
 
 def map_parameters(schema: Mapping[str, JsonValue]) -> Mapping[str, str]:
-    """Map parameters to the arguments of a schema, the required ones first."""
+    """Map parameters to a schema's arguments, required ones first."""
     properties, listed = schema.get("properties"), schema.get("required")
     if not is_json_object(properties):
         return {}

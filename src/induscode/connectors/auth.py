@@ -1,7 +1,7 @@
-"""Credentials of a connector: references to environment variables, which are read when a request is sent.
+"""Connector credentials: references to environment variables, read when sending a request.
 
-The store holds the names of variables, never a value. What goes to a model or a person has every value replaced by the
-name of its variable, in the spellings in which a service could send it back.
+The store holds names of variables, never values. In anything shown to a model or the user, each value is replaced by
+its variable's name, in every spelling a service could send back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AUTH_FORMS: Final = (
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 _NAME = re.compile(r"[A-Za-z0-9_.~-]{1,100}")
 _PARTS: Final = {"bearer": 1, "header": 2, "query": 2, "basic": 2}
-_SHORTEST_HIDDEN: Final = 4
+_MIN_SECRET_CHARS: Final = 4
 """Shorter values would also replace ordinary text."""
 
 
@@ -39,27 +39,27 @@ class AuthReference:
     kind: AuthKind
     variables: tuple[str, ...]
     name: str = ""
-    """Of the header or the query parameter."""
+    """Name of the header or query parameter."""
 
     def __str__(self) -> str:
         return ":".join([self.kind, *([self.name] if self.name else []), *self.variables])
 
     @property
     def sends(self) -> frozenset[tuple[str, str]]:
-        """The parameter that it fills, as place and lower-case name."""
+        """The parameter it fills, as place and lower-case name."""
         if self.kind in {"header", "query"}:
             return frozenset({(str(self.kind), self.name.lower())})
         return frozenset({("header", "authorization")})
 
     def find_missing(self, environ: Mapping[str, str]) -> list[str]:
-        """List the variables that have no value."""
+        """List the variables without a value."""
         return find_unset(self.variables, environ)
 
     def read_credentials(self, environ: Mapping[str, str]) -> Credentials:
         """Read the values of the variables.
 
         Raises:
-            ConnectorFault: A variable has no value, or one that cannot be sent.
+            ConnectorFault: A variable isn't set, or its value can't be sent.
         """
         check_values(self.variables, environ)
         values = [environ[name] for name in self.variables]
@@ -80,18 +80,18 @@ class AuthReference:
 
 @record
 class Credentials:
-    """Values for one request; `repr` shows none of them."""
+    """Values for one request, hidden from `repr`."""
 
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     query: tuple[str, str] | None = field(default=None, repr=False)
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Maps each value to what it is shown as: the name of its variable."""
+    """Maps each value to its replacement: its variable's name."""
 
     def hide(self, value: JsonValue) -> JsonValue:
-        """Replace every value of a variable, in texts and keys."""
+        """Replace every variable's value, in texts and keys."""
         forms: dict[str, str] = {}
         for secret, name in self.secrets.items():
-            if len(secret) >= _SHORTEST_HIDDEN:
+            if len(secret) >= _MIN_SECRET_CHARS:
                 forms |= dict.fromkeys((secret, quote(secret, safe=""), quote_plus(secret)), f"[{name}]")
         if not forms:
             return value
@@ -100,31 +100,27 @@ class Credentials:
         return clean_json(value, lambda text: pattern.subn(lambda match: forms[match[0]], text))[0]
 
     def hide_text(self, text: str) -> str:
-        """Replace every value of a variable in a text."""
+        """Replace every variable's value in a text."""
         return cast("str", self.hide(text))
 
 
 def find_unset(variables: Iterable[str], environ: Mapping[str, str]) -> list[str]:
-    """List the variables that have no value."""
+    """List the variables without a value."""
     return [name for name in variables if not environ.get(name)]
 
 
 def check_values(variables: Iterable[str], environ: Mapping[str, str]) -> None:
-    """Check that variables have values.
-
-    Raises:
-        ConnectorFault: One has none.
-    """
+    """Check that variables have values, or raise `ConnectorFault`."""
     missing = find_unset(variables, environ)
     if missing:
         raise ConnectorFault(f"the variable {missing[0]} is not set in this run: set it and start again")
 
 
 def check_variable(name: str, option: str) -> None:
-    """Check the name of a variable that holds a secret. An error never repeats it, for it may be the secret.
+    """Check the name of a variable that holds a secret. An error never repeats it, since it may be the secret.
 
     Raises:
-        ConnectorFault: It is no name of a variable.
+        ConnectorFault: It isn't a variable name.
     """
     if not _VARIABLE.fullmatch(name):
         problem = "takes the name of an environment variable, in capital letters; the secret itself is never given"
@@ -135,7 +131,7 @@ def parse_auth(text: str) -> AuthReference:
     """Parse how a connector authenticates. An error never repeats the text, which may be a secret.
 
     Raises:
-        ConnectorFault: It has another form, or names no variable.
+        ConnectorFault: The form is wrong, or it names no variable.
     """
     kind, *parts = text.split(":")
     if _PARTS.get(kind) != len(parts):

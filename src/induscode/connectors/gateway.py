@@ -1,8 +1,8 @@
-"""Gateway to connectors: discover finds operations by what they do, execute sends the request of one.
+"""Gateway to connectors: `discover` finds operations by description, `execute` sends an operation's request.
 
-Connectors are loaded with the first call and stay as they are, so that what permissions saw is what is sent; changed
-ones need a new gateway. Arguments are checked against the approved document before anything is sent. Answers are
-cleaned of invisible characters and of the values of the credentials.
+Connectors load on the first call and don't change after that, so the request sent is the one permissions saw; a changed
+connector needs a new gateway. Arguments are checked against the approved document before sending. Answers are cleaned
+of invisible characters and credential values.
 """
 
 from __future__ import annotations
@@ -52,26 +52,26 @@ if TYPE_CHECKING:
     from induscode.connectors.tokens import ConnectorTokens
 
 FOUND: Final = 5
-"""Operations that one search returns."""
-_LISTED: Final = 50
-"""Operations that a list without a search returns."""
-_SHOWN_SCHEMA: Final = 4_000
-_SHOWN_TEXT: Final = 400
-_ERROR_TEXT: Final = 2_000
-_SIMILAR: Final = 3
-_CHECK_AGAIN_MS: Final = 24 * 3600 * 1000
-"""A document at an address is compared once a day; a file, in every run."""
-_COMPARE_S: Final = 10.0
+"""Operations returned by a search."""
+_MAX_LISTED: Final = 50
+"""Operations returned by a listing without a query."""
+_MAX_SCHEMA_CHARS: Final = 4_000
+_MAX_TEXT_CHARS: Final = 400
+_MAX_ERROR_CHARS: Final = 2_000
+_MAX_SIMILAR: Final = 3
+_CHECK_INTERVAL_MS: Final = 24 * 3600 * 1000
+"""Compare a remote document once a day, and a file in every run."""
+_COMPARE_TIMEOUT_S: Final = 10.0
 _ACCEPT: Final = "application/json, text/*;q=0.8, */*;q=0.5"
 _SHOWN_HEADERS: Final = ("link", "location", "retry-after", "etag")
-_MOST_SENDS: Final = 6
-"""Of one request: its service may refuse a token, then a scope, then a nonce; a refused request was not executed."""
+_MAX_SENDS: Final = 6
+"""Per request: the service may reject a token, then a scope, then a nonce. A rejected request wasn't executed."""
 _TEXT_TYPES: Final = ("text/", "application/xml", "application/javascript", "application/x-www-form-urlencoded")
 
 
 @record(kw_only=True)
 class LoadedConnector:
-    """A connector in this run: its approved document and operations, or the reason why it is disabled."""
+    """A connector in this run: its approved document and operations, or the reason it's disabled."""
 
     row: ConnectorRow
     document: JsonObject
@@ -80,13 +80,13 @@ class LoadedConnector:
 
 
 class ConnectorGateway:
-    """Finds and executes operations of connectors.
+    """Finds and executes connector operations.
 
     Args:
         store: The registered connectors.
-        web: The addresses that may be reached, and the limits.
-        environ: The variables that credentials refer to.
-        sign_ins: The sign-ins of this user; by default the files of all commands.
+        web: Reachable addresses and limits.
+        environ: Variables that credentials refer to.
+        sign_ins: This user's sign-ins; defaults to the files all commands use.
     """
 
     def __init__(
@@ -108,12 +108,10 @@ class ConnectorGateway:
         self._tokens: dict[str, ConnectorTokens] = {}
         self._sign_ins = sign_ins or CredentialFiles()
 
-    # -- the port -------------------------------------------------------------------------------
-
     async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
-        """Find operations by what they do; a slug as the query returns its complete schema.
+        """Find operations by description. A slug as the query returns its complete schema.
 
-        Without a query, list the operations of the toolkits, or else the connectors.
+        Without a query, list the toolkits' operations, or the connectors if there are no toolkits either.
 
         Raises:
             ActionError: A toolkit is unknown.
@@ -130,7 +128,7 @@ class ConnectorGateway:
         ]
         if not query:
             listed = [spec for name in toolkits for spec in self._list_usable(connectors[name])]
-            return [*disabled, *(_describe_briefly(spec) for spec in listed[:_LISTED])]
+            return [*disabled, *(_describe_briefly(spec) for spec in listed[:_MAX_LISTED])]
         owner = self._owners.get(query.strip())
         if owner is not None:
             return [await self._describe(connectors[owner].operations[query.strip()], complete=True)]
@@ -138,11 +136,11 @@ class ConnectorGateway:
         return [*disabled, *[await self._describe(spec) for spec in found]]
 
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
-        """Send the request of an operation, and return the status and the parsed body of the answer.
+        """Send an operation's request, and return the answer's status and parsed body.
 
         Raises:
-            ActionError: The slug is unknown, the arguments do not fit, the request may not be sent, or the answer is an
-                error of the service.
+            ActionError: The slug is unknown, the arguments are invalid, the request isn't allowed, or the service
+                returned an error.
         """
         connector, operation = await self._find(slug)
         await self._check_arguments(connector, operation, arguments)
@@ -159,9 +157,8 @@ class ConnectorGateway:
                 sends += 1
                 credentials = await self._read_credentials(connector, operation, tokens, request)
                 answer = await self._send(connector, operation, request, credentials)
-                if tokens is None or not await tokens.handle_answer(operation, credentials, answer):
-                    break
-                if sends == _MOST_SENDS:
+                wants_retry = tokens is not None and await tokens.handle_answer(operation, credentials, answer)
+                if not wants_retry or sends == _MAX_SENDS:
                     break
         except (ConnectorFault, AuthFault) as exc:
             owner = "" if isinstance(exc, SignInRequired) else f"connector {row.name!r}: "
@@ -169,17 +166,17 @@ class ConnectorGateway:
         return await self._build_answer(connector, operation, answer, credentials)
 
     async def _find_tokens(self, connector: LoadedConnector) -> ConnectorTokens | None:
-        """Find the tokens of a connector that signs in; they are opened by its first request.
+        """Return the tokens of a connector with a sign-in, opening them on its first request.
 
         Raises:
-            ConnectorFault: The variable with the client's secret has no value.
+            ConnectorFault: The variable with the client secret isn't set.
         """
         row = connector.row
         if row.oauth is None:
             return None
         async with self._opening:
             if row.name not in self._tokens:
-                # In a thread and late: it loads the HTTP client of sign-ins and the JWT library.
+                # Lazy: it loads the HTTP client for sign-ins and the JWT library.
                 from induscode.connectors.tokens import open_tokens  # noqa: PLC0415
 
                 self._tokens[row.name] = await open_tokens(
@@ -195,11 +192,11 @@ class ConnectorGateway:
     async def _read_credentials(
         self, connector: LoadedConnector, operation: OperationSpec, tokens: ConnectorTokens | None, request: ApiRequest
     ) -> Credentials:
-        """Read the credentials of one request.
+        """Read the credentials for one request.
 
         Raises:
-            ConnectorFault: A variable has no value.
-            AuthFault: A sign-in is needed.
+            ConnectorFault: A variable isn't set.
+            AuthFault: The user has to sign in.
         """
         if tokens is not None:
             return await tokens.build_credentials(operation, request.url)
@@ -209,10 +206,10 @@ class ConnectorGateway:
     async def _send(
         self, connector: LoadedConnector, operation: OperationSpec, request: ApiRequest, credentials: Credentials
     ) -> WebResponse:
-        """Send one request, to the origin of the base URL alone.
+        """Send one request, only to the origin of the base URL.
 
         Raises:
-            ActionError: There is no answer, or one that redirects to another origin.
+            ActionError: There was no answer, or a redirect to another origin.
         """
         row, slug, url = connector.row, operation.slug, request.url
         if credentials.query is not None:
@@ -238,12 +235,12 @@ class ConnectorGateway:
         return answer
 
     async def aclose(self) -> None:
-        """End what is under way: a refresh that was sent is saved first."""
+        """Finish pending work, saving a token refresh that was already sent."""
         for tokens in self._tokens.values():
             await tokens.close()
 
     async def find_target(self, slug: str, arguments: JsonObject) -> ActionTarget | None:
-        """Return the request of an action; with invalid arguments, its URL ends with the path of the document."""
+        """Return an action's request. With invalid arguments, its URL ends with the document's path template."""
         connectors = await self._load()
         owner = self._owners.get(slug)
         if owner is None:
@@ -282,16 +279,17 @@ class ConnectorGateway:
         return LoadedConnector(row=row, document=document, operations=operations, disabled=disabled)
 
     async def _find_drift(self, row: ConnectorRow) -> str | None:
-        """Compare the source with what was approved; while it cannot be read, the approved document stays in use."""
+        """Compare the source with the approved document, which stays in use while the source can't be read."""
         remedy = (
             f"look at it with: indus connectors doctor {row.name}; approve it with: indus connectors approve {row.name}"
         )
-        if is_url(row.source) and 0 <= now_ms() - row.checked_ms < _CHECK_AGAIN_MS:
-            return f"its document has changed; {remedy}" if row.changed else None
+        known = f"its document has changed; {remedy}" if row.changed else None
+        if is_url(row.source) and 0 <= now_ms() - row.checked_ms < _CHECK_INTERVAL_MS:
+            return known
         try:
-            data = await read_bytes(row.source, replace(self._web, total_s=min(_COMPARE_S, self._web.total_s)))
+            data = await read_bytes(row.source, replace(self._web, total_s=min(_COMPARE_TIMEOUT_S, self._web.total_s)))
         except ConnectorFault:
-            return f"its document has changed; {remedy}" if row.changed else None
+            return known
         try:
             change = await to_thread.run_sync(find_change, row, data)
             problem = None if change is None else f"its document has changed: {change}; {remedy}"
@@ -302,7 +300,7 @@ class ConnectorGateway:
             try:
                 await to_thread.run_sync(self._store.update, compared)
             except OSError:
-                pass  # it is compared again in the next run
+                pass  # the next run compares again
         return problem
 
     @staticmethod
@@ -318,7 +316,7 @@ class ConnectorGateway:
             if connector.disabled is not None and slug in connector.row.digests:
                 message = f"{slug} was not executed: connector {connector.row.name!r} is disabled: {connector.disabled}"
                 raise ActionError(message, code="drift")
-        similar = [spec.slug for spec in await self._search(slug.replace("_", " ").lower(), _SIMILAR)]
+        similar = [spec.slug for spec in await self._search(slug.replace("_", " ").lower(), _MAX_SIMILAR)]
         hint = f"; did you mean {' or '.join(similar)}?" if similar else "; discover finds actions by what they do."
         raise ActionError(f"there is no action {slug!r}{hint} Nothing was executed.", code="not_found")
 
@@ -362,7 +360,7 @@ class ConnectorGateway:
         raise _build_status_error(connector, operation, answer.status, shown)
 
     def _parse_body(self, kind: str, answer: WebResponse) -> dict[str, JsonValue]:
-        """Parse a body as JSON or text; other bytes are saved in a private file. It blocks."""
+        """Parse a body as JSON or text, and save other bytes in a private file. Blocks."""
         data = answer.body
         if not data:
             return {"body": None}
@@ -374,7 +372,7 @@ class ConnectorGateway:
                 try:
                     return {"body": cast("JsonValue", json.loads(text))}
                 except (ValueError, RecursionError):
-                    pass  # it is shown as text
+                    pass  # show it as text
             return {"body": text}
         facts: dict[str, JsonValue] = {"body": None, "bytes": len(data)}
         try:
@@ -398,7 +396,7 @@ class ConnectorGateway:
             "toolkit": connector.row.name,
             "title": title if isinstance(title, str) else "",
             "operations": len(connector.operations),
-            "tags": cast("list[JsonValue]", [*tags][:_LISTED]),
+            "tags": cast("list[JsonValue]", [*tags][:_MAX_LISTED]),
         }
         return cast("JsonObject", clean_json(described)[0])
 
@@ -406,12 +404,12 @@ class ConnectorGateway:
         connectors = await self._load()
         document = connectors[operation.connector].document
         described: dict[str, JsonValue] = {**_describe_briefly(operation)}
-        description = operation.description if complete else cut_text(operation.description, _SHOWN_TEXT)
+        description = operation.description if complete else cut_text(operation.description, _MAX_TEXT_CHARS)
         if description:
             described["description"] = description
         try:
             schema = await to_thread.run_sync(build_arguments_schema, document, operation)
-            shown, is_short = (schema, False) if complete else abbreviate_schema(schema, _SHOWN_SCHEMA)
+            shown, is_short = (schema, False) if complete else abbreviate_schema(schema, _MAX_SCHEMA_CHARS)
         except ConnectorFault as exc:
             described["unusable"] = str(exc)
         else:
@@ -426,7 +424,7 @@ def _describe_briefly(operation: OperationSpec) -> Mapping[str, JsonValue]:
         "slug": operation.slug,
         "toolkit": operation.connector,
         "request": f"{operation.method} {operation.path}",
-        "summary": cut_text(operation.summary, _SHOWN_TEXT),
+        "summary": cut_text(operation.summary, _MAX_TEXT_CHARS),
     }
     if operation.deprecated:
         described["deprecated"] = True
@@ -436,7 +434,7 @@ def _describe_briefly(operation: OperationSpec) -> Mapping[str, JsonValue]:
 def _build_status_error(
     connector: LoadedConnector, operation: OperationSpec, status: int, shown: JsonObject
 ) -> ActionError:
-    """Build the error of an answer whose status is no success."""
+    """Build the error for an unsuccessful status."""
     row = connector.row
     try:
         phrase = f"{status} {HTTPStatus(status).phrase}"
@@ -460,5 +458,5 @@ def _build_status_error(
     body = shown.get("body")
     if body is not None:
         text = body if isinstance(body, str) else compact_json(body)
-        message += f"\n{cut_text(text, _ERROR_TEXT)}"
+        message += f"\n{cut_text(text, _MAX_ERROR_CHARS)}"
     return ActionError(message, code="http_status", **facts)

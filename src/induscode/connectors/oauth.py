@@ -1,8 +1,8 @@
-"""OAuth of a connector: which security scheme of its document is used, by which client, and at which endpoints.
+"""OAuth of a connector: which of its document's security schemes it uses, with which client and endpoints.
 
-Endpoints are those of the approved document (`oauth2`, https://spec.openapis.org/oas/v3.1.1.html#oauth-flows-object),
-or of the metadata that it names (`openIdConnect`). The store of connectors holds the client id and the name of the
-variable with its secret; tokens are sign-ins, and in the credential store like those of servers.
+Endpoints come from the approved document (`oauth2`, https://spec.openapis.org/oas/v3.1.1.html#oauth-flows-object), or
+from the metadata it references (`openIdConnect`). The connector store holds the client id and the name of the variable
+with its secret. Tokens are sign-ins, and live in the credential store like server sign-ins.
 """
 
 from __future__ import annotations
@@ -37,45 +37,45 @@ _SCOPE: Final = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
 
 @record(kw_only=True)
 class OAuthReference:
-    """How a connector signs in: a scheme of its document, and the client that is known there."""
+    """How a connector signs in: a scheme of its document, and a client registered there."""
 
     scheme: str
     grant: ConnectorGrant = "authorization_code"
     client_id: str = ""
-    """Empty: the client is registered by itself, where the issuer offers that."""
+    """Empty to register a client dynamically, if the issuer supports it."""
     secret_variable: str = ""
-    """The environment variable with the client's secret; empty: it has none."""
+    """Environment variable with the client secret; empty without one."""
     auth_method: SecretMethod | None = None
-    """How the secret is sent; None: as the issuer supports it."""
+    """How to send the secret; None for the issuer's preference."""
     scopes: tuple[str, ...] = ()
-    """Requested by the first sign-in; empty: those of the reading operations."""
+    """Scopes of the first sign-in; empty for the ones the reading operations need."""
 
     def __str__(self) -> str:
         return f"oauth:{self.scheme}"
 
     @property
     def sends(self) -> frozenset[tuple[str, str]]:
-        """The parameter that it fills, as place and lower-case name."""
+        """The parameter it fills, as place and lower-case name."""
         return frozenset({("header", "authorization")})
 
     def find_missing(self, environ: Mapping[str, str]) -> list[str]:
-        """List the variables that have no value."""
+        """List the variables without a value."""
         return find_unset(self.variables, environ)
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """The variables that hold a secret."""
+        """Variables that hold a secret."""
         return (self.secret_variable,) if self.secret_variable else ()
 
     def build_settings(self, environ: Mapping[str, str], openid_url: str = "") -> AuthSettings:
-        """Build the settings of a sign-in; `openid_url` is the metadata that the document names."""
+        """Build the settings of a sign-in. `openid_url` is the metadata the document references."""
         return AuthSettings(
             grant=self.grant,
             client_id=self.client_id,
             client_secret=environ.get(self.secret_variable) or None,
             auth_method=cast("AuthMethod | None", self.auth_method),
             metadata_url=openid_url,
-            # A document of OpenAPI cannot tell; an issuer that does not know PKCE ignores it (RFC 6749 §3.1).
+            # OpenAPI documents can't say; an issuer without PKCE ignores it (RFC 6749 §3.1).
             assume_pkce=True,
         )
 
@@ -97,10 +97,10 @@ ConnectorAuth: TypeAlias = AuthReference | OAuthReference
 
 
 def parse_stored_auth(value: JsonValue) -> ConnectorAuth | None:
-    """Parse the stored form of how a connector authenticates.
+    """Parse the stored form of a connector's authentication.
 
     Raises:
-        ConnectorFault: It has another form: without its credentials it would be another connector.
+        ConnectorFault: It's damaged. Without its credentials, it would be another connector.
     """
     if value is None or isinstance(value, str):
         return None if value is None else parse_auth(value)
@@ -111,7 +111,7 @@ def parse_stored_auth(value: JsonValue) -> ConnectorAuth | None:
 
 
 def _parse_reference(value: JsonObject) -> OAuthReference | None:
-    """Parse what `OAuthReference.to_json` made; None for anything else."""
+    """Parse the output of `OAuthReference.to_json`, or return None."""
     grant: ConnectorGrant | None = next((name for name in CONNECTOR_GRANTS if name == value.get("grant")), None)
     scheme, client_id, variable = value.get("scheme"), value.get("clientId"), value.get("secretVariable")
     scopes = value.get("scopes")
@@ -129,26 +129,26 @@ def _parse_reference(value: JsonObject) -> OAuthReference | None:
     )
 
 
-# -- the schemes of a document --------------------------------------------------------------------
+# -- schemes of a document ------------------------------------------------------------------------
 
 
 @record(kw_only=True)
 class OAuthScheme:
-    """A scheme of a document by which a connector can sign in."""
+    """A scheme of a document that a connector can sign in with."""
 
     name: str
     openid_url: str = ""
-    """The metadata of the issuer; empty: the endpoints are in `issuers`."""
+    """The issuer's metadata; empty if the endpoints are in `issuers`."""
     issuers: Mapping[ConnectorGrant, IssuerMetadata]
-    """The endpoints of each flow; none for `openIdConnect`."""
+    """Endpoints of each flow; empty for `openIdConnect`."""
 
     @property
     def grants(self) -> tuple[ConnectorGrant, ...]:
-        """The grants that it offers."""
+        """The supported grants."""
         return CONNECTOR_GRANTS if self.openid_url else tuple(self.issuers)
 
     def list_addresses(self, grant: ConnectorGrant) -> str:
-        """List where a person signs in and the credentials of the client go; a change of it needs an approval."""
+        """List where the user signs in and the client credentials go. Changing one needs an approval."""
         if self.openid_url:
             return self.openid_url
         issuer = self.issuers[grant]
@@ -157,7 +157,7 @@ class OAuthScheme:
 
 
 def list_schemes(root: JsonObject, base_url: str) -> tuple[Sequence[OAuthScheme], Sequence[str]]:
-    """List the schemes of a document by which a connector can sign in, and the problems of those that it cannot use."""
+    """List the schemes of a document that a connector can sign in with, and the problems of the others."""
     components = root.get("components")
     raw = components.get("securitySchemes") if is_json_object(components) else None
     schemes: list[OAuthScheme] = []
@@ -181,10 +181,10 @@ def list_schemes(root: JsonObject, base_url: str) -> tuple[Sequence[OAuthScheme]
 
 
 def choose_scheme(root: JsonObject, base_url: str, reference: OAuthReference) -> OAuthScheme:
-    """Choose the scheme that a reference names, or the only one, and check that its client can sign in there.
+    """Choose the scheme a reference names, or the only one, and check that its client can sign in there.
 
     Raises:
-        ConnectorFault: There is none, there are several, or the client cannot sign in.
+        ConnectorFault: There's none, there are several, or the client can't sign in.
     """
     scheme = _find_scheme(root, base_url, reference.scheme)
     if reference.grant not in scheme.grants:
@@ -229,7 +229,7 @@ def _read_flows(scheme: JsonObject, name: str, base_url: str) -> Mapping[Connect
             authorization_endpoint=(
                 _read_url(flow, "authorizationUrl", name, base_url) if grant == "authorization_code" else ""
             ),
-            # A flow of OpenAPI 3.2, which documents of 3.1 have already: https://spec.openapis.org/oas/v3.2.0.html.
+            # A flow from OpenAPI 3.2 that 3.1 documents already use: https://spec.openapis.org/oas/v3.2.0.html.
             device_endpoint=(
                 _read_url(device, "deviceAuthorizationUrl", name, base_url) if is_json_object(device) else ""
             ),
@@ -240,20 +240,20 @@ def _read_flows(scheme: JsonObject, name: str, base_url: str) -> Mapping[Connect
 
 
 def _read_url(owner: JsonObject, key: str, scheme: str, base_url: str) -> str:
-    """Read an address of a scheme; a relative one belongs to the base URL.
+    """Read an address of a scheme, relative to the base URL.
 
     Raises:
-        AuthFault: It is no address to which a secret may be sent.
+        AuthFault: It isn't an address that may receive a secret.
     """
     value = owner.get(key)
     return check_endpoint(urljoin(f"{base_url}/", value) if isinstance(value, str) else "", key, f"scheme {scheme!r}")
 
 
-# -- what operations need -------------------------------------------------------------------------
+# -- requirements of operations -------------------------------------------------------------------
 
 
 def list_alternatives(security: JsonValue, scheme: str) -> tuple[tuple[str, ...], ...]:
-    """List the sets of scopes of a scheme by each of which an operation can be called; what is no scope is left out."""
+    """List the alternative sets of scopes that allow calling an operation, ignoring invalid scopes."""
     alternatives: list[tuple[str, ...]] = []
     for requirement in security if isinstance(security, list) else ():
         scopes = requirement.get(scheme) if is_json_object(requirement) else None
@@ -264,12 +264,12 @@ def list_alternatives(security: JsonValue, scheme: str) -> tuple[tuple[str, ...]
 
 
 def is_public(security: JsonValue) -> bool:
-    """Tell whether an operation can be called without credentials: `security` is empty, or has an empty requirement."""
+    """Return whether an operation needs no credentials: `security` is empty, or has an empty requirement."""
     return isinstance(security, list) and (not security or any(requirement == {} for requirement in security))
 
 
 def parse_scopes(text: str) -> tuple[str, ...]:
-    """Parse scopes that a person has given, separated by spaces or commas.
+    """Parse scopes from the user, separated by spaces or commas.
 
     Raises:
         ConnectorFault: One of them is invalid.

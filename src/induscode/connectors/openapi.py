@@ -1,7 +1,7 @@
-"""OpenAPI documents, 3.0 and 3.1: parsed from JSON or YAML, with references inside the document.
+"""OpenAPI 3.0 and 3.1 documents: parsed from JSON or YAML, with references inside the document.
 
-A document is written by another party. Its size, depth and number of values are limited, and a reference to another
-file or address is an error, never a request. Formats: https://spec.openapis.org/oas/v3.0.4.html and
+A document comes from another party. Its size, depth and number of values are limited, and a reference to another file
+or address is an error, never a request. Formats: https://spec.openapis.org/oas/v3.0.4.html and
 https://spec.openapis.org/oas/v3.1.1.html.
 """
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
 LARGEST_BYTES: Final = 32 * 1024 * 1024
-_LARGEST_YAML: Final = 8 * 1024 * 1024
-"""The YAML parser is a hundred times slower than that of JSON."""
-_MOST_VALUES: Final = 3_000_000
-_DEEPEST: Final = 200
-_LONGEST_CHAIN: Final = 32
+_MAX_YAML_BYTES: Final = 8 * 1024 * 1024
+"""The YAML parser is a hundred times slower than the JSON one."""
+_MAX_VALUES: Final = 3_000_000
+_MAX_DEPTH: Final = 200
+_MAX_CHAIN: Final = 32
 _VERSIONS: Final = ("3.0.", "3.1.")
-_MOST_DECODINGS: Final = 5
+_MAX_DECODINGS: Final = 5
 _HOST_VALUE = re.compile(r"[A-Za-z0-9]+(?:[.-][A-Za-z0-9]+)*")
 _PATH_VALUE = re.compile(r"(?:[A-Za-z0-9_~][\w.~-]*(?:/[A-Za-z0-9_~][\w.~-]*)*)?", re.ASCII)
 YAML_EXTRA: Final = "indus-deck[connectors]"
@@ -36,7 +36,7 @@ def parse_document(data: bytes) -> JsonObject:
     """Parse an OpenAPI document.
 
     Raises:
-        DocumentFault: It is neither JSON nor YAML, too large or too deep, or no OpenAPI document of version 3.0 or 3.1.
+        DocumentFault: It's neither JSON nor YAML, too large or too deep, or not OpenAPI 3.0 or 3.1.
     """
     if len(data) > LARGEST_BYTES:
         raise DocumentFault(f"the document has {len(data):,} bytes; {LARGEST_BYTES:,} are the most")
@@ -71,13 +71,13 @@ def _parse_yaml(data: bytes) -> object:
     except ImportError:
         message = f"the document is no JSON, and YAML needs a parser: pip install '{YAML_EXTRA}', or convert it to JSON"
         raise DocumentFault(message) from None
-    if len(data) > _LARGEST_YAML:
-        message = f"the document has {len(data):,} bytes of YAML; {_LARGEST_YAML:,} are the most: convert it to JSON"
+    if len(data) > _MAX_YAML_BYTES:
+        message = f"the document has {len(data):,} bytes of YAML; {_MAX_YAML_BYTES:,} are the most: convert it to JSON"
         raise DocumentFault(message)
 
     # The C parser is an option of the library's build.
     base = cast("Any", getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    # Values as JSON has them: a date stays a text (https://yaml.org/type/timestamp.html).
+    # Keep values as in JSON: a date stays text (https://yaml.org/type/timestamp.html).
     resolvers = {
         first: [(tag, pattern) for tag, pattern in rows if tag != "tag:yaml.org,2002:timestamp"]
         for first, rows in base.yaml_implicit_resolvers.items()
@@ -85,10 +85,10 @@ def _parse_yaml(data: bytes) -> object:
     loader: Any = type("JsonLoader", (base,), {"yaml_implicit_resolvers": resolvers})
     try:
         depth = 0
-        # The C parser builds values by recursion and crashes on a deep document: the events are counted first.
+        # The C parser builds values recursively and crashes on deep documents, so count the nesting first.
         for event in cast("Any", yaml).parse(data, loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEEPEST:
+            if depth > _MAX_DEPTH:
                 raise DocumentFault("the document is nested too deeply")
         return _to_json(yaml.load(data, loader))
     except (yaml.YAMLError, ValueError, UnicodeError) as exc:
@@ -101,17 +101,17 @@ def _parse_yaml(data: bytes) -> object:
 
 
 def _to_json(root: object) -> object:
-    """Convert what YAML allows beyond JSON: keys that are numbers. Aliases count at every use."""
-    left = _MOST_VALUES
+    """Convert YAML's extensions to JSON: keys that are numbers. Aliases count at every use."""
+    left = _MAX_VALUES
 
     def convert(value: object, depth: int) -> object:
         nonlocal left
         left -= 1
-        if left < 0 or depth > _DEEPEST:
+        if left < 0 or depth > _MAX_DEPTH:
             raise DocumentFault("the document has too many values, or is nested too deeply")
         if isinstance(value, dict):
             items = cast("dict[object, object]", value).items()
-            # YAML has keys of other types: `true` is written as in JSON.
+            # YAML allows keys of other types; write `true` as in JSON.
             names = ((str(key).lower() if isinstance(key, bool) else str(key), inner) for key, inner in items)
             return {name: convert(inner, depth + 1) for name, inner in names}
         if isinstance(value, list):
@@ -122,13 +122,13 @@ def _to_json(root: object) -> object:
 
 
 def _check_size(root: object) -> None:
-    """Count the values of a document, without recursion."""
+    """Count a document's values, without recursion."""
     pending: list[tuple[object, int]] = [(root, 0)]
     count = 0
     while pending:
         value, depth = pending.pop()
         count += 1
-        if count > _MOST_VALUES or depth > _DEEPEST:
+        if count > _MAX_VALUES or depth > _MAX_DEPTH:
             raise DocumentFault("the document has too many values, or is nested too deeply")
         if isinstance(value, dict):
             pending.extend((inner, depth + 1) for inner in cast("dict[str, object]", value).values())
@@ -160,12 +160,12 @@ def find_pointer(root: JsonObject, reference: str) -> JsonValue:
 
 
 def resolve_object(root: JsonObject, value: JsonValue) -> JsonObject:
-    """Return an object of the document, given as itself or as a reference to it.
+    """Return an object of the document, or the object a reference leads to.
 
     Raises:
-        DocumentFault: It is no object, or its references lead in a circle or to nothing.
+        DocumentFault: It isn't an object, or its references lead in a circle or to nothing.
     """
-    for _ in range(_LONGEST_CHAIN):
+    for _ in range(_MAX_CHAIN):
         if not is_json_object(value):
             raise DocumentFault("a part of the document is no object")
         reference = value.get("$ref")
@@ -181,12 +181,12 @@ def resolve_object(root: JsonObject, value: JsonValue) -> JsonObject:
 def find_path_problem(path: str) -> str | None:
     """Say why a path could lead out of the base URL it's added to; None if it can't.
 
-    A server may decode a path more than once, normalize it, or take a backslash for a slash.
+    A server may decode a path more than once, normalize it, or read a backslash as a slash.
     """
     if path.startswith("//") or "\\" in path or not path.isprintable():
         return "it begins with '//', or has a backslash or an invisible character"
     text = path.partition("?")[0]
-    for _ in range(_MOST_DECODINGS):
+    for _ in range(_MAX_DECODINGS):
         steps = (step.partition(";")[0] for step in re.split(r"[/\\]", unicodedata.normalize("NFKC", text)))
         if any(step in {".", ".."} for step in steps):
             return "it has a step '.' or '..'"
@@ -201,9 +201,9 @@ def find_path_problem(path: str) -> str | None:
 
 
 def find_server_url(document: JsonObject, source: str) -> str | None:
-    """Find the URL of the first server of a document, its variables replaced by their defaults.
+    """Find the URL of a document's first server, with defaults for its variables.
 
-    A relative URL belongs to the address the document was read from; None if that is a file, or there is no server.
+    A relative URL is resolved against the document's address. None if that's a file, or there's no server.
     """
     servers = document.get("servers")
     server = servers[0] if isinstance(servers, list) and servers else None
@@ -211,9 +211,9 @@ def find_server_url(document: JsonObject, source: str) -> str | None:
 
 
 def expand_server(server: JsonObject, source: str) -> str | None:
-    """Expand the variables of one server, and resolve its URL against the source; None if that is impossible.
+    """Expand a server's variables, and resolve its URL against the source. None if that's impossible.
 
-    A default is a plain name: it can't end the host of the template, or add a user, a query or a step upwards.
+    A default must be a plain name: it can't end the template's host, or add a user, a query or a step upwards.
     """
     url = server.get("url")
     if not isinstance(url, str):
@@ -239,8 +239,8 @@ def expand_server(server: JsonObject, source: str) -> str | None:
 
 
 class ConnectorFault(CoreError):
-    """A connector that cannot be added, read or used; the message names the remedy."""
+    """A connector can't be added, read or used. The message names the remedy."""
 
 
 class DocumentFault(ConnectorFault):
-    """An OpenAPI document that cannot be used, or a part of one."""
+    """An OpenAPI document, or a part of one, can't be used."""

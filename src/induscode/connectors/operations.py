@@ -1,8 +1,7 @@
-"""Operations of an OpenAPI document: slug, method, path, parameters and body, and the schema of their arguments.
+"""Operations of an OpenAPI document: slug, method, path, parameters, body, and the schema of their arguments.
 
-Arguments are flat: a property for each parameter, and `body` for the request body. An operation that cannot be called
-as the document describes it (a reference out of the document, a server of its own, only a multipart body) is left out
-with a note.
+Arguments are flat: one property per parameter, plus `body`. Operations that can't be called as documented (a reference
+out of the document, a separate server, only a multipart body) are skipped with a note.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from induscode.connectors.openapi import DocumentFault, expand_server, find_path
 from induscode.connectors.schemas import SchemaBuilder
 from induscode.search.index import ToolIndex
 from induscode.search.items import SearchItem, build_item
+from induscode.search.lexical import HUMP
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,21 +29,20 @@ Place: TypeAlias = Literal["path", "query", "header"]
 BODY: Final = "body"
 METHODS: Final = ("get", "put", "post", "delete", "options", "head", "patch")
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing (RFC 9110 §9.2.1)."""
-_MOST_OPERATIONS: Final = 20_000
-_MOST_BRANCHES: Final = 100
+"""Safe methods (RFC 9110 §9.2.1)."""
+_MAX_OPERATIONS: Final = 20_000
+_MAX_BRANCHES: Final = 100
 _SLUG = re.compile(r"[A-Z][A-Z0-9_]*")
-_HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _FIELD = re.compile(r"\{([^{}/]+)\}")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OWN_HEADERS: Final = frozenset(
     {
-        # By the specification, such parameters are ignored: https://spec.openapis.org/oas/v3.0.4.html#parameter-object.
+        # The specification says to ignore these: https://spec.openapis.org/oas/v3.0.4.html#parameter-object.
         *("accept", "content-type", "authorization"),
-        # These belong to the connection and to the credentials.
+        # These belong to the connection and the credentials.
         *("host", "connection", "content-length", "transfer-encoding", "upgrade", "te", "trailer", "expect"),
         *("cookie", "proxy-authorization", "proxy-connection", "keep-alive", "user-agent", "accept-encoding"),
-        # Some servers take another path, method or host from these.
+        # Some servers read another path, method or host from these.
         *("x-original-url", "x-rewrite-url", "x-http-method-override", "x-http-method", "x-method-override"),
         *("x-forwarded-host", "x-forwarded-prefix", "x-host", "forwarded"),
     }
@@ -60,19 +59,19 @@ class Parameter:
     """One parameter of an operation."""
 
     name: str
-    """As it is sent."""
+    """Name on the wire."""
     argument: str
-    """As it is given: the name, or the name with the place where two parameters have one name."""
+    """Name of the argument: `name`, plus the place if two parameters share a name."""
     place: Place
     style: str
     explode: bool
     required: bool
     as_json: bool
-    """Whether its value is sent as JSON text."""
+    """Whether to send the value as JSON text."""
     schema: JsonValue
     description: str
     keys: frozenset[str] = frozenset()
-    """Of an object that becomes several query parameters: their names. Other names are refused."""
+    """Allowed keys of an object sent as several query parameters."""
 
 
 @record(kw_only=True)
@@ -83,7 +82,7 @@ class RequestBody:
     required: bool
     schema: JsonValue
     encoding: JsonObject
-    """How the properties of a form are encoded."""
+    """Encoding of form properties."""
 
 
 @record(kw_only=True)
@@ -93,7 +92,7 @@ class OperationSpec:
     slug: str
     connector: str
     id: str
-    """Its `operationId`, or its method and path."""
+    """The `operationId`, or method and path."""
     method: str
     path: str
     summary: str
@@ -103,13 +102,13 @@ class OperationSpec:
     parameters: tuple[Parameter, ...]
     body: RequestBody | None
     scopes: tuple[tuple[str, ...], ...] = ()
-    """The sets of scopes by each of which it can be called, if the connector signs in."""
+    """Alternative sets of scopes that allow the call, if the connector signs in."""
     is_public: bool = False
-    """Whether it can be called without a sign-in, if the connector signs in."""
+    """Whether it works without a sign-in, if the connector signs in."""
 
     @property
     def is_reading(self) -> bool:
-        """Whether its method changes nothing."""
+        """Whether the method is safe."""
         return self.method in READING
 
 
@@ -121,15 +120,15 @@ def list_operations(
     hidden: frozenset[tuple[str, str]] = frozenset(),
     scheme: str = "",
 ) -> tuple[Sequence[OperationSpec], Sequence[Note]]:
-    """List the operations of a document in its order, and notes about those that are left out.
+    """List a document's operations in order, with notes about skipped ones.
 
     Args:
         root: The document.
-        connector: The name of the connector; every slug begins with it.
-        base_url: The URL that requests go to.
-        source: The file or address of the document.
-        hidden: Parameters that the connector sends itself, as (place, lower-case name).
-        scheme: The security scheme by which the connector signs in.
+        connector: Connector name, the prefix of every slug.
+        base_url: Where requests go.
+        source: The document's file or address.
+        hidden: Parameters the connector sends itself, as (place, lower-case name).
+        scheme: The security scheme the connector signs in with.
 
     Raises:
         DocumentFault: A path could lead out of the base URL.
@@ -142,8 +141,8 @@ def list_operations(
         problem = "it's a URL" if "://" in path and not path.startswith("/") else find_path_problem(path)
         if problem is not None:
             raise DocumentFault(f"the path {path[:200]!r} could lead out of {base_url}: {problem}")
-        if len(operations) >= _MOST_OPERATIONS:
-            notes.append(Note(owner, f"left out with all that follow it: {_MOST_OPERATIONS:,} operations are the most"))
+        if len(operations) >= _MAX_OPERATIONS:
+            notes.append(Note(owner, f"left out with all that follow it: {_MAX_OPERATIONS:,} operations are the most"))
             break
         try:
             if not path.startswith("/") or "#" in path:
@@ -187,7 +186,7 @@ def list_operations(
 
 
 def build_slug(connector: str, identity: str) -> str:
-    """Build the slug of an operation; an id that is a slug of the connector already stays as it is."""
+    """Build an operation's slug. An id that's already one of the connector's slugs stays unchanged."""
     prefix = f"{_to_words(connector)}_"
     if _SLUG.fullmatch(identity) and identity.startswith(prefix):
         return identity
@@ -196,7 +195,7 @@ def build_slug(connector: str, identity: str) -> str:
 
 
 def _to_words(text: str) -> str:
-    words = re.split(r"[^A-Za-z0-9]+", _HUMPS.sub(" ", text))
+    words = re.split(r"[^A-Za-z0-9]+", HUMP.sub(" ", text))
     return "_".join(word.upper() for word in words if word) or "X"
 
 
@@ -214,7 +213,7 @@ def _iter_raw(root: JsonObject) -> Iterator[tuple[str, str, JsonObject, JsonObje
 
 
 def _check_servers(servers: JsonValue, base_url: str, source: str) -> None:
-    """Refuse an operation with a server of its own: credentials belong to the base URL."""
+    """Reject an operation with a separate server, since credentials belong to the base URL."""
     if isinstance(servers, list) and servers and is_json_object(servers[0]):
         url = expand_server(servers[0], source)
         if url != base_url:
@@ -224,7 +223,7 @@ def _check_servers(servers: JsonValue, base_url: str, source: str) -> None:
 def _list_parameters(
     root: JsonObject, item: JsonObject, operation: JsonObject, hidden: frozenset[tuple[str, str]]
 ) -> tuple[Parameter, ...]:
-    """List the parameters of an operation; those of its path apply unless it has one of the same name and place."""
+    """List an operation's parameters. They override path-level ones with the same name and place."""
     raw: dict[tuple[str, str], JsonObject] = {}
     for owner in (item, operation):
         rows = owner.get("parameters")
@@ -274,14 +273,14 @@ def _list_parameters(
 
 
 def _list_query_names(root: JsonObject, name: str, schema: JsonValue) -> frozenset[str]:
-    """List the query parameters that an exploded object can become; empty if the parameter is no object.
+    """List the query parameters an exploded object can become, or nothing if the parameter isn't an object.
 
     Raises:
-        DocumentFault: It could become parameters of any name.
+        DocumentFault: It could become parameters with any name.
     """
     names: set[str] = set()
     pending, is_object = [schema], False
-    for _ in range(_MOST_BRANCHES):
+    for _ in range(_MAX_BRANCHES):
         if not pending:
             break
         part = pending.pop()
@@ -325,7 +324,7 @@ def _parse_body(root: JsonObject, operation: JsonObject) -> RequestBody | None:
 
 
 def _rank_media_type(kind: str) -> int | None:
-    """Rank the media types of a body that can be sent, the best one lowest; None for the others."""
+    """Rank a body's media type, best lowest, or return None if we can't send it."""
     name = kind.partition(";")[0].strip().lower()
     if not name.isprintable() or "\n" in name:
         return None
@@ -340,14 +339,14 @@ def _get_text(row: JsonObject, name: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-# -- the schema of the arguments --------------------------------------------------------------
+# -- schemas and digests ----------------------------------------------------------------------
 
 
 def build_arguments_schema(root: JsonObject, operation: OperationSpec) -> JsonObject:
-    """Build the schema of the arguments of an operation.
+    """Build the schema of an operation's arguments.
 
     Raises:
-        DocumentFault: A schema has a reference that leads out of the document or to nothing, or is nested too deeply.
+        DocumentFault: A reference leads out of the document or to nothing, or a schema is nested too deeply.
     """
     builder = SchemaBuilder(root)
     properties: dict[str, JsonValue] = {}
@@ -372,10 +371,10 @@ def build_arguments_schema(root: JsonObject, operation: OperationSpec) -> JsonOb
 
 
 def digest_definitions(root: JsonObject, operations: Sequence[OperationSpec], base_url: str) -> dict[str, str]:
-    """Digest what a model and a request depend on, by slug; responses and examples make no difference.
+    """Digest by slug everything a model or a request depends on, ignoring responses and examples.
 
     Raises:
-        NotJson: The document holds a value that JSON cannot carry.
+        NotJson: The document contains a value that JSON can't represent.
     """
     digests = {"": exact_hash(base_url)}
     for operation in operations:
@@ -386,7 +385,7 @@ def digest_definitions(root: JsonObject, operations: Sequence[OperationSpec], ba
 
 
 def list_definition(root: JsonObject, operation: OperationSpec) -> JsonObject:
-    """List what a model and a request depend on, by name."""
+    """List everything a model or a request depends on, by name."""
     try:
         schema: JsonValue = build_arguments_schema(root, operation)
     except DocumentFault as exc:
@@ -407,10 +406,6 @@ def list_definition(root: JsonObject, operation: OperationSpec) -> JsonObject:
 
 
 # -- search -----------------------------------------------------------------------------------
-#
-# Verbs that people use for the method of an operation are keywords of it.
-
-
 _VERBS: Final = {
     "GET": "get list show read find fetch view look download check",
     "HEAD": "check exists",
@@ -419,26 +414,26 @@ _VERBS: Final = {
     "PATCH": "update change edit modify patch",
     "DELETE": "delete remove drop cancel",
 }
-"""What people call the methods."""
-_LONGEST_DESCRIPTION: Final = 600
+"""Verbs users say for a method, indexed as keywords."""
+_MAX_DESCRIPTION_CHARS: Final = 600
 
 
 class OperationIndex:
-    """An index of operations; it is built once and never changes."""
+    """An immutable index of operations."""
 
     def __init__(self, operations: Iterable[OperationSpec]) -> None:
         self._operations = {(operation.connector, operation.slug): operation for operation in operations}
         self._index = ToolIndex(map(build_operation_item, self._operations.values()))
 
     def search(self, query: str, limit: int, connectors: Sequence[str] = ()) -> list[OperationSpec]:
-        """Return the operations that fit a query best, the best one first."""
+        """Return the best matches, best first."""
         hits = self._index.search([query], limit=len(self._operations)).hits
         found = (hit.item for hit in hits if not connectors or hit.item.server in connectors)
         return [self._operations[item.server, item.qualified_name] for item in found][:limit]
 
 
 def build_operation_item(operation: OperationSpec) -> SearchItem:
-    """Build the item of an operation."""
+    """Build an operation's search item."""
     keywords = " ".join((*operation.tags, operation.path, _VERBS.get(operation.method, "")))
     return build_item(
         "action",
@@ -446,6 +441,6 @@ def build_operation_item(operation: OperationSpec) -> SearchItem:
         operation.id,
         operation.slug,
         title=operation.summary,
-        description=operation.description[:_LONGEST_DESCRIPTION],
+        description=operation.description[:_MAX_DESCRIPTION_CHARS],
         keywords=keywords,
     )

@@ -1,8 +1,7 @@
 """HTTP requests of operations: checked arguments as path, query, headers and body.
 
-A value of a path is percent-encoded completely and can therefore never add a segment. A request never leaves the base
-URL: steps like `..` are refused, however they are encoded.
-Styles: https://spec.openapis.org/oas/v3.0.4.html#style-values.
+Path values are completely percent-encoded, so they can't add a segment. A request never leaves the base URL: steps like
+`..` are rejected, however they're encoded. Styles: https://spec.openapis.org/oas/v3.0.4.html#style-values.
 """
 
 from __future__ import annotations
@@ -38,10 +37,10 @@ class ApiRequest:
 
 
 def build_request(operation: OperationSpec, base_url: str, arguments: JsonObject) -> ApiRequest:
-    """Build the request of an operation from arguments that fit its schema.
+    """Build an operation's request from arguments that fit its schema.
 
     Raises:
-        ConnectorFault: A value cannot be sent where its parameter belongs.
+        ConnectorFault: A value can't be sent where its parameter belongs.
     """
     path, query, headers = operation.path, list[tuple[str, str]](), dict[str, str]()
     for parameter in operation.parameters:
@@ -80,7 +79,7 @@ def _format_value(value: JsonValue) -> str:
 
 
 def _format_simple(parameter: Parameter, value: JsonValue) -> str:
-    """Format a value in the style `simple`: items and pairs separated by commas."""
+    """Format a value in the style `simple`: comma-separated items and pairs."""
     if parameter.as_json:
         return compact_json(value)
     if isinstance(value, list):
@@ -95,7 +94,7 @@ def _format_segment(parameter: Parameter, value: JsonValue) -> str:
     text = _format_simple(parameter, value)
     if find_path_problem(text) is not None or not text:
         raise ConnectorFault(f"{parameter.argument!r} is part of the path: it cannot be {text!r}")
-    # A comma separates items; inside one it is encoded like everything else.
+    # A comma separates items; inside one it's encoded like everything else.
     if isinstance(value, list) and not parameter.as_json:
         return ",".join(quote(_format_value(item), safe="") for item in value)
     return quote(text, safe="")
@@ -125,7 +124,7 @@ def _iter_query(parameter: Parameter, value: JsonValue) -> Iterator[tuple[str, s
 
 
 def _iter_brackets(name: str, value: JsonValue) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a nested value: `filter[state]=open`."""
+    """Yield a nested value's pairs: `filter[state]=open`."""
     if is_json_object(value):
         for key, item in value.items():
             yield from _iter_brackets(f"{name}[{key}]", item)
@@ -141,9 +140,8 @@ def _encode_body(body: RequestBody, value: JsonValue) -> bytes:
     if kind == _FORM:
         if not is_json_object(value):
             raise ConnectorFault(f"{BODY!r} is sent as a form: it must be an object")
-        return urlencode([pair for name, item in value.items() for pair in _iter_form(body, name, item)]).encode(
-            "ascii"
-        )
+        pairs = [pair for name, item in value.items() for pair in _iter_form(body, name, item)]
+        return urlencode(pairs).encode("ascii")
     if kind.startswith("text/") and isinstance(value, str):
         return value.encode("utf-8", "replace")
     return compact_json(value).encode("utf-8")

@@ -1,7 +1,7 @@
-"""Schemas of OpenAPI documents as JSON Schema 2020-12, complete in themselves.
+"""Schemas of OpenAPI documents as self-contained JSON Schema 2020-12.
 
-The keywords of OpenAPI 3.0 that differ (`nullable`, boolean `exclusiveMinimum`) are rewritten, read-only properties are
-left out of requests, and references become `$defs`. The result is never stricter than the document: `oneOf` becomes
+OpenAPI 3.0 keywords that differ (`nullable`, boolean `exclusiveMinimum`) are rewritten, read-only properties are
+dropped from requests, and references become `$defs`. The result is never stricter than the document: `oneOf` becomes
 `anyOf`, and `pattern` is left to the service, since a hostile pattern takes exponential time
 (https://owasp.org/www-community/attacks/Regular_expression_Denial_of_Service_-_ReDoS).
 """
@@ -18,8 +18,8 @@ from induscode.connectors.openapi import DocumentFault, find_pointer, resolve_ob
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
-_DEEPEST: Final = 60
-_MOST_DEFINITIONS: Final = 400
+_MAX_DEPTH: Final = 60
+_MAX_DEFINITIONS: Final = 400
 _KEPT: Final = frozenset(
     {
         *("type", "enum", "const", "default", "format", "title", "description", "deprecated"),
@@ -35,7 +35,7 @@ _TYPES: Final = frozenset({"null", "boolean", "object", "array", "number", "stri
 
 
 class SchemaBuilder:
-    """Converts schemas of one document, and collects the definitions they refer to."""
+    """Converts schemas of one document, and collects the definitions they reference."""
 
     def __init__(self, root: JsonObject) -> None:
         self._root = root
@@ -44,10 +44,10 @@ class SchemaBuilder:
         self.definitions: dict[str, JsonValue] = {}
 
     def convert(self, schema: JsonValue) -> JsonValue:
-        """Convert a schema; `definitions` then holds everything it refers to.
+        """Convert a schema, and add everything it references to `definitions`.
 
         Raises:
-            DocumentFault: A reference leads out of the document or to nothing, or it is nested too deeply.
+            DocumentFault: A reference leads out of the document or to nothing, or the nesting is too deep.
         """
         converted = self._convert(schema, 0)
         while self._pending:
@@ -56,7 +56,7 @@ class SchemaBuilder:
         return converted
 
     def _convert(self, schema: JsonValue, depth: int) -> JsonValue:
-        if depth > _DEEPEST:
+        if depth > _MAX_DEPTH:
             raise DocumentFault("a schema of the document is nested too deeply")
         if not is_json_object(schema):
             return schema if isinstance(schema, bool) else {}
@@ -78,10 +78,10 @@ class SchemaBuilder:
         return self._add_null(converted) if schema.get("nullable") is True else converted
 
     def _define(self, reference: str) -> str:
-        """Give a reference its name among the definitions; it is converted later."""
+        """Name a reference's definition, and queue its conversion."""
         if reference not in self._names:
             find_pointer(self._root, reference)
-            if len(self._names) >= _MOST_DEFINITIONS:
+            if len(self._names) >= _MAX_DEFINITIONS:
                 self.definitions.setdefault("anything", {})
                 return "anything"
             base = re.sub(r"[^A-Za-z0-9_.-]", "_", reference.rpartition("/")[2]) or "schema"
@@ -131,7 +131,7 @@ class SchemaBuilder:
     @staticmethod
     def _add_limit(converted: dict[str, JsonValue], name: str, schema: JsonObject) -> None:
         value = schema[name]
-        if value is True:  # OpenAPI 3.0: a mark on the limit
+        if value is True:  # OpenAPI 3.0: a flag on the limit
             limit = schema.get(_LIMITS[name])
             if isinstance(limit, int | float):
                 converted[name] = limit
@@ -151,13 +151,13 @@ class SchemaBuilder:
         return {"anyOf": branches} if converted else converted
 
 
-# -- what a model is shown --------------------------------------------------------------------
+# -- abbreviations for models -----------------------------------------------------------------
 
 
 def abbreviate_schema(schema: JsonObject, limit: int) -> tuple[JsonObject, bool]:
-    """Shorten a schema to about `limit` characters; return it, and whether anything is missing.
+    """Shorten a schema to about `limit` characters. Returns it, and whether anything is missing.
 
-    First descriptions are cut, then nested schemas, until only the names and types of the arguments are left.
+    Descriptions go first, then nested schemas, until only the arguments' names and types remain.
     """
     if len(compact_json(schema)) <= limit:
         return schema, False
@@ -198,7 +198,7 @@ def _shorten(schema: JsonValue, definitions: JsonObject, depth: int, characters:
 
 
 def _shorten_object(schema: JsonObject) -> JsonObject:
-    """Keep the names and types of the arguments, and the names in the body."""
+    """Keep the arguments' names and types, and the names in the body."""
     properties = schema.get("properties")
     shown: dict[str, JsonValue] = {}
     for name, value in (properties if is_json_object(properties) else {}).items():

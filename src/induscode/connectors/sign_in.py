@@ -1,4 +1,4 @@
-"""Sign-ins to the services of connectors: signing in with a person, signing out, and what is stored about each."""
+"""Sign-ins to connector services: signing in, signing out, and the stored facts about each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ConnectorSignIn:
     Args:
         connectors: The registered connectors.
         row: The connector.
-        environ: The variable with the secret of its client.
+        environ: Holds the variable with the client secret.
         proxy: For requests to the issuer.
     """
 
@@ -44,10 +44,10 @@ class ConnectorSignIn:
         self._connectors, self._row, self._environ, self._proxy = connectors, row, environ, proxy
 
     async def sign_in(self, prompt: SignInPrompt, *, device: bool = False, port: int | None = None) -> None:
-        """Sign in with a person, for what was requested before and what operations have asked for since.
+        """Sign the user in, for the scopes requested before and those operations have asked for since.
 
         Raises:
-            ConnectorFault: The connector does not sign in, has no usable document, or its variable has no value.
+            ConnectorFault: The connector has no sign-in or no usable document, or its variable isn't set.
             AuthFault: It failed.
         """
         if self._row.oauth is not None:
@@ -62,17 +62,17 @@ class ConnectorSignIn:
         await sign_in_again(driver, challenge)
 
     async def sign_out(self) -> bool | None:
-        """Revoke and delete the sign-in; return whether the issuer confirmed it, None if there was none.
+        """Revoke and delete the sign-in. Return whether the issuer confirmed it, None if there was none.
 
         Raises:
-            ConnectorFault: The connector does not sign in, or has no usable document.
-            AuthFault: The sign-in cannot be deleted.
+            ConnectorFault: The connector has no sign-in, or no usable document.
+            AuthFault: The sign-in can't be deleted.
         """
         driver, _ = await self._open_driver(None)
         return await sign_out(driver)
 
     async def read_facts(self) -> SignInFacts | None:
-        """Read what is stored; None: the connector does not sign in. Nothing is sent."""
+        """Read the stored facts without sending anything. None if the connector has no sign-in."""
         row = self._row
         if row.oauth is None:
             return None

@@ -1,4 +1,4 @@
-"""Sources of connectors: an OpenAPI document read from a file or a URL, and compared with what was approved."""
+"""Connector sources: an OpenAPI document read from a file or URL, and compared with the approved one."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from induscode.core.consent import Consent
 
 _RATIO: Final = 200
-"""Documents repeat themselves: they may be compressed more than web pages."""
+"""Documents are repetitive, so they may compress better than web pages."""
 _OK: Final = 200
-_NAMED: Final = 3
-"""Slugs of a change that a message names."""
+_MAX_NAMED: Final = 3
+"""Slugs named in a message about a change."""
 
 
 @record(kw_only=True)
 class SourceReading:
-    """A source as it is now."""
+    """The current state of a source."""
 
     row: ConnectorRow
     document: JsonObject
@@ -55,7 +55,7 @@ class SourceReading:
     notes: Sequence[Note]
 
     def describe(self, change: DocumentChange, diffs: Mapping[str, str]) -> Consent:
-        """Build the question about using the document from now on; `diffs` are by slug."""
+        """Build the question about using the document from now on. `diffs` are keyed by slug."""
         row = self.row
         lines = [f"base URL: {change.base_url}"] if change.base_url is not None else []
         lines += [f"sign-in: {change.sign_in_at}"] if change.sign_in_at is not None else []
@@ -68,36 +68,36 @@ class SourceReading:
 
 @record(kw_only=True)
 class DocumentChange:
-    """What differs between the approved operations and those of the source, by slug."""
+    """The differences between the approved and the source's operations, by slug."""
 
     added: tuple[str, ...]
     removed: tuple[str, ...]
     changed: tuple[str, ...]
     base_url: str | None
-    """The new base URL, if it differs."""
+    """The new base URL, if different."""
     sign_in_at: str | None = None
-    """The new addresses of the sign-in, if they differ."""
+    """The new sign-in addresses, if different."""
 
     def __str__(self) -> str:
         parts = [f"its base URL becomes {self.base_url}"] if self.base_url else []
         parts += [f"its sign-in moves to {self.sign_in_at}"] if self.sign_in_at else []
         for name, slugs in (("added", self.added), ("removed", self.removed), ("changed", self.changed)):
             if slugs:
-                more = ", …" if len(slugs) > _NAMED else ""
-                parts.append(f"{len(slugs)} {name} ({', '.join(slugs[:_NAMED])}{more})")
+                more = ", …" if len(slugs) > _MAX_NAMED else ""
+                parts.append(f"{len(slugs)} {name} ({', '.join(slugs[:_MAX_NAMED])}{more})")
         return "; ".join(parts)
 
 
 def is_url(source: str) -> bool:
-    """Tell whether a source is an address instead of a file."""
+    """Return whether a source is a URL rather than a file."""
     return source.lower().startswith(("http://", "https://"))
 
 
 async def read_bytes(source: str, web: WebSettings) -> bytes:
-    """Read the bytes of a source; an address is fetched by the guarded client.
+    """Read a source; URLs go through the guarded client.
 
     Raises:
-        ConnectorFault: It cannot be read.
+        ConnectorFault: It can't be read.
     """
     if not is_url(source):
         try:
@@ -119,17 +119,17 @@ async def read_bytes(source: str, web: WebSettings) -> bytes:
 
 
 def normalize_source(source: str, cwd: str) -> str:
-    """Return the URL as it is, or the absolute path of a file."""
+    """Return a URL unchanged, or a file's absolute path."""
     return source if is_url(source) else os.path.abspath(os.path.join(cwd, os.path.expanduser(source)))
 
 
 def examine_source(
     name: str, source: str, data: bytes, base_url: str | None, auth: ConnectorAuth | None
 ) -> SourceReading:
-    """Parse a source, and build the row of a connector that uses it as it is now. It blocks.
+    """Parse a source, and build the row of a connector using its current content. Blocks.
 
     Raises:
-        ConnectorFault: The document cannot be used, there is no usable base URL, or no such sign-in.
+        ConnectorFault: The document can't be used, or there's no usable base URL or no such sign-in.
     """
     document = parse_document(data)
     base = base_url or find_server_url(document, source)
@@ -171,24 +171,24 @@ def examine_source(
 
 
 def examine_again(row: ConnectorRow, data: bytes) -> SourceReading:
-    """Parse the present bytes of the source of a connector. It blocks.
+    """Parse the current bytes of a connector's source. Blocks.
 
     Raises:
-        ConnectorFault: The document cannot be used any more.
+        ConnectorFault: The document can't be used any more.
     """
     return examine_source(row.name, row.source, data, row.base_url if row.own_base_url else None, row.auth)
 
 
 def digest_bytes(data: bytes) -> str:
-    """Digest the bytes of a source."""
+    """Digest a source's bytes."""
     return hashlib.sha256(data).hexdigest()
 
 
 def find_change(row: ConnectorRow, data: bytes) -> DocumentChange | None:
-    """Compare the bytes of a source with what was approved; None if no request depends on the difference. It blocks.
+    """Compare a source with the approved document. None if the difference affects no request. Blocks.
 
     Raises:
-        ConnectorFault: The document cannot be used any more.
+        ConnectorFault: The document can't be used any more.
     """
     if digest_bytes(data) == row.source_digest:
         return None
@@ -196,13 +196,13 @@ def find_change(row: ConnectorRow, data: bytes) -> DocumentChange | None:
 
 
 def list_approved_operations(row: ConnectorRow, document: JsonObject) -> Sequence[OperationSpec]:
-    """List the operations of the approved document of a connector. It blocks."""
+    """List the operations of a connector's approved document. Blocks."""
     scheme = row.oauth.scheme if row.oauth is not None else ""
     return list_operations(document, row.name, row.base_url, row.source, row.hidden_parameters, scheme)[0]
 
 
 def diff_operations(row: ConnectorRow, approved: JsonObject, reading: SourceReading) -> Mapping[str, str]:
-    """Format how operations differ from the approved document, as a unified diff by slug. It blocks."""
+    """Show how operations differ from the approved document, as unified diffs by slug. Blocks."""
     from difflib import unified_diff  # noqa: PLC0415 — used only to show a change
 
     from induscode.deck.mcp.drift import pretty  # noqa: PLC0415 — used only to show a change
@@ -218,7 +218,7 @@ def diff_operations(row: ConnectorRow, approved: JsonObject, reading: SourceRead
 
 
 def compare_rows(approved: ConnectorRow, present: ConnectorRow) -> DocumentChange | None:
-    """Compare the operations of two rows; None if they are equal."""
+    """Compare the operations of two rows. None if they're equal."""
     old: Mapping[str, str] = {slug: digest for slug, digest in approved.digests.items() if slug}
     new: Mapping[str, str] = {slug: digest for slug, digest in present.digests.items() if slug}
     change = DocumentChange(

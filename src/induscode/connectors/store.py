@@ -1,7 +1,7 @@
-"""Store of connectors: one private JSON file, and the approved document of each connector beside it.
+"""Connector store: one private JSON file, and each connector's approved document next to it.
 
-Requests are built from the approved document alone. A row holds the digests of its operations, so that a change of the
-source is found and shown.
+Requests are built from the approved document alone. A row holds the digests of its operations, to detect and show
+changes of the source.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from induscode.connectors.oauth import ConnectorAuth, OAuthReference
 
 _VERSION: Final = 1
-_LARGEST_FILE: Final = 64 * 1024 * 1024
+_MAX_FILE_BYTES: Final = 64 * 1024 * 1024
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 _FILE: Final = "connectors.json"
 
@@ -34,33 +34,33 @@ class ConnectorRow:
 
     name: str
     source: str
-    """The absolute path or the URL of its document."""
+    """Absolute path or URL of its document."""
     base_url: str
     """Where requests go."""
     own_base_url: bool
-    """Whether the base URL was given, instead of taken from the document."""
+    """Whether the user set the base URL, instead of the document."""
     auth: ConnectorAuth | None
     source_digest: str
-    """Of the bytes of the source that were approved."""
+    """Digest of the approved source's bytes."""
     digests: Mapping[str, str]
-    """Of the approved operations, by slug; the empty slug stands for the base URL."""
+    """Digests of the approved operations, by slug; the empty slug is the base URL."""
     checked_ms: int
-    """When the source was last compared."""
+    """Time of the last comparison with the source."""
     changed: bool = False
-    """Whether the source differed then: the connector is disabled until it is approved."""
+    """Whether the source differed then, which disables the connector until the change is approved."""
     sign_in_at: str = ""
-    """The approved addresses of the sign-in; empty: there is none."""
+    """The approved sign-in addresses, or empty."""
 
     @property
     def oauth(self) -> OAuthReference | None:
-        """How it signs in; None: it authenticates otherwise."""
+        """Its OAuth sign-in, if it has one."""
         from induscode.connectors.oauth import OAuthReference  # noqa: PLC0415 — for runs with a connector
 
         return self.auth if isinstance(self.auth, OAuthReference) else None
 
     @property
     def hidden_parameters(self) -> frozenset[tuple[str, str]]:
-        """The parameters that the connector sends itself, as place and lower-case name."""
+        """Parameters the connector sends itself, as place and lower-case name."""
         return frozenset() if self.auth is None else self.auth.sends
 
     def to_json(self) -> JsonObject:
@@ -79,18 +79,14 @@ class ConnectorRow:
 
 
 def check_name(name: str) -> None:
-    """Check the name of a connector.
-
-    Raises:
-        ConnectorFault: It is invalid.
-    """
+    """Check a connector's name, or raise `ConnectorFault`."""
     if not _NAME.fullmatch(name):
         message = f"{name[:60]!r} cannot be the name of a connector: use small letters, digits and hyphens, 32 at most"
         raise ConnectorFault(message)
 
 
 class ConnectorStore:
-    """The connectors of this user. The methods block: call them in a thread."""
+    """This user's connectors. Its methods block, so call them in a thread."""
 
     def __init__(self, folder: str | None = None) -> None:
         self._folder = folder
@@ -100,19 +96,19 @@ class ConnectorStore:
         """The directory of the file.
 
         Raises:
-            OSError: There is no home directory.
+            OSError: There's no home directory.
         """
         return self._folder or state_dir()
 
     def has_rows(self) -> bool:
-        """Tell whether there may be connectors, without parsing the file."""
+        """Return whether there may be connectors, without parsing the file."""
         try:
             return os.path.exists(os.path.join(self.folder, _FILE))
         except OSError:
             return False
 
     def read_signature(self) -> object:
-        """Read inode, size and times of the file; None if there is none."""
+        """Return the file's inode, size and times, or None if it's missing."""
         try:
             status = os.stat(os.path.join(self.folder, _FILE))
         except OSError:
@@ -127,8 +123,8 @@ class ConnectorStore:
         """Store a connector with its approved document.
 
         Raises:
-            ConnectorFault: There is one of that name, and `replace` is not set.
-            OSError: A file cannot be written.
+            ConnectorFault: The name is taken, and `replace` isn't set.
+            OSError: A file can't be written.
         """
         with self._file().change() as rows:
             if row.name in rows and not replace:
@@ -139,20 +135,20 @@ class ConnectorStore:
             rows[row.name] = row
 
     def update(self, row: ConnectorRow) -> None:
-        """Store the result of a comparison; a connector that was removed in the meantime stays removed.
+        """Store the result of a comparison. A connector removed in the meantime stays removed.
 
         Raises:
-            OSError: The file cannot be written.
+            OSError: The file can't be written.
         """
         with self._file().change() as rows:
             if row.name in rows and rows[row.name].source_digest == row.source_digest:
                 rows[row.name] = row
 
     def remove(self, name: str) -> bool:
-        """Remove a connector; return whether there was one.
+        """Remove a connector, and return whether it existed.
 
         Raises:
-            OSError: A file cannot be removed or written.
+            OSError: A file can't be removed or written.
         """
         if not self.has_rows():
             return False
@@ -166,10 +162,10 @@ class ConnectorStore:
         return is_known
 
     def read_document(self, name: str) -> JsonObject:
-        """Read the approved document of a connector.
+        """Read a connector's approved document.
 
         Raises:
-            ConnectorFault: It is absent or damaged.
+            ConnectorFault: It's missing or damaged.
         """
         try:
             document: JsonValue = json.loads(
@@ -186,7 +182,7 @@ class ConnectorStore:
         return os.path.join(self.folder, "connectors", f"{name}.json")
 
     def _file(self) -> PrivateJsonFile[dict[str, ConnectorRow]]:
-        return PrivateJsonFile(os.path.join(self.folder, _FILE), _LARGEST_FILE, _parse_rows, _dump_rows)
+        return PrivateJsonFile(os.path.join(self.folder, _FILE), _MAX_FILE_BYTES, _parse_rows, _dump_rows)
 
 
 def _parse_rows(document: JsonValue) -> tuple[dict[str, ConnectorRow], bool]:
@@ -211,7 +207,7 @@ def _parse_row(name: str, row: JsonValue) -> ConnectorRow | None:
     try:
         reference = parse_stored_auth(auth)
     except ConnectorFault:
-        return None  # without its credentials it would be another connector
+        return None  # it would be another connector without its credentials
     return ConnectorRow(
         name=name,
         source=source,

@@ -1,8 +1,8 @@
-"""Access tokens of a connector: one for each request, and what happens when its service refuses one.
+"""Access tokens of a connector: one per request, and the handling of rejected ones.
 
-The work is that of the authorizer of servers: tokens are refreshed once across all processes, and a refused request is
-sent again after a refresh. What differs: endpoints and scopes come from the approved document, and a request that needs
-a sign-in is not sent without one. Tokens go to the base URL of the connector, and nowhere else.
+It uses the authorizer of servers: tokens are refreshed once across all processes, and a rejected request is sent again
+after a refresh. The differences: endpoints and scopes come from the approved document, and a request that needs a
+sign-in isn't sent without one. Tokens only go to the connector's base URL.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def build_driver(
     prompt: SignInPrompt | None = None,
     proxy: str | None = None,
 ) -> AuthDriver:
-    """Build what signs in to the service of a connector.
+    """Build the driver that signs in to a connector's service.
 
     Raises:
-        ConnectorFault: The document does not have its scheme.
+        ConnectorFault: The document doesn't have its scheme.
     """
     reference = row.oauth
     assert reference is not None
@@ -60,9 +60,9 @@ def build_driver(
 
 
 def list_first_scopes(row: ConnectorRow, document: JsonObject, operations: Iterable[OperationSpec]) -> tuple[str, ...]:
-    """List the scopes of a first sign-in: those that were given, else those by which the reading operations run.
+    """List the scopes of a first sign-in: the configured ones, else those the reading operations need.
 
-    What changes something asks for its scopes when it is executed (RFC 9700 §2.3: as few as possible).
+    Other operations request their scopes when they're executed (RFC 9700 §2.3: as few as possible).
     """
     reference = row.oauth
     assert reference is not None
@@ -75,12 +75,12 @@ def list_first_scopes(row: ConnectorRow, document: JsonObject, operations: Itera
 
 
 def build_challenge(scopes: Sequence[str]) -> Challenge:
-    """Build the challenge that asks for scopes."""
+    """Build a challenge that asks for scopes."""
     return Challenge("bearer", {"scope": " ".join(scopes)} if scopes else {})
 
 
 class ConnectorTokens:
-    """The tokens of one connector in this run."""
+    """One connector's tokens in this run."""
 
     def __init__(self, driver: AuthDriver, first_scopes: Sequence[str]) -> None:
         self._driver = driver
@@ -88,10 +88,10 @@ class ConnectorTokens:
         self._first_scopes = first_scopes
 
     async def build_credentials(self, operation: OperationSpec, url: str) -> Credentials:
-        """Build the credentials of one request; without a sign-in, none for an operation that needs none.
+        """Build one request's credentials. Without a sign-in, they're empty if the operation is public.
 
         Raises:
-            AuthFault: A sign-in is needed, or the token could not be renewed.
+            AuthFault: The user has to sign in, or the token couldn't be renewed.
         """
         headers = await self._authorizer.build_headers(operation.method, url)
         if not headers and not operation.is_public:
@@ -103,10 +103,10 @@ class ConnectorTokens:
         return Credentials(headers, None, {token: _TOKEN} if token else {})
 
     async def handle_answer(self, operation: OperationSpec, credentials: Credentials, answer: WebResponse) -> bool:
-        """Return whether to send a refused request again: after a refresh, or a sign-in for more scopes.
+        """Return whether to resend a rejected request: after a refresh, or a sign-in with more scopes.
 
         Raises:
-            AuthFault: A person has to sign in, or the token could not be renewed.
+            AuthFault: The user has to sign in, or the token couldn't be renewed.
         """
         sent, nonce = dict(credentials.headers), answer.headers.get("dpop-nonce", "")
         if answer.status not in _REFUSALS:
@@ -118,12 +118,12 @@ class ConnectorTokens:
             if challenge is None or not challenge.scopes:
                 wanted = await self._find_wanted_scopes(operation, sent)
                 if not wanted:
-                    return False  # it is refused for another reason than a scope of the document
+                    return False  # rejected for a reason other than a scope of the document
                 header = _format_challenge(wanted, 'error="insufficient_scope"')
         return await self._authorizer.handle_refusal(sent, Refusal(answer.status, (header,) if header else (), nonce))
 
     async def _find_wanted_scopes(self, operation: OperationSpec, sent: Mapping[str, str]) -> Sequence[str]:
-        """Find the scopes of an operation that the used token lacks, by the document; none: it has them all."""
+        """Find the operation's scopes that the token lacks according to the document; empty if it has them all."""
         stored = await self._driver.load()
         tokens = None if stored is None else stored.tokens
         known = frozenset(() if stored is None else stored.requested_scopes)
@@ -131,15 +131,15 @@ class ConnectorTokens:
         if granted is None:
             return operation.scopes[0] if operation.scopes else ()
         is_current = tokens is None or sent.get("authorization") == f"{tokens.token_type} {tokens.access_token}"
-        return () if is_current else granted  # the person has signed in again since
+        return () if is_current else granted  # the user has signed in again since
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Finish pending work."""
         await self._authorizer.close()
 
 
 def _format_challenge(scopes: Iterable[str], *parameters: str) -> str:
-    """Format a challenge of a service that tells what its document tells; scopes have no quotes (RFC 6749 §3.3)."""
+    """Format a challenge with the scopes of the document. Scopes contain no quotes (RFC 6749 §3.3)."""
     listed = " ".join(scopes)
     named = (*parameters, f'scope="{listed}"') if listed else parameters
     return f"Bearer {', '.join(named)}".strip()
@@ -153,10 +153,10 @@ async def open_tokens(
     environ: Mapping[str, str],
     proxy: str | None,
 ) -> ConnectorTokens:
-    """Open the tokens of a connector.
+    """Open a connector's tokens.
 
     Raises:
-        ConnectorFault: The variable with the client's secret has no value.
+        ConnectorFault: The variable with the client secret isn't set.
     """
 
     def build() -> ConnectorTokens:

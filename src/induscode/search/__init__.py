@@ -1,1 +1,1 @@
-"""Search of tools, prompts, resources and connector actions by what they do."""
+"""Search for tools, prompts, resources and connector actions by description."""

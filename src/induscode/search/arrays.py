@@ -1,8 +1,8 @@
 """numpy, loaded so that its matrix products use one thread.
 
-The matrices of one query are small: more threads gain nothing, and on a busy machine they wait for one another for a
-hundred times as long. The library reads the variable when it is loaded (https://github.com/OpenMathLib/OpenBLAS#usage);
-the environment of child processes stays as it was. A numpy that is loaded already keeps its threads.
+A query's matrices are small: more threads gain nothing, and on a busy machine they wait a hundred times as long for
+each other. The library reads the variable when it loads (https://github.com/OpenMathLib/OpenBLAS#usage); the
+environment of child processes stays unchanged. An already loaded numpy keeps its threads.
 """
 
 from __future__ import annotations

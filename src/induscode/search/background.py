@@ -1,4 +1,4 @@
-"""Index of a gateway or a session: a thread opens and prepares its semantic half, while the lexical half answers.
+"""Search index of a gateway or session: a thread opens and prepares its semantic half, while the lexical half answers.
 
 No search, call or list waits for vectors.
 """
@@ -32,23 +32,23 @@ INSTALL_NUMPY = "pip install 'indus-deck[semantic]'"
 
 
 def has_numpy() -> bool:
-    """Tell whether numpy is installed: the extra `semantic`."""
+    """Return whether numpy, the extra `semantic`, is installed."""
     return find_spec("numpy") is not None
 
 
 def has_semantic() -> bool:
-    """Tell whether the semantic half can be opened: numpy is installed, and the model was fetched."""
+    """Return whether the semantic half can be opened: numpy is installed, and the model was fetched."""
     return SENTENCE_ENCODER.is_fetched() and has_numpy()
 
 
 def open_index(
     items: Iterable[SearchItem], report: Callable[[int, int], None] = lambda _done, _all: None
 ) -> tuple[ToolIndex, Sequence[Note]]:
-    """Build the index of some items, with their vectors; a note says why words alone are searched. It blocks.
+    """Build an index with vectors; a note says why the search is only lexical. Blocks.
 
     Args:
-        items: What can be found.
-        report: Gets how many of the missing vectors are made, and how many there are.
+        items: The items to index.
+        report: Gets the numbers of computed and of missing vectors.
 
     Raises:
         SearchUnavailableError: SQLite was built without FTS5.
@@ -64,26 +64,26 @@ def open_index(
 
 
 def describe_unusable(exc: Exception) -> Note:
-    """Say that the semantic half takes no part, and why."""
+    """Say that the semantic half isn't used, and why."""
     remedy = f"words alone are searched; {SENTENCE_ENCODER.fetch_command} checks the model, and fetches a damaged one"
     return Note("the semantic half of the search", f"it cannot be used: {exc}", remedy)
 
 
 def open_semantic() -> SemanticIndex | None:
-    """Open the semantic half with its cache; None where numpy or the model is missing.
+    """Open the semantic half with its cache. None if numpy or the model is missing.
 
     Raises:
-        OSError: The model cannot be read.
-        ValueError: It is damaged.
+        OSError: The model can't be read.
+        ValueError: It's damaged.
     """
     if not has_semantic():
         return None
     from induscode.search.encoder import read_encoder  # noqa: PLC0415 — imports numpy
-    from induscode.search.semantic import SemanticIndex, encode_checked  # noqa: PLC0415 — imports numpy  # noqa: PLC0415 — used with numpy alone
-    from induscode.search.vectors import VectorCache, vectors_path  # noqa: PLC0415 — imports numpy  # noqa: PLC0415 — used with numpy alone
+    from induscode.search.semantic import SemanticIndex, encode_checked  # noqa: PLC0415 — imports numpy
+    from induscode.search.vectors import VectorCache, vectors_path  # noqa: PLC0415 — used with numpy alone
 
     encoder = read_encoder(SENTENCE_ENCODER.path)
-    encode_checked(encoder, ["tool"])  # where the cache has all vectors, damage would show in the results alone
+    encode_checked(encoder, ["tool"])  # if all vectors are cached, damage would only show in the results
     return SemanticIndex(encoder, VectorCache(vectors_path()))
 
 
@@ -91,11 +91,11 @@ def open_semantic() -> SemanticIndex | None:
 
 
 class BackgroundIndex:
-    """Owner of an index and of the thread that makes its vectors, after each update with new items.
+    """Owns an index and the thread that computes its vectors after each update with new items.
 
     Args:
-        open_half: Opens the semantic half, in the thread; it is asked again after the next update if it gives None.
-        report: Receives a note in the thread if the semantic half cannot be used.
+        open_half: Opens the semantic half, in the thread. If it returns None, it's called again after the next update.
+        report: Receives a note in the thread if the semantic half can't be used.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class BackgroundIndex:
         self._index: ToolIndex | None = None
         self._stopped = Event()
         self._reported = 0
-        """Notes of the cache that were reported."""
+        """Number of reported cache notes."""
         self._thread = ThreadPoolExecutor(1, "search-vectors")
 
     def open(self) -> ToolIndex:
-        """Open the index, once. It blocks.
+        """Open the index, once. Blocks.
 
         Raises:
             SearchUnavailableError: SQLite was built without FTS5.
@@ -124,18 +124,18 @@ class BackgroundIndex:
             return self._index
 
     def fill_soon(self, fill: Callable[[], object]) -> None:
-        """Run in the thread what updates the index, where the semantic half can be opened; this does not block."""
+        """Update the index in the thread, if the semantic half can be opened. Doesn't block."""
 
         def run() -> None:
-            with suppress(SearchUnavailableError):  # the first search says so
+            with suppress(SearchUnavailableError):  # the first search reports it
                 if has_semantic() and not self._stopped.is_set():
                     fill()
 
         self.run_soon(run)
 
     def run_soon(self, work: Callable[[], object]) -> None:
-        """Run a function in the thread, after what was begun before; nothing is run after `close`."""
-        with suppress(RuntimeError):  # raised after the shutdown
+        """Run a function in the thread, after the queued ones. Does nothing after `close`."""
+        with suppress(RuntimeError):  # already shut down
             self._thread.submit(work)
 
     def _prepare(self) -> None:
@@ -154,14 +154,14 @@ class BackgroundIndex:
             self._report(describe_unusable(exc))
 
     def close(self) -> None:
-        """End the thread, which takes as long as two vectors, and free the memory. It blocks."""
+        """Stop the thread, within the time of two vectors, and free the memory. Blocks."""
         self._stopped.set()
         self._thread.shutdown(cancel_futures=True)
         if self._index is not None:
             self._index.close()
 
     async def aclose(self) -> None:
-        """Close without blocking the event loop, in a cancelled task too."""
+        """Close without blocking the event loop, even in a cancelled task."""
         self._stopped.set()
         with CancelScope(shield=True):
             await to_thread.run_sync(self.close)

@@ -1,8 +1,8 @@
 """The three search cards: `find_tools`, `describe_tools` and `call_tool`.
 
-They stand for all tools that are not listed. A call of `call_tool` is never run as such: its caller resolves it to the
-call of the named tool, so that permissions, records, progress and results are those of that tool. The definitions are
-constant, so that a list which holds them stays the same while servers come and go.
+They stand for all unlisted tools. `call_tool` itself never runs: its caller resolves it to a call of the named tool, so
+permissions, records, progress and results belong to that tool. The definitions are constant, so a list containing them
+stays the same while servers come and go.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from induscode.search.finder import ToolFinder
 
 
-_MOST_NAMES: Final = 10
+_MAX_NAMES: Final = 10
 
 _FIND: JsonObject = {
     "type": "object",
@@ -42,7 +42,7 @@ _FIND: JsonObject = {
             "type": "array",
             "items": {"type": "string"},
             "minItems": 1,
-            "maxItems": _MOST_NAMES,
+            "maxItems": _MAX_NAMES,
             "description": 'One for each thing you need: a few words, such as "create a calendar event", or a name',
         },
         "server": {"type": "string", "description": "Only tools of this server"},
@@ -53,7 +53,7 @@ _FIND: JsonObject = {
 }
 _DESCRIBE: JsonObject = {
     "type": "object",
-    "properties": {"names": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": _MOST_NAMES}},
+    "properties": {"names": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": _MAX_NAMES}},
     "required": ["names"],
     "additionalProperties": False,
 }
@@ -66,8 +66,6 @@ _CALL: JsonObject = {
     "required": ["name"],
     "additionalProperties": False,
 }
-
-
 _CALL_FIELDS: Final = frozenset({"name", "arguments"})
 
 
@@ -116,7 +114,7 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
 
 
 def list_search_cards() -> Sequence[ToolDescriptor]:
-    """List the definitions of the cards, which cannot be called."""
+    """List the cards' definitions, which can't be called."""
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         raise NotImplementedError
@@ -168,17 +166,17 @@ def resolve_call(
     names: Iterable[str],
     list_disabled: Callable[[], Iterable[str]] = tuple,
 ) -> ToolCall:
-    """Return the call that a call of `call_tool` stands for; any other call, and one of an unknown tool, unchanged.
+    """Resolve a `call_tool` call to the call it stands for. Other calls, and calls of unknown tools, stay unchanged.
 
-    Small models misspell names: one that differs from a single tool in case and separators alone means that tool. A
-    name with a server means no tool of another one, and what may mean a disabled tool means no other. A call with a
-    field that `call_tool` does not have, such as `args`, stays as it is, so that its fields are checked: the tool must
-    not run without the arguments that were meant for it.
+    Small models misspell names: one that differs from a single tool only in case and separators means that tool. A name
+    with a server never means a tool of another server, and one that may mean a disabled tool means no other. A call
+    with a field that `call_tool` doesn't have, such as `args`, stays unchanged so that validation rejects it: the tool
+    must not run without the arguments meant for it.
 
     Args:
         call: The call.
-        has_tool: Tells whether a tool has this very name.
-        names: The names of all tools.
+        has_tool: Returns whether a tool has exactly this name.
+        names: Names of all tools.
         list_disabled: Lists the names of disabled tools.
     """
     given = call.input
@@ -196,7 +194,7 @@ def resolve_call(
 
 
 def _find_same(name: str, names: Iterable[str]) -> list[str]:
-    """Find the names that a name means; the server in it, if there is one, has to be the same."""
+    """Find the names that a name can mean. Its server, if any, must be the same."""
     if len(name) > LONGEST_NAME:
         return []
     wanted, (server, mark, _) = normalize_name(name), name.partition(QUALIFIER)
@@ -208,7 +206,7 @@ def _find_same(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _read_arguments(value: JsonValue) -> JsonValue:
-    """Return the arguments as an object where they are one, also if a model has written them as a text."""
+    """Return the arguments as an object if possible, even if a model wrote them as text."""
     if isinstance(value, str):
         try:
             parsed: JsonValue = json.loads(value)

@@ -1,8 +1,8 @@
-"""Sentence encoder: turns a text into a vector, so that texts of one meaning have vectors of one direction.
+"""Sentence encoder: turns a text into a vector, so that texts with the same meaning point in the same direction.
 
 The model is all-MiniLM-L6-v2, a BERT with six layers (https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2).
 The forward pass is numpy in float32: embeddings, six layers of attention and feed-forward
-(https://arxiv.org/abs/1810.04805), the mean over the parts of the text, length one. Tests compare it with another
+(https://arxiv.org/abs/1810.04805), the mean over the tokens, normalized to length one. Tests compare it with another
 implementation.
 """
 
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 LONGEST_TEXT: Final = 128
-"""Parts of a text that are read; the sentences that the model was trained on had no more."""
+"""Tokens to read; the model's training sentences weren't longer."""
 _HEADS: Final = 12
 _EPSILON: Final = 1e-12
-_BATCH: Final = 16
+_BATCH_SIZE: Final = 16
 _MASKED: Final = np.float32(-1e9)
 
 
 class SentenceEncoder:
-    """The model with its weights, by the names that their authors gave them."""
+    """The model with its weights, under their original names."""
 
     def __init__(self, tensors: Mapping[str, Array], vocabulary: Sequence[str], heads: int = _HEADS) -> None:
         self._tensors = tensors
@@ -45,17 +45,17 @@ class SentenceEncoder:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """Dimensions of a vector."""
         return self._tensors["embeddings.LayerNorm.weight"].shape[0]
 
     def encode(self, texts: Sequence[str]) -> Array:
-        """Encode texts, each as a row of length one."""
+        """Encode texts as rows of length one."""
         rows = [self._words.encode(text, LONGEST_TEXT) for text in texts]
         vectors = np.empty((len(rows), self.width), np.float32)
-        # Texts of similar length share a batch, which is padded to the longest of them.
+        # Batch texts of similar length, since a batch is padded to its longest.
         order = sorted(range(len(rows)), key=lambda number: len(rows[number]))
-        for start in range(0, len(order), _BATCH):
-            batch = order[start : start + _BATCH]
+        for start in range(0, len(order), _BATCH_SIZE):
+            batch = order[start : start + _BATCH_SIZE]
             longest = max(len(rows[number]) for number in batch)
             numbers = np.zeros((len(batch), longest), np.int64)
             mask = np.zeros((len(batch), longest), np.float32)
@@ -66,7 +66,7 @@ class SentenceEncoder:
         return vectors
 
     def _run(self, numbers: NDArray[np.int64], mask: Array) -> Array:
-        """Run the model on a batch: the numbers of word parts, and 0 in the mask for padding."""
+        """Run the model on a batch of token numbers; the mask is 0 for padding."""
         get = self._tensors
         state = get["embeddings.word_embeddings.weight"][numbers]
         state = state + get["embeddings.position_embeddings.weight"][: numbers.shape[1]]
@@ -109,8 +109,8 @@ class SentenceEncoder:
 def _gelu(values: Array) -> Array:
     """Multiply by the normal distribution function: https://arxiv.org/abs/1606.08415.
 
-    numpy has no error function: https://doi.org/10.1119/1.15018 — formula 7.1.26 of Abramowitz and Stegun, whose error
-    is at most 1.5e-7, less than the precision of float32.
+    numpy has no error function: https://doi.org/10.1119/1.15018 — formula 7.1.26 of Abramowitz and Stegun, with an
+    error of at most 1.5e-7, below float32 precision.
     """
     scaled = np.abs(values) * np.float32(math.sqrt(0.5))
     step = 1 / (1 + np.float32(0.3275911) * scaled)
@@ -124,11 +124,11 @@ def _gelu(values: Array) -> Array:
 def read_encoder(path: str) -> SentenceEncoder:
     """Read the model from its file: safetensors (https://huggingface.co/docs/safetensors), then the vocabulary.
 
-    The weights are mapped into memory: what is never used is never read.
+    The weights are memory-mapped, so unused ones are never read.
 
     Raises:
-        OSError: The file cannot be read.
-        ValueError: It has another form.
+        OSError: The file can't be read.
+        ValueError: It isn't a sentence encoder.
     """
     with open(path, "rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -156,23 +156,22 @@ def _parse_encoder(data: mmap.mmap) -> SentenceEncoder:
 
 # -- wordpiece --------------------------------------------------------------------------------
 #
-# The text is normalized as the uncased BERT models do it: control characters removed, accents stripped, lower case,
-# ideographs and punctuation split off. A word is then cut into the longest parts that the vocabulary has, from its
-# beginning; a word that cannot be cut is unknown. https://arxiv.org/abs/1810.04805, section 3. The results equal those
-# of the library `tokenizers`, which tests compare them with.
+# Texts are normalized like uncased BERT models do it: strip control characters and accents, lower the case, split off
+# ideographs and punctuation. A word is then cut greedily into the longest parts in the vocabulary; a word that can't be
+# cut is unknown. https://arxiv.org/abs/1810.04805, section 3. Tests compare the results with the library `tokenizers`.
 
 
-_LONGEST_WORD: Final = 100
+_MAX_WORD_CHARS: Final = 100
 _IDEOGRAPHS: Final = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF),
     (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
 )  # fmt: skip
 _PLAIN_WORD: Final = re.compile(r"[a-z0-9]+|[!-/:-@\[-`{-~]")
-"""The words and the punctuation of an ASCII text in lower case."""
+"""Words and punctuation of a lower-case ASCII text."""
 
 
 class WordPiece:
-    """A vocabulary: one part in each line, its number is that of the line."""
+    """A vocabulary with one part per line, numbered by line."""
 
     def __init__(self, vocabulary: Iterable[str]) -> None:
         self._numbers = {part: number for number, part in enumerate(vocabulary)}
@@ -180,7 +179,7 @@ class WordPiece:
         self._cut = lru_cache(maxsize=8_192)(self._cut_word)
 
     def encode(self, text: str, limit: int) -> list[int]:
-        """Return the numbers of at most `limit` parts, those that mark the beginning and the end included."""
+        """Return the numbers of at most `limit` parts, including the start and end markers."""
         numbers: list[int] = []
         for word in _split(text):
             numbers += self._cut(word)
@@ -189,7 +188,7 @@ class WordPiece:
         return [self._begin, *numbers[: limit - 2], self._end]
 
     def _cut_word(self, word: str) -> list[int]:
-        if len(word) > _LONGEST_WORD:
+        if len(word) > _MAX_WORD_CHARS:
             return [self._unknown]
         numbers: list[int] = []
         start = 0
@@ -228,7 +227,7 @@ def _split(text: str) -> Iterator[str]:
 
 
 def _clean(character: str) -> str:
-    """Remove a control character, make a space of white space, and put spaces around an ideograph."""
+    """Remove control characters, turn white space into spaces, and put spaces around ideographs."""
     if character in "\t\n\r":
         return " "
     code = ord(character)

@@ -1,7 +1,7 @@
-"""Finder: the tools of a box, found by queries and described by name, where a list would be too long.
+"""Finder: searches a box's tools and describes them by name, where a list would be too long.
 
-A finder answers for one box. It finds only what may be called: a tool that a rule denies to the caller is not found,
-and a disabled one is named with the reason and the remedy. Each search is reported, for the ledger.
+A finder serves one box and finds only callable tools: it hides tools that a rule denies to the caller, and names
+disabled ones with the reason and the remedy. Each search is reported, for the ledger.
 """
 
 from __future__ import annotations
@@ -27,59 +27,59 @@ if TYPE_CHECKING:
     from induscode.search.items import SearchItem
 
 _SIGNATURE_CHARS: Final = 200
-"""Of one found tool: five of them, and what was left out, are fewer than 300 tokens."""
-_MOST_NAMED: Final = 3
-"""Disabled tools, and names that are near, that one answer has."""
-_LONGEST_COMMAND: Final = 160
-_MOST_SERVERS: Final = 30
+"""Per tool: five of them and the count of omitted ones take fewer than 300 tokens."""
+_MAX_NAMED: Final = 3
+"""Disabled tools and similar names per answer."""
+_MAX_COMMAND_CHARS: Final = 160
+_MAX_SERVERS: Final = 30
 MOST_FOUND: Final = 20
-"""The most tools that a caller may ask for."""
+"""Upper bound for a caller's limit."""
 UNKNOWN: Final = "There is no tool named"
-"""How an answer about an unknown name begins."""
+"""Start of an answer about an unknown name."""
 NEAREST: Final = "The nearest:"
-"""How the first line of an answer ends that tools with similar names follow."""
-_EVERY: Final = 1_000_000
-_LONGEST_ECHO: Final = 100
-"""Characters of a name or server of the caller that an answer repeats."""
+"""End of the first line of an answer that similar names follow."""
+_NO_LIMIT: Final = 1_000_000
+_MAX_ECHO_CHARS: Final = 100
+"""Characters of the caller's name or server that an answer repeats."""
 _GOOD_SHARE: Final = 0.6
-"""Share of the best score from which on the tools of a named server are good enough."""
+"""Fraction of the best score from which the named server's tools are good enough."""
 
 
 class ToolSource(Protocol):
-    """The tools that a finder looks through."""
+    """The tools a finder searches."""
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List every tool that may be called, by the names of the caller."""
+        """List every callable tool, by the caller's names."""
         ...
 
     def find_ref(self, name: str) -> RemoteToolRef | None:
-        """Find the server of a tool and its own name there; None for a native one."""
+        """Find a tool's server and its own name there; None for a native tool."""
         ...
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
-        """Tell which tools a rule denies to the caller of this task."""
+        """Return the tools that a rule denies to this task's caller."""
         ...
 
     def list_disabled(self) -> Sequence[DisabledTool]:
-        """List the tools that cannot be called until their definitions are approved."""
+        """List the tools that can't be called until their definitions are approved."""
         ...
 
 
 @record
 class SearchReport:
-    """One search: what was looked for, and what was shown."""
+    """One search with its results."""
 
     queries: Sequence[str]
     server: str | None
     found: Sequence[str]
     left_out: int
-    """How many further tools matched."""
+    """Number of further matches."""
     text: str = ""
-    """The answer: one line for each tool, and what was left out."""
+    """The answer: one line per tool, and the number of omitted ones."""
 
 
 class UnknownServerError(ValueError):
-    """A search names a server that has no tools; the message names those that have."""
+    """A search names a server without tools. The message lists the servers that have some."""
 
 
 class ToolFinder:
@@ -87,7 +87,7 @@ class ToolFinder:
 
     Args:
         source: The tools.
-        open_index: Gives an index that is kept from one source to the next: only what has changed is indexed anew.
+        open_index: Returns an index shared by successive sources, so only changes are reindexed.
         on_search: Receives each search, in the event loop.
     """
 
@@ -101,10 +101,10 @@ class ToolFinder:
         self._open_index = open_index
         self.on_search = on_search
         self.tools: Mapping[str, ToolDescriptor] = {tool.name: tool for tool in source.descriptors()}
-        """Every tool by its name."""
+        """All tools, by name."""
 
     def fill_index(self) -> ToolIndex:
-        """Index the tools, unless the index has those of this finder.
+        """Index the tools, unless the index already has this finder's.
 
         Raises:
             SearchUnavailableError: SQLite was built without FTS5.
@@ -115,11 +115,10 @@ class ToolFinder:
         return index
 
     def find(self, queries: Sequence[str], server: str | None = None, limit: int = FOUND) -> SearchReport:
-        """Find tools, and say what was left out and why.
+        """Find tools, and say how many were omitted and how to see them.
 
-        Models fill in an optional server by a guess. If a tool of another server fits a query far better than each of
-        the named server, the tools of all servers are searched, and the answer says so.
-        The server may be spelt otherwise, as the names of tools may.
+        Models guess optional servers. If a tool of another server fits a query far better than all of the named
+        server's, search all servers instead and say so. Like tool names, the server's spelling may vary.
 
         Raises:
             UnknownServerError: No tool belongs to this server.
@@ -143,13 +142,13 @@ class ToolFinder:
         return SearchReport(queries, server, [item.qualified_name for item in shown], left_out, text)
 
     def _search(self, index: ToolIndex, queries: Sequence[str], server: str | None = None) -> Sequence[ItemHit]:
-        """Search for tools that the caller may call; every match is a hit."""
-        hits = index.search(queries, server=server, kinds=("tool",), limit=_EVERY).hits
+        """Search for tools the caller may call, and return every match."""
+        hits = index.search(queries, server=server, kinds=("tool",), limit=_NO_LIMIT).hits
         denied = self._source.find_denied([hit.item.qualified_name for hit in hits])
         return [hit for hit in hits if hit.item.qualified_name not in denied]
 
     def _fits_elsewhere(self, index: ToolIndex, query: str, server: str) -> bool:
-        """Tell whether a tool of another server fits a query far better than each of this one."""
+        """Return whether a tool of another server fits a query far better than all of this one's."""
         hits = self._search(index, [query])
         own = max((hit.score for hit in hits if hit.item.server == server), default=0.0)
         return bool(hits) and own < _GOOD_SHARE * hits[0].score
@@ -159,17 +158,17 @@ class ToolFinder:
         return build_tool_item(tool) if ref is None else build_tool_item(tool, ref.server, ref.name)
 
     def _describe_disabled(self, queries: Sequence[str], server: str | None) -> list[str]:
-        """Name the disabled tools whose name has a word of a query: they are not found, and cannot be called."""
+        """Name disabled tools whose name contains a query word. They can't be found or called."""
         words = {word for query in queries for word in list_query_words(query)}
         named = [
             tool
             for tool in self._source.list_disabled()
             if server in {None, tool.ref.server} and words & {*list_query_words(tool.ref.name)}
         ]
-        return [*map(_describe_disabled_tool, named[:_MOST_NAMED])]
+        return [*map(_describe_disabled_tool, named[:_MAX_NAMED])]
 
     def describe(self, names: Sequence[str]) -> tuple[str, bool]:
-        """Describe tools completely, one JSON object in each line, and tell whether any of them is known."""
+        """Describe tools completely, one JSON object per line, and return whether any of them is known."""
         denied = self._source.find_denied(names)
         lines: list[str] = []
         is_known = False
@@ -182,27 +181,27 @@ class ToolFinder:
         return "\n".join(lines), is_known
 
     def explain_unknown(self, name: str, denied: Collection[str] = ()) -> str:
-        """Say why there is no definition of a name: a rule, a changed definition, or another name."""
+        """Say why a name has no definition: a rule, a changed definition, or another name."""
         every = self._source.list_disabled()
         disabled = next((tool for tool in every if tool.name == name), None)
         if disabled is not None:
             return f"{name!r} is {disabled.reason}. A person can {disabled.remedy}"
-        if name in denied and name in self.tools:  # a view may hide what a rule denies as well
+        if name in denied and name in self.tools:  # a view may also hide denied tools
             return f"{name!r} is denied by a rule."
-        lines = [f"{UNKNOWN} {cut_text(name, _LONGEST_ECHO)!r}."]
+        lines = [f"{UNKNOWN} {cut_text(name, _MAX_ECHO_CHARS)!r}."]
         nearest = self.suggest(name)
         if nearest:
-            # With signatures, a model that has guessed a name needs no further search.
+            # With signatures, a model that guessed a name doesn't need another search.
             lines[0] += f" {NEAREST}"
             lines += [format_signature(self._build_item(self.tools[one]), _SIGNATURE_CHARS) for one in nearest]
         wanted = "" if len(name) > LONGEST_NAME else normalize_name(name)
         meant = [
             tool for tool in every if wanted and wanted in {normalize_name(tool.name), normalize_name(tool.ref.name)}
         ]
-        return "\n".join([*lines, *map(_describe_disabled_tool, meant[:_MOST_NAMED])])
+        return "\n".join([*lines, *map(_describe_disabled_tool, meant[:_MAX_NAMED])])
 
     def suggest(self, name: str) -> Sequence[str]:
-        """List the names that are nearest to an unknown one, the best first; none that is denied."""
+        """List the allowed names closest to an unknown one, best first."""
         if len(name) > LONGEST_NAME:
             return []
         wanted = normalize_name(name)
@@ -211,16 +210,16 @@ class ToolFinder:
             ref = self._source.find_ref(other)
             for spelling in (other, other if ref is None else ref.name):
                 known.setdefault(normalize_name(spelling), []).append(other)
-        near = [one for key in get_close_matches(wanted, known, n=2 * _MOST_NAMED) for one in known[key]]
+        near = [one for key in get_close_matches(wanted, known, n=2 * _MAX_NAMED) for one in known[key]]
         denied = self._source.find_denied(near)
-        return [one for one in dict.fromkeys(near) if one not in denied][:_MOST_NAMED]
+        return [one for one in dict.fromkeys(near) if one not in denied][:_MAX_NAMED]
 
 
 def _find_server(given: str, servers: Sequence[str]) -> str:
-    """Return the server that a caller means: the one of this name, or else the only one in another spelling.
+    """Return the server a caller means: the exact name, or the only one that's spelled differently.
 
     Raises:
-        UnknownServerError: There is none.
+        UnknownServerError: There's none.
     """
     if given in servers:
         return given
@@ -229,26 +228,22 @@ def _find_server(given: str, servers: Sequence[str]) -> str:
     if len(same) == 1:
         return same[0]
     known = f"there are: {_list_servers(servers)}" if servers else "leave it out, no tool here belongs to a server"
-    raise UnknownServerError(f"There is no server {cut_text(given, _LONGEST_ECHO)!r} with tools; {known}")
+    raise UnknownServerError(f"There is no server {cut_text(given, _MAX_ECHO_CHARS)!r} with tools; {known}")
 
 
 def _list_servers(servers: Sequence[str]) -> str:
-    more = len(servers) - _MOST_SERVERS
-    return ", ".join([*servers[:_MOST_SERVERS], *([f"and {more:,} more"] if more > 0 else [])])
+    more = len(servers) - _MAX_SERVERS
+    return ", ".join([*servers[:_MAX_SERVERS], *([f"and {more:,} more"] if more > 0 else [])])
 
 
 def _describe_left_out(count: int, *, can_name: bool, can_raise: bool) -> str:
-    """Say how many more match, and what would show them: only what the caller can still do."""
+    """Say how many more match, and how the caller can still see them."""
     ways = [*(["name a server"] if can_name else []), *(["raise limit"] if can_raise else [])]
     remedy = ", or ".join(ways) or "search for more exact words"
     return f"{count:,} more {'matches' if count == 1 else 'match'}: {remedy}."
 
 
 def _describe_disabled_tool(tool: DisabledTool) -> str:
-    return f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {_find_command(tool)}"
-
-
-def _find_command(tool: DisabledTool) -> str:
-    """Return the command that approves a tool; the one that shows all changes if its name is very long."""
-    command = tool.approve_command
-    return command if len(command) <= _LONGEST_COMMAND else tool.diff_command
+    # A very long name would make the command that approves the tool unusable: show all changes then.
+    command = tool.approve_command if len(tool.approve_command) <= _MAX_COMMAND_CHARS else tool.diff_command
+    return f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {command}"

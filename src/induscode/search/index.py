@@ -1,11 +1,11 @@
-"""Index of what can be found: items in, ranked hits out.
+"""Search index: items in, ranked hits out.
 
-An item whose name is the query comes first, whatever its score; names are compared without case, `-`, `_` and spaces.
-The order depends on the items and the queries alone. `update` indexes only what has changed.
+An item named exactly like the query comes first, whatever its score; comparing names ignores case, `-`, `_` and spaces.
+The order depends only on the items and the queries. `update` indexes only changes.
 
-With a sentence encoder the semantic half takes part as soon as `prepare` has made the vectors of all items: the score
-is the cosine and a share of the lexical score. Until then, and without an encoder, the lexical half ranks alone. An
-index can be used from several threads; its methods block, a search for about a millisecond, or 15 with the encoder.
+With a sentence encoder, the semantic half joins in once `prepare` has computed the vectors of all items: the score is
+the cosine plus a fraction of the lexical score. Until then, and without an encoder, the ranking is purely lexical. An
+index is thread-safe. Its methods block; a search takes about a millisecond, or 15 with the encoder.
 """
 
 from __future__ import annotations
@@ -27,39 +27,39 @@ if TYPE_CHECKING:
     from induscode.search.semantic import Array, SemanticIndex
 
 FOUND: Final = 5
-"""Hits of one search, unless told otherwise."""
-_MOST_QUERIES: Final = 10
+"""Default number of hits."""
+_MAX_QUERIES: Final = 10
 _LEXICAL_SHARE: Final = 0.005
-"""What one point of the lexical score counts beside the cosine; docs/search.md says what it was chosen on."""
-_LEAST_COSINE: Final = 0.3
-"""An item without a word of the query matches from here on."""
+"""Weight of one lexical point relative to the cosine. docs/search.md explains how it was chosen."""
+_MIN_COSINE: Final = 0.3
+"""Minimum cosine for an item without a word of the query."""
 
 
 @record
 class ItemHit:
-    """An item that was found."""
+    """A found item."""
 
     item: SearchItem
     score: float
-    """From 0 to 1, relative to the best hit of the same query; 1 for the item with that very name."""
+    """From 0 to 1, relative to the query's best hit; 1 for an exact name."""
 
 
 @record
 class SearchAnswer:
-    """What a search has found."""
+    """The result of a search."""
 
     hits: Sequence[ItemHit]
-    """The best ones, the best first."""
+    """The best matches, best first."""
     matched: int
-    """How many items matched a query, with the hits."""
+    """Number of matching items, including the hits."""
     searched: int
-    """How many items were looked at, after the restriction to a server and to kinds."""
+    """Number of items searched, after filtering by server and kind."""
     is_semantic: bool = False
     """Whether the semantic half took part."""
 
     @property
     def left_out(self) -> int:
-        """How many items matched and are no hits."""
+        """Number of matches beyond the hits."""
         return self.matched - len(self.hits)
 
 
@@ -67,8 +67,8 @@ class ToolIndex:
     """Index of tools, prompts, resources and actions.
 
     Args:
-        items: What can be found.
-        semantic: The semantic half, which takes part after `prepare`.
+        items: The items to index.
+        semantic: The semantic half, used after `prepare`.
         on_added: Called after an update with new items.
 
     Raises:
@@ -90,29 +90,28 @@ class ToolIndex:
         self._names: dict[str, set[int]] = {}
         self._next = 1
         self.source: object = None
-        """What the items of the last update were read from."""
+        """Where the last update's items came from."""
         self.update(items)
 
     @property
     def items(self) -> Sequence[SearchItem]:
-        """What can be found, by name."""
+        """All items, by name."""
         with self._lock:
             return sorted(self._items.values(), key=lambda item: (item.qualified_name, item.kind))
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What is wrong with the cache of vectors."""
+        """Problems with the vector cache."""
         return () if self.semantic is None else self.semantic.notes
 
     def update(self, items: Iterable[SearchItem], source: object = None) -> int:
-        """Replace what can be found; only items with a new digest are indexed. Returns the number of those.
+        """Replace the items, indexing only those with a new digest, and return their number.
 
-        Of several items with one kind and one qualified name the last one counts. New items have no vectors before
-        `prepare`.
+        If several items share kind and qualified name, the last one wins. New items have no vectors until `prepare`.
 
         Args:
-            items: What can be found.
-            source: What the items were read from, for callers that share an index.
+            items: The items to index.
+            source: Where the items came from, for callers sharing an index.
         """
         wanted: dict[tuple[SearchKind, str], SearchItem] = {(item.kind, item.qualified_name): item for item in items}
         with self._lock:
@@ -150,14 +149,14 @@ class ToolIndex:
         report: Callable[[int, int], None] = lambda _done, _all: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Make the vectors that are missing, so that the semantic half takes part; tell whether it does.
+        """Compute missing vectors for the semantic half, and return whether it's active.
 
-        It blocks, for about 50 ms for each item that no earlier run has made the vector of: call it in a thread of its
-        own. Searches go on meanwhile.
+        Blocks for about 50 ms per item without a cached vector, so call it in a separate thread. Searches continue
+        in the meantime.
 
         Args:
-            report: Gets how many of the missing vectors are made, and how many there are.
-            should_stop: Asked after every two items; what was made so far is kept.
+            report: Gets the numbers of computed and of missing vectors.
+            should_stop: Checked after every two items. Computed vectors are kept.
         """
         if self.semantic is None:
             return False
@@ -175,15 +174,15 @@ class ToolIndex:
     ) -> SearchAnswer:
         """Find the items that fit the queries best.
 
-        The hits of several queries take turns: the best of each, then the second of each.
+        Hits of several queries alternate: the best of each, then the second of each.
 
         Args:
-            queries: What is looked for, in words or by name; at most ten are read.
+            queries: Words or names; at most ten are read.
             server: Only items of this server.
             kinds: Only items of these kinds.
-            limit: The most hits.
+            limit: Maximum number of hits.
         """
-        texts = [query[:LONGEST_QUERY] for query in queries[:_MOST_QUERIES]]
+        texts = [query[:LONGEST_QUERY] for query in queries[:_MAX_QUERIES]]
         semantic = self.semantic
         vectors = [None if semantic is None else semantic.encode_query(text) for text in texts]
         with self._lock:
@@ -212,15 +211,15 @@ class ToolIndex:
     def _rank(
         self, query: str, vector: Array | None, permitted: Collection[int], limit: int
     ) -> tuple[Sequence[tuple[int, float]], Collection[int]]:
-        """Rank the items for one query: the best with their scores, and all that match."""
+        """Rank the items for one query. Returns the best with their scores, and all matches."""
         scores = self._lexical.score(query)
         name = normalize_name(query)
         cosines = self.semantic.score(vector) if vector is not None and self.semantic is not None and name else {}
-        if cosines:  # none if an update came after the query was encoded
+        if cosines:  # empty if an update came after encoding the query
             scores = {
                 number: cosine + _LEXICAL_SHARE * scores.get(number, 0.0)
                 for number, cosine in cosines.items()
-                if number in scores or cosine >= _LEAST_COSINE
+                if number in scores or cosine >= _MIN_COSINE
             }
         if permitted is not self._items:
             scores = {number: score for number, score in scores.items() if number in permitted}
@@ -232,7 +231,7 @@ class ToolIndex:
             return number not in named, -scores.get(number, 0.0), item.qualified_name, item.kind
 
         matched = scores.keys() | named
-        # Only the last places need the names: first a cut by score, which keeps all that share the last one.
+        # Only the last places need names, so cut by score first, keeping all that share the last score.
         least = heapq.nlargest(limit, scores.values())[-1:] if len(scores) > limit > 0 else []
         close = [number for number, score in scores.items() if score >= least[0]] if least else [*scores]
         best = sorted({*close, *named}, key=order)[: max(0, limit)]
@@ -242,6 +241,6 @@ class ToolIndex:
 
 
 def _list_names(item: SearchItem) -> set[str]:
-    """List the names under which an item comes first."""
+    """List the names that put an item first."""
     names = (item.qualified_name, item.name, f"{item.server} {item.name}")
     return {normalize_name(name) for name in names} - {""}

@@ -1,7 +1,7 @@
-"""What can be found: one tool, prompt, resource or connector action with its identity, its texts and its digest.
+"""Search items: a tool, prompt, resource or connector action with its identity, texts and digest.
 
-Items are built from descriptors and from the cards of the ledger; no server is started. The caller gives an index only
-the items that a client may use: what is quarantined, disabled or denied is never an item.
+Items are built from descriptors and from the ledger's cards, without starting a server. Callers only index items a
+client may use: quarantined, disabled or denied ones never become items.
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import JsonSchema, ToolDescriptor
 
 SearchKind: TypeAlias = Literal["tool", "prompt", "resource", "template", "skill", "action"]
-"""The kinds of items; `action` is an operation of a connector."""
+"""Kinds of items; `action` is a connector operation."""
 SEARCH_KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource", "template", "skill", "action")
-_MOST_PARAMETERS = 64
-"""Parameters of one item that are indexed."""
+_MAX_PARAMETERS = 64
+"""Indexed parameters per item."""
 
 
 @record
 class SearchParameter:
-    """One parameter of an item, as far as search and signatures need it."""
+    """A parameter of an item, as needed for search and signatures."""
 
     name: str
     type: str
-    """As a reader of Python writes it: `str`, `list[int]`, `"open"|"closed"`."""
+    """In Python notation: `str`, `list[int]`, `"open"|"closed"`."""
     description: str
     required: bool
 
 
 @record(kw_only=True)
 class SearchItem:
-    """One thing that can be found."""
+    """One searchable thing."""
 
     server: str
-    """The server's id, or the name of a connector; empty for a native tool."""
+    """Server id or connector name; empty for a native tool."""
     name: str
-    """Its own name at the server, or its URI."""
+    """Its name at the server, or its URI."""
     kind: SearchKind = "tool"
     qualified_name: str
-    """The name that a model calls it by; unique among the items of one kind."""
+    """The name a model calls it by; unique among items of one kind."""
     title: str = ""
     description: str = ""
     keywords: str = ""
-    """Other words that describe it: tags, a path."""
+    """Other descriptive words: tags, a path."""
     parameters: Sequence[SearchParameter] = ()
-    """The first of its parameters, the required ones before the others."""
+    """The first parameters, required ones before the others."""
     more_parameters: int = 0
-    """How many further ones it has."""
+    """Number of further ones."""
     digest: str = ""
-    """Digest of the definition: an item with the same digest has the same texts."""
+    """Digest of the definition. Items with the same digest have the same texts."""
     schema: JsonSchema | None = field(default=None, compare=False, repr=False)
-    """The schema of the arguments as a model gets it."""
+    """The arguments' schema as a model gets it."""
 
 
 def build_tool_item(descriptor: ToolDescriptor, server: str = "", name: str | None = None) -> SearchItem:
-    """Build the item of a tool from its descriptor; `server` and `name` are its identity at a server."""
+    """Build a tool's item from its descriptor. `server` and `name` identify it at a server."""
     return build_item(
         "tool",
         server,
@@ -79,7 +79,7 @@ def build_tool_item(descriptor: ToolDescriptor, server: str = "", name: str | No
 def build_content_item(
     kind: SearchKind, server: str, qualified_name: str, definition: Mapping[str, JsonLike]
 ) -> SearchItem:
-    """Build the item of a prompt, resource, template or skill from the definition that its server has listed."""
+    """Build the item of a prompt, resource, template or skill from its server's definition."""
     texts = {key: value for key, value in definition.items() if isinstance(value, str)}
     address = texts.get("uri") or texts.get("uriTemplate", "")
     arguments = definition.get("arguments")
@@ -91,7 +91,7 @@ def build_content_item(
         if argument.get("required") is True:
             required.append(name)
     name = texts.get("name", "")
-    # The own name of a resource is its URI, and the label that its server gives it is a title.
+    # A resource's name is its URI, and its server's label for it is a title.
     title = " ".join(dict.fromkeys(text for text in (texts.get("title", ""), name if address else "") if text))
     return build_item(
         kind,
@@ -127,17 +127,17 @@ def build_item(
         description=description,
         keywords=keywords,
         parameters=tuple(_list_parameters(schema or {})),
-        more_parameters=max(0, count - _MOST_PARAMETERS),
+        more_parameters=max(0, count - _MAX_PARAMETERS),
         digest=content_hash(definition),
         schema=schema,
     )
 
 
 def _list_parameters(schema: JsonSchema) -> Iterator[SearchParameter]:
-    """List the parameters of a schema, the required ones first, each group in the order of the schema."""
+    """List a schema's parameters, required ones first, otherwise in schema order."""
     required = {name for name in _to_list(schema.get("required")) if isinstance(name, str)}
     rows = sorted(_to_mapping(schema.get("properties")).items(), key=lambda row: row[0] not in required)
-    for name, value in rows[:_MOST_PARAMETERS]:
+    for name, value in rows[:_MAX_PARAMETERS]:
         part = _to_mapping(value)
         description = part.get("description")
         text = description if isinstance(description, str) else ""
@@ -148,25 +148,25 @@ _TYPES = {
     "string": "str", "integer": "int", "number": "float", "boolean": "bool", "object": "dict", "array": "list",
     "null": "None",
 }  # fmt: skip
-_MOST_CHOICES = 4
-_LONGEST_CHOICE = 24
-_DEEPEST = 2
-"""A type within a type is enough for a signature."""
+_MAX_CHOICES = 4
+_MAX_CHOICE_CHARS = 24
+_MAX_DEPTH = 2
+"""One nested type is enough for a signature."""
 
 
 def _name_type(schema: JsonSchema, depth: int = 0) -> str:
-    """Name the type of a value as Python writes it; a type that has no short name is `any`."""
+    """Name a type in Python notation, or `any` if it has no short name."""
     choices = _to_list(schema.get("enum"))
     if choices and all(isinstance(choice, str) for choice in choices):
-        shown = [f'"{choice}"' for choice in choices[:_MOST_CHOICES] if len(str(choice)) <= _LONGEST_CHOICE]
+        shown = [f'"{choice}"' for choice in choices[:_MAX_CHOICES] if len(str(choice)) <= _MAX_CHOICE_CHARS]
         return _join_types([*shown, *(["…"] if len(shown) < len(choices) else [])])
     variants = _to_list(schema.get("anyOf")) or _to_list(schema.get("oneOf"))
-    if variants and depth < _DEEPEST:
+    if variants and depth < _MAX_DEPTH:
         return _join_types(_name_type(_to_mapping(variant), depth + 1) for variant in variants)
     kind = schema.get("type")
     if isinstance(kind, str):
         items = _to_mapping(schema.get("items"))
-        if kind == "array" and items and depth < _DEEPEST:
+        if kind == "array" and items and depth < _MAX_DEPTH:
             return f"list[{_name_type(items, depth + 1)}]"
         return _TYPES.get(kind, "any")
     return _join_types(_TYPES.get(str(name), "any") for name in _to_list(kind)) or "any"
@@ -177,7 +177,7 @@ def _join_types(names: Iterable[str]) -> str:
 
 
 def _to_mapping(value: JsonLike) -> JsonSchema:
-    """Take a part of a foreign schema as an object; anything else is an empty one."""
+    """Return a part of a foreign schema if it's an object, else an empty one."""
     return value if isinstance(value, Mapping) else {}
 
 
@@ -189,16 +189,16 @@ def _to_list(value: JsonLike) -> Sequence[JsonLike]:
 
 
 LONGEST_SIGNATURE = 230
-"""Characters: five lines of this length, and their line ends, are fewer than 300 tokens of four bytes."""
-_LEAST_DESCRIPTION = 60
-"""What optional parameters leave to the description."""
+"""In characters: five such lines with line ends take fewer than 300 tokens of four bytes."""
+_MIN_DESCRIPTION_CHARS = 60
+"""Characters that optional parameters leave for the description."""
 
 
 def format_signature(item: SearchItem, limit: int = LONGEST_SIGNATURE) -> str:
     """Format an item as one line: `server__tool(owner: str, body?: str) — Create an issue`.
 
-    The name is complete. Required parameters come before optional ones, and have room before the description: types
-    are left out first, then parameters, of which the number is shown.
+    The name is complete. Required parameters come before optional ones, and take precedence over the description: types
+    are dropped first, then parameters, replaced by their number.
     """
     head = _clean(item.qualified_name)
     if item.kind != "tool":
@@ -206,12 +206,12 @@ def format_signature(item: SearchItem, limit: int = LONGEST_SIGNATURE) -> str:
     about = _clean(item.description or item.title).partition(". ")[0]
     required = [parameter for parameter in item.parameters if parameter.required]
     optional = [parameter for parameter in item.parameters if not parameter.required]
-    room = limit - len(head) - min(len(about), _LEAST_DESCRIPTION) - 3
+    room = limit - len(head) - min(len(about), _MIN_DESCRIPTION_CHARS) - 3
     text = head
     if item.parameters or item.kind in {"tool", "prompt", "action"}:
         text = f"{head}({_format_parameters(required, optional, item.more_parameters, room)})"
     left = limit - len(text) - 3
-    if not about or left < _LEAST_DESCRIPTION // 4:
+    if not about or left < _MIN_DESCRIPTION_CHARS // 4:
         return text
     return f"{text} — {about if len(about) <= left else about[: left - 1].rstrip() + '…'}"
 
@@ -219,7 +219,7 @@ def format_signature(item: SearchItem, limit: int = LONGEST_SIGNATURE) -> str:
 def _format_parameters(
     required: Sequence[SearchParameter], optional: Sequence[SearchParameter], more: int, room: int
 ) -> str:
-    """Format as many parameters as there is room for; what is left out is counted at the end, with `more` others."""
+    """Format as many parameters as fit, and count the rest, with `more` others, at the end."""
     typed = [f"{_clean(parameter.name)}: {_clean(parameter.type)}" for parameter in required]
     shown = typed if len(", ".join(typed)) <= room else [_clean(parameter.name) for parameter in required]
     shown += [f"{_clean(parameter.name)}?: {_clean(parameter.type)}" for parameter in optional]
@@ -235,5 +235,5 @@ def _format_parameters(
 
 
 def _clean(text: str) -> str:
-    """Put a foreign text into one line without invisible characters."""
+    """Put a foreign text on one line without invisible characters."""
     return make_visible(" ".join(text.split()))[0]

@@ -1,12 +1,11 @@
-"""Lexical half of the search: SQLite FTS5 in memory, with a weight for each field.
+"""Lexical half of the search: in-memory SQLite FTS5, with a weight per field.
 
-An item matches if one word of the query is in one of its fields. The score is that of `bm25()`
-(https://www.sqlite.org/fts5.html#the_bm25_function); words are reduced to their stems by the Porter tokenizer. Two
-facts raise it: the query has most of the words of the heading (the title, or else the name), and a verb of the query
-fits the verb of the heading.
+An item matches if one of its fields contains a word of the query. The score is `bm25()`
+(https://www.sqlite.org/fts5.html#the_bm25_function) over Porter-stemmed words. Two things raise it: the query contains
+most words of the heading (the title, or else the name), and a verb of the query fits the heading's verb.
 
-Chinese, Japanese and Korean have no spaces between words. A query in them that finds no word is compared by pairs of
-neighbouring characters, in a table of its own: it changes no other query.
+Chinese, Japanese and Korean don't separate words with spaces. If such a query matches no word, it's compared by pairs
+of adjacent characters, in a separate table that affects no other query.
 """
 
 from __future__ import annotations
@@ -33,34 +32,32 @@ FIELDS: Final = {
     "parameter_texts": 0.3,
     "keywords": 0.5,
 }
-"""The indexed fields and their weights; docs/search.md says what they were chosen on."""
+"""Indexed fields and their weights. docs/search.md explains how they were chosen."""
 _COVERAGE: Final = 0.8
 _FITTING_VERB: Final = 1.3
 _VERB_PLACES: Final = 2
 """The verb is among the first words of a name or title."""
-_LONGEST_FIELD: Final = 600
-"""Characters of a field that are indexed: what a tool does is said first, and `bm25()` holds length against it."""
+_MAX_FIELD_CHARS: Final = 600
+"""Indexed characters per field: descriptions state the purpose first, and `bm25()` penalizes length."""
 _CREATE: Final = f"CREATE VIRTUAL TABLE items USING fts5({', '.join(FIELDS)}, tokenize = 'porter unicode61')"
 _INSERT: Final = f"INSERT INTO items (rowid, {', '.join(FIELDS)}) VALUES ({', '.join('?' * (len(FIELDS) + 1))})"
-
-
 _CREATE_PAIRS: Final = "CREATE VIRTUAL TABLE IF NOT EXISTS pairs USING fts5(text, tokenize = 'unicode61')"
 _SELECT_PAIRS: Final = "SELECT rowid, -bm25(pairs) FROM pairs WHERE pairs MATCH ?"
 
 
 class SearchUnavailableError(CoreError):
-    """This Python has no full text search."""
+    """This Python lacks full text search."""
 
 
 class LexicalIndex:
-    """Full text index of items, which are known by numbers.
+    """Full text index of numbered items.
 
     Raises:
         SearchUnavailableError: SQLite was built without FTS5.
     """
 
     def __init__(self, weights: Mapping[str, float] = FIELDS) -> None:
-        # The owner of the index makes sure that one thread uses it at a time.
+        # The owner of the index ensures that one thread uses it at a time.
         self._database = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
         try:
             self._database.execute(_CREATE)
@@ -73,7 +70,7 @@ class LexicalIndex:
         self._select = f"SELECT rowid, -bm25(items, {ranked}) FROM items WHERE items MATCH ?"
         self._headings: dict[int, tuple[frozenset[str], frozenset[int]]] = {}
         self._paired: set[int] = set()
-        """The items in the table of pairs, which is made for the first one."""
+        """Items in the table of pairs, which is created for the first one."""
 
     def add(self, rows: Iterable[tuple[int, SearchItem]]) -> None:
         """Add items under new numbers."""
@@ -102,7 +99,7 @@ class LexicalIndex:
             del self._headings[number]
 
     def _add_pairs(self, texts: Iterable[tuple[int, str]]) -> None:
-        """Add the pairs of the items that have some."""
+        """Add the pairs of items that have some."""
         rows = [(number, " ".join(pairs)) for number, text in texts if (pairs := list_pairs(text))]
         if rows:
             self._database.execute(_CREATE_PAIRS)
@@ -110,9 +107,9 @@ class LexicalIndex:
             self._paired.update(number for number, _ in rows)
 
     def score(self, query: str) -> dict[int, float]:
-        """Return the scores of all items that have a word of the query; all are positive.
+        """Return the positive scores of all items containing a word of the query.
 
-        Where no item has one, those that share pairs of characters of an unspaced script count.
+        If there are none, score items sharing character pairs of an unspaced script.
         """
         words = list_query_words(query)
         return (self._score_words(words) or self._score_pairs(query)) if words else {}
@@ -121,12 +118,12 @@ class LexicalIndex:
         pairs = list_query_pairs(query) if self._paired else []
         if not pairs:
             return {}
-        # A single character matches every pair that begins with it.
+        # A single character matches every pair starting with it.
         match = " OR ".join(f'"{pair}"' if len(pair) > 1 else f'"{pair}" *' for pair in pairs)
         return dict(self._database.execute(_SELECT_PAIRS, (match,)).fetchall())
 
     def _score_words(self, words: Sequence[str]) -> dict[int, float]:
-        # In quotes a word is never an operator: https://www.sqlite.org/fts5.html#fts5_strings.
+        # A quoted word is never an operator: https://www.sqlite.org/fts5.html#fts5_strings.
         match = " OR ".join(f'"{word}"' for word in words)
         stems = frozenset(map(find_stem, words))
         verbs = find_verb_groups(stems)
@@ -144,27 +141,27 @@ class LexicalIndex:
 
 
 def _list_fields(item: SearchItem) -> tuple[str, ...]:
-    """List the texts of an item in the order of `FIELDS`."""
+    """List an item's texts in the order of `FIELDS`."""
     names = " ".join(parameter.name for parameter in item.parameters)
     about = " ".join(parameter.description for parameter in item.parameters)
     texts = (item.name, item.server, item.title, item.description, names, about, item.keywords)
-    return tuple(split_humps(text[:_LONGEST_FIELD]) for text in texts)
+    return tuple(split_humps(text[:_MAX_FIELD_CHARS]) for text in texts)
 
 
 # -- words ------------------------------------------------------------------------------------
 #
-# FTS5 splits texts at everything that is no letter or digit, folds case and takes the stem of English words. Three
-# things are done before: words with humps (`createIssue`, `GitHub`) are added in their parts, the words of a query
-# that say nothing are left out, and words that people use for words of definitions are added.
+# FTS5 splits texts at everything except letters and digits, folds case and stems English words. Before that, we add the
+# parts of camel-case words (`createIssue`, `GitHub`), drop stop words from queries, and add synonyms that users say for
+# words in definitions.
 
 
 _HUMPED = re.compile(r"[a-z0-9][A-Z]|[A-Z][A-Z][a-z]")
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = re.compile(
     "[\u3041-\u3096\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0002fa1f]+"
 )
-"""Kana, ideographs and Hangul: FTS5 takes everything up to the next space or sign as one word."""
+"""Kana, ideographs and Hangul: FTS5 reads everything up to the next space or sign as one word."""
 _STOP: Final = frozenset(
     re.findall(
         r"\w+",
@@ -186,37 +183,37 @@ _VERBS: Final = (
     "set put replace update change edit modify patch rename move",
     "delete remove drop cancel clear",
 )
-"""Verbs that people use for one another: to read, to create, to change, to remove."""
-_MOST_WORDS: Final = 64
+"""Interchangeable verbs: to read, to create, to change, to remove."""
+_MAX_WORDS: Final = 64
 LONGEST_QUERY: Final = 2_000
-"""Characters of a query that are read."""
+"""Characters of a query to read."""
 LONGEST_NAME: Final = 1_000
-"""Characters of a name that may be another spelling of a tool's; a longer one is compared with none."""
+"""Longer names aren't compared with other spellings."""
 
 
 def split_humps(text: str) -> str:
-    """Add the parts of words with humps: `createIssue` becomes `createIssue create Issue`."""
+    """Add the parts of camel-case words: `createIssue` becomes `createIssue create Issue`."""
     if _HUMPED.search(text) is None:
         return text
-    parts = [_HUMP.sub(" ", word) for word in _WORD.findall(text) if _HUMPED.search(word) is not None]
+    parts = [HUMP.sub(" ", word) for word in _WORD.findall(text) if _HUMPED.search(word) is not None]
     return f"{text} {' '.join(parts)}" if parts else text
 
 
 def list_query_words(query: str) -> list[str]:
-    """List the words of a query once each, in lower case, with synonyms; stop words only if there are no others."""
+    """List a query's distinct words in lower case, with synonyms. Keeps stop words only if there are no others."""
     words = [word.lower() for word in _WORD.findall(split_humps(query[:LONGEST_QUERY]))]
     kept = [word for word in words if word not in _STOP] or words
     added = [other for word in words for other in _SYNONYMS.get(word, "").split()]
-    return list(dict.fromkeys([*kept, *added]))[:_MOST_WORDS]
+    return list(dict.fromkeys([*kept, *added]))[:_MAX_WORDS]
 
 
 def list_stems(text: str) -> list[str]:
-    """List the stems of the words of a name or title; a stem need not be a word."""
+    """List the stems of the words in a name or title. A stem needn't be a word."""
     return [find_stem(word) for word in map(str.lower, _WORD.findall(split_humps(text))) if word not in _STOP]
 
 
 def find_stem(word: str) -> str:
-    """Cut the common endings of an English word."""
+    """Strip common endings of an English word."""
     for ending, least in (("ies", 5), ("ing", 6), ("ed", 5), ("es", 5), ("s", 4)):
         if len(word) >= least and word.endswith(ending) and not word.endswith("ss"):
             word = word[: -len(ending)] + ("y" if ending == "ies" else "")
@@ -228,9 +225,9 @@ _VERB_GROUPS: Final = {find_stem(verb): number for number, verbs in enumerate(_V
 
 
 def list_pairs(text: str) -> list[str]:
-    """List the pairs of neighbouring characters in the parts of a text that are written without spaces.
+    """List the pairs of adjacent characters in the unspaced parts of a text.
 
-    The last character of such a part comes alone, so that each character begins one of its pairs.
+    The last character of a part comes alone, so that each character starts one of its pairs.
     """
     if text.isascii():
         return []
@@ -238,21 +235,21 @@ def list_pairs(text: str) -> list[str]:
 
 
 def list_query_pairs(query: str) -> list[str]:
-    """List the pairs of a query; a single character only where it stands alone."""
+    """List a query's pairs, with single characters only where they stand alone."""
     parts = _UNSPACED.findall(query[:LONGEST_QUERY])
     pairs = [part[place : place + 2] for part in parts for place in range(max(1, len(part) - 1))]
-    return [*dict.fromkeys(pairs)][:_MOST_WORDS]
+    return [*dict.fromkeys(pairs)][:_MAX_WORDS]
 
 
 def find_verb_groups(stems: Iterable[str]) -> frozenset[int]:
-    """Find what the stems say is done: the numbers of the groups of verbs."""
+    """Find the verb groups that the stems belong to."""
     return frozenset(_VERB_GROUPS[stem] for stem in stems if stem in _VERB_GROUPS)
 
 
 def normalize_name(name: str) -> str:
-    """Reduce a name to its letters and digits without case, so that `create-issue` and `createIssue` are the same.
+    """Reduce a name to lower-case letters and digits, so that `create-issue` and `createIssue` are equal.
 
-    Characters that Unicode holds for the same are so: `é` in one code point or two, wide forms.
+    Unicode-equivalent characters are equal too: `é` in one code point or two, wide forms.
     """
     if not name.isascii():
         name = normalize("NFKC", normalize("NFKC", name).casefold())

@@ -1,7 +1,7 @@
-"""When tools are searched instead of listed: the settings of a user, the flags of a run, and the rule of `auto`.
+"""When to search tools instead of listing them: user settings, a run's flags, and the rule of `auto`.
 
-`auto` searches where the list would be a burden: more tools than some clients accept at all, or definitions that take
-more than a share of the context window.
+`auto` searches if a list would be a burden: more tools than some clients accept at all, or definitions that take more
+than a given share of the context window.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 
 SearchMode: TypeAlias = Literal["auto", "on", "off"]
 USUAL_WINDOW: Final = 200_000
-"""Context window in tokens where the real one is unknown: a gateway does not learn that of its client's model."""
+"""Assumed context window in tokens: a gateway doesn't know its client's model."""
 
 
 @record(kw_only=True)
 class SearchOptions:
-    """Whether tools are searched instead of listed, and which stay listed."""
+    """Whether to search tools instead of listing them, and which ones stay listed."""
 
     mode: SearchMode = "auto"
     share: int = TOOL_SEARCH_SHARE.default
     """Percent of the context window that definitions may take before `auto` searches."""
     count: int = TOOL_SEARCH_COUNT.default
-    """The most tools that `auto` lists."""
+    """Maximum tools that `auto` lists."""
     always_list: Sequence[str] = ()
-    """Names of tools that stay listed; `*` stands for any text."""
+    """Names of tools that stay listed; `*` matches any text."""
 
     def applies_to(self, descriptors: Sequence[ToolDescriptor], window: int | None = None) -> bool:
-        """Tell whether these tools are searched, by a model with this context window."""
+        """Return whether to search these tools, for a model with this context window."""
         if self.mode != "auto":
             return self.mode == "on"
         return len(descriptors) > self.count or (
@@ -50,18 +50,18 @@ class SearchOptions:
         )
 
     def lists(self, name: str) -> bool:
-        """Tell whether a tool stays listed."""
+        """Return whether a tool stays listed."""
         return any(fnmatchcase(name, pattern) for pattern in self.always_list)
 
     def find_idle_patterns(self, names: Collection[str]) -> Sequence[str]:
-        """Find the patterns of `always_list` that match none of these tools."""
+        """Find the `always_list` patterns that match none of these tools."""
         return [one for one in self.always_list if not any(fnmatchcase(name, one) for name in names)]
 
 
 def read_search_options(
     settings: Settings, mode: SearchMode | None = None, always_list: Sequence[str] = ()
 ) -> SearchOptions:
-    """Read the options of a run: its flags, and the settings of the user where there is no flag."""
+    """Read a run's options: its flags, else the user's settings."""
     return SearchOptions(
         mode=mode or cast("SearchMode", settings.get(TOOL_SEARCH_MODE)),
         share=settings.get(TOOL_SEARCH_SHARE),
@@ -71,7 +71,7 @@ def read_search_options(
 
 
 def estimate_definition(descriptor: ToolDescriptor) -> int:
-    """Estimate the tokens of a definition as a model gets it."""
+    """Estimate a definition's tokens as a model gets it."""
     definition = {"name": descriptor.name, "description": descriptor.description, "parameters": descriptor.parameters}
     return estimate_tokens(definition)
 

@@ -1,8 +1,8 @@
-"""Semantic half of the search: the vector of the query beside the vectors of the items.
+"""Semantic half of the search: compares the query's vector with the items' vectors.
 
-The vector of an item is the mean of two: of its name and first sentence, and of everything that describes it. The score
-is the mean of the two cosines. Vectors are read from the cache, and made for items that it lacks, which may go on in
-one thread while others search.
+An item's vector is the mean of two: one for its name and first sentence, one for everything that describes it. The
+score is the mean of the two cosines. Vectors come from the cache, or are computed for items it lacks, in one thread
+while others search.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
 from induscode.search.arrays import np
+from induscode.search.lexical import HUMP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,21 +26,20 @@ if TYPE_CHECKING:
 
     Array: TypeAlias = NDArray[float32]
 
-_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SEPARATOR: Final = re.compile(r"[\W_]+")
-_LONGEST_HEADING: Final = 300
-_LONGEST_TEXT: Final = 2_000
+_MAX_HEADING_CHARS: Final = 300
+_MAX_TEXT_CHARS: Final = 2_000
 """More characters than the encoder reads."""
-_TOGETHER: Final = 2
-"""Items between two questions whether to stop; more at once are not encoded faster."""
+_BATCH_SIZE: Final = 2
+"""Items between checks whether to stop. Larger batches aren't faster."""
 
 
 class Encoder(Protocol):
-    """What turns texts into rows of length one."""
+    """Turns texts into rows of length one."""
 
     @property
     def width(self) -> int:
-        """Numbers of a row."""
+        """Dimensions of a row."""
         ...
 
     def encode(self, texts: Sequence[str]) -> Array:
@@ -48,19 +48,19 @@ class Encoder(Protocol):
 
 
 class SemanticIndex:
-    """Vectors of items, by their digests."""
+    """Item vectors, by digest."""
 
     def __init__(self, encoder: Encoder, cache: VectorCache | None = None) -> None:
         self._encoder = encoder
         self._cache = cache
         self._lock = Lock()
-        """Held while vectors are added or dropped."""
+        """Held while adding or dropping vectors."""
         self._vectors: dict[str, Array] = {}
         self._matrix: tuple[Sequence[int], Array] | None = None
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What is wrong with the cache."""
+        """Problems with the cache."""
         return () if self._cache is None else tuple(self._cache.notes)
 
     def prepare(
@@ -69,15 +69,15 @@ class SemanticIndex:
         report: Callable[[int, int], None] = lambda _done, _all: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Make sure that there are vectors of some items; it blocks, about 30 ms for each that the cache lacks.
+        """Ensure that items have vectors. Blocks for about 30 ms per item the cache lacks.
 
         Args:
             items: The items.
-            report: Gets how many of the missing vectors are made, and how many there are.
-            should_stop: Asked after every two items; what was made so far is kept.
+            report: Gets the numbers of computed and of missing vectors.
+            should_stop: Checked after every two items. Computed vectors are kept.
 
         Raises:
-            ValueError: The weights of the encoder are damaged.
+            ValueError: The encoder's weights are damaged.
         """
         wanted = {item.digest: item for item in items if item.digest not in self._vectors}
         if self._cache is not None and wanted:
@@ -87,11 +87,11 @@ class SemanticIndex:
                 self._vectors |= kept
             wanted = {digest: item for digest, item in wanted.items() if digest not in kept}
         missing = [*wanted.values()]
-        for start in range(0, len(missing), _TOGETHER):
+        for start in range(0, len(missing), _BATCH_SIZE):
             if should_stop():
                 return
             report(start, len(missing))
-            some = missing[start : start + _TOGETHER]
+            some = missing[start : start + _BATCH_SIZE]
             rows = encode_checked(self._encoder, [text for item in some for text in list_texts(item)])
             made = {item.digest: rows[2 * place : 2 * place + 2].mean(0) for place, item in enumerate(some)}
             with self._lock:
@@ -100,7 +100,7 @@ class SemanticIndex:
                 self._cache.write({digest: vector.tobytes() for digest, vector in made.items()})
 
     def select(self, items: Mapping[int, SearchItem]) -> bool:
-        """Search these items from now on, under their numbers; without vectors of all of them nothing is searched."""
+        """Search these numbered items from now on, or nothing unless all of them have vectors."""
         with self._lock:
             if any(item.digest not in self._vectors for item in items.values()):
                 self._matrix = None
@@ -112,7 +112,7 @@ class SemanticIndex:
             return True
 
     def encode_query(self, query: str) -> Array | None:
-        """Encode a query; None while nothing is searched, and where damaged weights give no numbers for it."""
+        """Encode a query. None while nothing is searched, or if damaged weights yield no numbers for it."""
         if self._matrix is None:
             return None
         try:
@@ -121,7 +121,7 @@ class SemanticIndex:
             return None
 
     def score(self, query: Array) -> dict[int, float]:
-        """Return the scores of all items: cosines."""
+        """Return the cosines of all items."""
         if self._matrix is None:
             return {}
         numbers, matrix = self._matrix
@@ -132,7 +132,7 @@ def encode_checked(encoder: Encoder, texts: Sequence[str]) -> Array:
     """Encode texts.
 
     Raises:
-        ValueError: The result is no numbers: the weights of the encoder are damaged.
+        ValueError: The result isn't finite, so the encoder's weights are damaged.
     """
     with np.errstate(all="ignore"):
         rows = encoder.encode(texts)
@@ -142,13 +142,13 @@ def encode_checked(encoder: Encoder, texts: Sequence[str]) -> Array:
 
 
 def list_texts(item: SearchItem) -> tuple[str, str]:
-    """List the two texts that stand for an item: its heading, and everything."""
+    """List the two texts that represent an item: its heading, and everything."""
     name, server = _split_name(item.name), _split_name(item.server)
     heading = " ".join((item.title or item.description).split()).partition(". ")[0]
     parameters = " ".join(_split_name(parameter.name) for parameter in item.parameters)
     everything = f"{server} {name}. {item.title} {item.description} {parameters}"
-    return f"{name}: {heading}"[:_LONGEST_HEADING], " ".join(everything.split())[:_LONGEST_TEXT]
+    return f"{name}: {heading}"[:_MAX_HEADING_CHARS], " ".join(everything.split())[:_MAX_TEXT_CHARS]
 
 
 def _split_name(name: str) -> str:
-    return _SEPARATOR.sub(" ", _HUMP.sub(" ", name)).strip()
+    return _SEPARATOR.sub(" ", HUMP.sub(" ", name)).strip()

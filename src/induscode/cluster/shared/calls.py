@@ -1,8 +1,8 @@
-"""Records of calls of all nodes, in a stream that keeps the last days.
+"""Call records of all nodes, in a stream that keeps the last days.
 
-Records hold sizes and digests, no arguments and no results. A node publishes them in batches, from a bounded queue;
-what the queue cannot take while the broker is away is dropped and counted, and stays in the node's own database. A
-batch has an id and is sent again as it was when the broker did not answer: readers take the first of an id.
+Records contain sizes and digests, but no arguments or results. A node publishes them in batches from a bounded queue.
+Records that don't fit while the broker is away are dropped and counted; they stay in the node's database. A batch has
+an id and is resent unchanged if the broker didn't answer, so readers use the first of each id.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MOST_WAITING = 20_000
-_BATCH = 500
-_PAUSE_S = 0.5
+_MAX_WAITING = 20_000
+_BATCH_SIZE = 500
+_PUBLISH_INTERVAL_S = 0.5
 _RETRY_S = 5.0
 _CLOSE_S = 3.0
-"""How long the end of a node waits for the broker to take its last records."""
+"""How long a stopping node waits for the broker to accept its last records."""
 
 
 class CallPublisher:
-    """Publishes the call records of this node."""
+    """Publishes this node's call records."""
 
     def __init__(self, broker: Broker, key: ClusterKey) -> None:
         self.dropped = 0
-        """Records that were not published."""
+        """Records that weren't published."""
         self._broker = broker
         self._settings: ClusterSettings = broker.settings
         self._stream = Stream(broker, self._settings.calls)
         self._key = key
         self._waiting: deque[Sequence[str | int]] = deque()
         self._unanswered: JsonObject | None = None
-        """The batch that was sent last, until the broker has answered."""
+        """The last batch sent, until the broker answers."""
         self._lock = threading.Lock()
 
     def put(self, rows: Sequence[Sequence[str | int]]) -> None:
-        """Add rows; called in the thread of the recorder."""
+        """Add rows, in the recorder's thread."""
         with self._lock:
             self._waiting.extend(rows)
-            while len(self._waiting) > _MOST_WAITING:
+            while len(self._waiting) > _MAX_WAITING:
                 self._waiting.popleft()
                 self.dropped += 1
 
     async def run(self) -> None:
-        """Publish records as they come; runs until cancelled."""
+        """Publish records as they come, until cancelled."""
         while True:
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(_PUBLISH_INTERVAL_S)
             try:
                 await self.publish_all()
             except (ClusterFault, LostRaceError) as exc:
@@ -69,7 +69,7 @@ class CallPublisher:
                 await asyncio.sleep(_RETRY_S)
 
     async def close(self) -> None:
-        """Publish what is left, for a moment; call it once the recorder has written its last rows."""
+        """Publish the rest, within a short deadline. Call it after the recorder has written its last rows."""
         if not self._broker.is_connected:
             return
         try:
@@ -79,10 +79,10 @@ class CallPublisher:
             _log.debug("the last call records are not published: %s", exc)
 
     async def publish_all(self) -> None:
-        """Publish what waits.
+        """Publish all waiting records.
 
         Raises:
-            ClusterFault: The broker did not take it; it goes on waiting.
+            ClusterFault: The broker failed; they keep waiting.
         """
         subject = f"{self._settings.prefix}.calls.{self._settings.node}"
         while True:
@@ -94,19 +94,19 @@ class CallPublisher:
             self._unanswered = None
 
     def _take_batch(self) -> JsonObject | None:
-        """Take the next rows of the queue; None if it is empty."""
+        """Take the next rows from the queue, or return None."""
         with self._lock:
-            rows = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            rows = [self._waiting.popleft() for _ in range(min(_BATCH_SIZE, len(self._waiting)))]
         if not rows:
             return None
         return {"node": self._settings.node, "batch": new_ulid(), "calls": [[*row] for row in rows]}
 
 
 async def read_calls(broker: Broker, columns: int) -> AsyncGenerator[tuple[str, Sequence[JsonValue]]]:
-    """Read the records of all nodes, the newest first, each with its node; damaged and repeated ones are left out.
+    """Read all nodes' records, newest first, each with its node. Skips damaged and repeated ones.
 
     Raises:
-        ClusterFault: The broker does not answer.
+        ClusterFault: The broker doesn't answer.
     """
     settings, key = broker.settings, broker.settings.key
     assert key is not None
@@ -130,6 +130,6 @@ async def read_calls(broker: Broker, columns: int) -> AsyncGenerator[tuple[str, 
                 continue
             seen.add(batch)
         for row in reversed(calls if isinstance(calls, list) else []):
-            # A node of the version before has no `waited_us`, the last column.
+            # Nodes of the previous version don't send `waited_us`, the last column.
             if isinstance(row, list) and columns - 1 <= len(row) <= columns:
                 yield node, row

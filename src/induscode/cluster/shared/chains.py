@@ -1,8 +1,8 @@
-"""Chains of ledgers in one stream, and the anchors over them, as values.
+"""Chains of ledgers in one stream, and the anchors over them, as pure values.
 
-Pure. Every node publishes the rows of its ledger in order, under the id of its chain. An **anchor** records up to which
-row its author has verified each chain, and the digest of the anchor before it: a chain that loses rows at its end, or
-altogether, no longer reaches what an anchor says.
+Every node publishes its ledger's rows in order, under the id of its chain. An **anchor** records up to which row its
+author has verified each chain, plus the digest of the previous anchor. A chain that loses its last rows, or all of
+them, no longer reaches its anchors.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from induscode.deck.mcp.store.publication import ChainRow
 _CELLS = (str, int, str, str, str, str)
 _END = 2
 """Position and digest."""
-_MOST_PROBLEMS = 10_000
+_MAX_PROBLEMS = 10_000
 """A writer without the key can add any number of messages."""
 NO_ANCHOR = "0" * 64
-"""The digest before the first anchor."""
+"""Digest preceding the first anchor."""
 
 
 @record(kw_only=True)
 class ChainBatch:
-    """Rows of one chain that are published together."""
+    """Rows of one chain published together."""
 
     node: str
     previous: ChainEnd
     rows: Sequence[ChainRow]
     is_first: bool = False
-    """Whether the chain begins here."""
+    """Whether the chain starts here."""
     former: str = ""
-    """The chain that the file had before."""
+    """The file's previous chain."""
     reason: str = ""
-    """Why a chain that was published before begins again."""
+    """Why a chain published before starts again."""
 
     def encode(self) -> bytes:
         """Encode it for the stream."""
@@ -51,11 +51,7 @@ class ChainBatch:
 
     @classmethod
     def parse(cls, data: bytes) -> ChainBatch:
-        """Parse what `encode` has written.
-
-        Raises:
-            ValueError: It is something else.
-        """
+        """Parse the output of `encode`, or raise `ValueError`."""
         value = _parse_object(data)
         rows = value.get("rows")
         first = value.get("first")
@@ -74,15 +70,15 @@ class ChainBatch:
 
 @record(kw_only=True)
 class Anchor:
-    """How far each chain was verified by one node."""
+    """How far one node verified each chain."""
 
     number: int
     previous: str
-    """The digest of the anchor before."""
+    """Digest of the previous anchor."""
     node: str
     at: str
     through: int
-    """The number of the last message that was read."""
+    """Number of the last message read."""
     heads: Mapping[str, ChainEnd]
 
     def encode(self) -> bytes:
@@ -93,11 +89,7 @@ class Anchor:
 
     @classmethod
     def parse(cls, data: bytes) -> Anchor:
-        """Parse what `encode` has written.
-
-        Raises:
-            ValueError: It is something else.
-        """
+        """Parse the output of `encode`, or raise `ValueError`."""
         value = _parse_object(data)
         number, through, heads = value.get("number"), value.get("through"), value.get("heads")
         if not isinstance(number, int) or not isinstance(through, int) or not is_json_object(heads):
@@ -119,14 +111,14 @@ def digest_anchor(data: bytes) -> str:
 
 @record(kw_only=True)
 class ChainProblem:
-    """Something that is not as it was published."""
+    """A difference from what was published."""
 
     message: str
     chain: str = ""
     node: str = ""
     row: int = 0
     number: int = 0
-    """The number of the message in the stream."""
+    """Number of the message in the stream."""
 
     def __str__(self) -> str:
         where = [f"node {self.node!r}" if self.node else "", f"chain {self.chain}" if self.chain else ""]
@@ -148,7 +140,7 @@ class ChainProblem:
 
 @dataclass(slots=True)
 class ChainState:
-    """What is known of one chain after the messages so far."""
+    """State of one chain after the messages so far."""
 
     node: str
     base: ChainEnd
@@ -157,29 +149,29 @@ class ChainState:
     withheld: int = 0
     is_broken: bool = False
     recent: dict[int, str] = field(default_factory=dict[int, str])
-    """The digests of rows since the last anchor."""
+    """Digests of rows since the last anchor."""
     kept: list[str] | None = None
-    """The digests of all rows, for the chain that is compared with a file."""
+    """Digests of all rows, for the chain to compare with a file."""
 
 
 class ChainBook:
-    """Verifies the messages of a stream in their order, and collects what is wrong."""
+    """Verifies a stream's messages in order, and collects problems."""
 
     def __init__(self, keep: str = "") -> None:
-        """Begin with nothing; the digests of all rows of the chain `keep` are collected."""
+        """Start empty. Collects the digests of all rows of the chain `keep`."""
         self.chains: dict[str, ChainState] = {}
         self.anchors = 0
         self.last_anchor = NO_ANCHOR
         self.anchored: Mapping[str, ChainEnd] = {}
-        """The heads of the last anchor."""
+        """Heads of the last anchor."""
         self.problems: list[ChainProblem] = []
         self._keep = keep
         self._owed: dict[tuple[str, int], tuple[str, int]] = {}
-        """Rows that an anchor names and that have not come yet: their digest, and the number of the anchor."""
+        """Rows an anchor names that haven't come yet: digest, and number of the anchor."""
 
     @classmethod
     def resume(cls, anchor: Anchor, digest: str) -> ChainBook:
-        """Begin with what an anchor has verified."""
+        """Start from an anchor's verified state."""
         book = cls()
         book.anchors, book.last_anchor, book.anchored = anchor.number, digest, anchor.heads
         for chain, end in anchor.heads.items():
@@ -187,25 +179,23 @@ class ChainBook:
         return book
 
     def list_heads(self) -> Mapping[str, ChainEnd]:
-        """List the heads of the chains in which nothing is wrong."""
+        """List the heads of intact chains."""
         return {chain: state.head for chain, state in self.chains.items() if not state.is_broken}
 
     def report(self, message: str, *, chain: str = "", row: int = 0, number: int = 0, breaks: bool = True) -> None:
-        """Add a problem; a chain that it breaks is not anchored any more."""
+        """Add a problem. A broken chain isn't anchored any more."""
         state = self.chains.get(chain)
         if state is not None and breaks:
             state.is_broken = True
         node = "" if state is None else state.node
-        if len(self.problems) == _MOST_PROBLEMS:
+        if len(self.problems) == _MAX_PROBLEMS:
             self.problems.append(ChainProblem(message="there is more; further problems are not listed"))
-        if len(self.problems) > _MOST_PROBLEMS:
+        if len(self.problems) > _MAX_PROBLEMS:
             return
         self.problems.append(ChainProblem(message=message, chain=chain, node=node, row=row, number=number))
 
-    # -- rows -------------------------------------------------------------------------------
-
     def take_batch(self, chain: str, data: bytes, number: int) -> None:
-        """Take a message with rows of a chain."""
+        """Add a message with a chain's rows."""
         try:
             batch = ChainBatch.parse(data)
         except ValueError as exc:
@@ -249,7 +239,7 @@ class ChainBook:
             self.report(text, chain=chain, row=1, number=number)
         elif batch.reason:
             text = f"it replaces chain {batch.former}: {batch.reason}" if batch.former else batch.reason
-            # The rows that follow are whole.
+            # The following rows are intact.
             self.report(text, chain=chain, number=number, breaks=False)
         return fresh
 
@@ -270,10 +260,8 @@ class ChainBook:
         if state.kept is not None:
             state.kept.append(row.digest)
 
-    # -- anchors ----------------------------------------------------------------------------
-
     def take_anchor(self, data: bytes, number: int) -> None:
-        """Take a message with an anchor."""
+        """Add a message with an anchor."""
         try:
             anchor = Anchor.parse(data)
         except ValueError as exc:
@@ -296,7 +284,7 @@ class ChainBook:
                 state.recent = {at: digest for at, digest in state.recent.items() if at >= end.position}
 
     def finish(self) -> None:
-        """Report what anchors name and the stream does not have."""
+        """Report rows named by anchors and missing from the stream."""
         for (chain, position), (_, anchor) in sorted(self._owed.items()):
             state = self.chains.get(chain)
             there = "has no row of it" if state is None else f"ends with row {state.head.position:,}"

@@ -1,9 +1,9 @@
-"""Publication of a node's ledger, and the anchors over all ledgers of the cluster.
+"""Publishes a node's ledger, and anchors all ledgers of the cluster.
 
-A ledger is written to its own file first. The publisher then appends its rows to the replicated stream, in order, each
-batch on the condition that the message before it is the last one of its chain: a second writer, a gap or a fork is
-refused by the broker or found by the digests. While the broker is away or full the rows wait in the file; memory
-holds one batch. No caller waits for any of this.
+A ledger is written to its own file first. The publisher then appends its rows to the replicated stream in order. Each
+batch requires the previous message to be the last of its chain, so the broker or the digests catch a second writer, a
+gap or a fork. While the broker is away or full, rows wait in the file; memory holds one batch. No caller waits for
+any of this.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ _log = logging.getLogger(__name__)
 _BATCH_ROWS = 256
 _BATCH_CHARACTERS = 512 * 1024
 _HEADERS_BYTES = 4_096
-"""What a message needs beside its content."""
-_LOOK_S = 0.4
-"""How often the file is read when nothing was appended here: other processes write it too."""
+"""Message size beyond the content."""
+_POLL_INTERVAL_S = 0.4
+"""Polling interval for the file, since other processes write to it too."""
 _RETRY_S = 0.5
-_LONGEST_RETRY_S = 3.0
+_MAX_RETRY_S = 3.0
 _CLOSE_S = 3.0
-"""How long a node that stops may take to publish its last rows."""
+"""How long a stopping node may take to publish its last rows."""
 ANCHOR_S = 60.0
-_MOST_TOLD = 5
-"""Problems that are told at once; `indus cluster verify` lists all of them."""
+_MAX_REPORTED = 5
+"""Problems reported at once; `indus cluster verify` lists them all."""
 
 
 class ChainSource(Protocol):
-    """The ledger of this node, as `ThreadedStore` offers it."""
+    """This node's ledger, as offered by `ThreadedStore`."""
 
     async def read_part(self, after: int | None, most_rows: int, most_characters: int) -> ChainPart | None:
-        """Read rows of the chain after a position."""
+        """Read the chain's rows after a position."""
         ...
 
     async def mark_published(self, chain: str, end: ChainEnd) -> None:
-        """Remember up to where rows are published."""
+        """Store the position up to which rows are published."""
         ...
 
     async def renew_chain(self, former: str, published: int) -> str | None:
-        """Give the chain a new id; so many rows were published under the former one."""
+        """Give the chain a new id, storing how many rows were published under the former one."""
         ...
 
 
@@ -75,7 +75,7 @@ class LedgerPublisher:
         largest_bytes: int,
     ) -> None:
         self.on_count: Callable[[int], None] = lambda _: None
-        """Called with the number of rows that wait, when it has changed."""
+        """Called with the number of waiting rows when it changes."""
         self._stream = stream
         self._settings = settings
         self._key = key
@@ -84,18 +84,18 @@ class LedgerPublisher:
         self._largest_bytes = largest_bytes - _HEADERS_BYTES
         self._chain = ""
         self._end: ChainEnd | None = None
-        """The last row of the chain in the stream; None: not known yet, or there is none."""
+        """The chain's last row in the stream, or None if unknown or empty."""
         self._last = 0
-        """The number of the last message of the chain in the stream."""
+        """Number of the chain's last message in the stream."""
         self._is_known = False
         self._first = (False, "", "")
-        """Whether the next batch begins the chain, its former id, and the reason."""
+        """Whether the next batch starts the chain, its former id, and the reason."""
         self._attempt = 0
         self._waiting = -1
         self._is_full = False
-        """Whether the last note was that the stream takes no more rows."""
+        """Whether the last note said the stream is full."""
         self._told_lost = (0, 0)
-        """The rows that the last note called lost: after the first number, up to the second."""
+        """Rows the last note reported as lost: after the first number, up to the second."""
         self._wake = asyncio.Event()
 
     def wake(self) -> None:
@@ -103,25 +103,25 @@ class LedgerPublisher:
         self._wake.set()
 
     def forget(self) -> None:
-        """Read the end of the chain in the stream again: the connection was lost, or a message was refused."""
+        """Reread the chain's end from the stream, after a reconnect or a rejected message."""
         self._is_known = False
         self._wake.set()
 
     async def run(self) -> None:
-        """Publish rows as they come; runs until cancelled."""
+        """Publish rows as they come, until cancelled."""
         pause = _RETRY_S
         while True:
             self._wake.clear()
             try:
                 await self.publish_all()
                 pause = _RETRY_S
-                wait_s = _LOOK_S
-                self._tell_full(is_full=False)
+                wait_s = _POLL_INTERVAL_S
+                self._report_full(is_full=False)
             except (ClusterFault, LostRaceError) as exc:
                 _log.debug("the ledger is not published: %s", exc)
-                self._tell_full(is_full=isinstance(exc, ClusterFault) and exc.state == "full")
+                self._report_full(is_full=isinstance(exc, ClusterFault) and exc.state == "full")
                 self._is_known = False
-                wait_s, pause = pause, min(2 * pause, _LONGEST_RETRY_S)
+                wait_s, pause = pause, min(2 * pause, _MAX_RETRY_S)
                 await self._count()
             try:
                 async with asyncio.timeout(wait_s):
@@ -129,7 +129,7 @@ class LedgerPublisher:
             except TimeoutError:
                 continue
 
-    def _tell_full(self, *, is_full: bool) -> None:
+    def _report_full(self, *, is_full: bool) -> None:
         if is_full and not self._is_full:
             remedy = "give the account more storage (max_file), then run indus cluster init again"
             self._on_note(f"the brokers take no more rows of the ledgers, which wait in the file: {remedy}")
@@ -138,7 +138,7 @@ class LedgerPublisher:
         self._is_full = is_full
 
     async def close(self) -> None:
-        """Publish what is left, for a moment."""
+        """Publish the remaining rows, within a short deadline."""
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self.publish_all()
@@ -146,11 +146,11 @@ class LedgerPublisher:
             _log.debug("the end of the ledger is published by the next start: %s", exc)
 
     async def publish_all(self) -> None:
-        """Publish every row of the file that the stream does not have.
+        """Publish every row of the file that isn't in the stream.
 
         Raises:
-            ClusterFault: The broker did not do it.
-            LostRaceError: Another process of this machine publishes the same file.
+            ClusterFault: The broker failed.
+            LostRaceError: Another process on this machine publishes the same file.
         """
         while True:
             if not self._is_known:
@@ -160,14 +160,14 @@ class LedgerPublisher:
             if part is None or part.chain != self._chain:
                 self._is_known = False
                 if part is None:
-                    return  # a note of the store says why
+                    return  # the store's notes say why
                 continue
             self._report(part.unpublished)
             if self._end is not None and part.before != self._end:
                 await self._renew(part)
                 continue
             if self._end is not None and (part.published is None or part.published.position < self._end.position):
-                # The last answer of the broker was lost, or another process of this machine has published.
+                # The broker's last answer was lost, or another process on this machine published.
                 await self._source.mark_published(self._chain, self._end)
                 self._report(part.head.position - self._end.position)
             if not part.rows:
@@ -186,7 +186,7 @@ class LedgerPublisher:
             self.on_count(waiting)
 
     async def _find_end(self) -> None:
-        """Find the last row of the chain in the stream."""
+        """Find the chain's last row in the stream."""
         part = await self._source.read_part(None, 0, 0)
         if part is None:
             raise ClusterFault("ready", "the ledger cannot be read")
@@ -214,7 +214,7 @@ class LedgerPublisher:
         return ChainEnd(row.position, row.digest)
 
     async def _renew(self, part: ChainPart) -> None:
-        """Begin a new chain: the file does not continue the published one."""
+        """Start a new chain, because the file doesn't continue the published one."""
         assert self._end is not None
         there = self._end.position
         if there > part.head.position:
@@ -239,7 +239,7 @@ class LedgerPublisher:
         )
         data = self._key.seal(subject, batch.encode())
         while len(data) > self._largest_bytes:
-            # A smaller batch; a single row that is too large is published as its digest.
+            # Shrink the batch. A single row that's too large is published as its digest.
             rows = rows[: len(rows) // 2] if len(rows) > 1 else [ChainRow(rows[0].position, rows[0].digest)]
             batch = replace(batch, rows=rows)
             data = self._key.seal(subject, batch.encode())
@@ -247,7 +247,7 @@ class LedgerPublisher:
         identity = f"{end.digest}.{self._attempt}" if self._attempt else end.digest
         number, is_repeated = await self._stream.publish(subject, data, identity=identity, expected=self._last)
         if is_repeated:
-            # Written by an attempt without an answer; or it was removed since, and needs another identity.
+            # An unanswered attempt wrote it; or it was removed since, and needs another identity.
             await self._find_end()
             if self._end is None or self._end.position < end.position:
                 self._attempt += 1
@@ -257,7 +257,7 @@ class LedgerPublisher:
 
 
 def _explain_beginning(part: ChainPart, *, is_taken: bool) -> tuple[str, str]:
-    """Return the former id of a chain that the stream does not have, and why it begins; empty for a new ledger."""
+    """Return the former id of a chain missing from the stream, and why it starts; both empty for a new ledger."""
     if is_taken:
         return "", "its subject was taken by a writer without the key"
     if part.published is not None:
@@ -279,11 +279,11 @@ class LedgerAuditor:
         self._key = key
         self._on_note = on_note
         self._next = 0
-        """The number of the next message to read; 0: where the last anchor was made."""
-        self._told = 0
+        """Number of the next message to read; 0 to start at the last anchor."""
+        self._reported = 0
 
     async def run(self) -> None:
-        """Verify and anchor from time to time; runs until cancelled."""
+        """Verify and anchor periodically, until cancelled."""
         while True:
             await asyncio.sleep(ANCHOR_S)
             try:
@@ -292,7 +292,7 @@ class LedgerAuditor:
                 _log.debug("no anchor: %s", exc)
 
     async def close(self) -> None:
-        """Make a last anchor, for a moment."""
+        """Make a last anchor, within a short deadline."""
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self.anchor()
@@ -300,11 +300,11 @@ class LedgerAuditor:
             _log.debug("no anchor at the end: %s", exc)
 
     async def anchor(self) -> bool:
-        """Read what is new, and make an anchor unless nothing has changed; tell whether one was made.
+        """Read new messages, and anchor them if anything changed. Return whether an anchor was made.
 
         Raises:
-            ClusterFault: The broker did not answer.
-            LostRaceError: Another node has made one at the same time.
+            ClusterFault: The broker didn't answer.
+            LostRaceError: Another node made one at the same time.
         """
         await self.read_new()
         heads = self.book.list_heads()
@@ -329,10 +329,10 @@ class LedgerAuditor:
         return True
 
     async def read_new(self) -> None:
-        """Verify the messages since the last time.
+        """Verify new messages.
 
         Raises:
-            ClusterFault: The broker did not answer.
+            ClusterFault: The broker didn't answer.
         """
         if not self._next:
             await self._resume()
@@ -340,15 +340,15 @@ class LedgerAuditor:
         async for number, message in self._stream.read_range(max(self._next, state.first), state.last):
             take_message(self.book, self._settings, self._key, number, message)
             self._next = number + 1
-        fresh = self.book.problems[self._told :]
-        for problem in fresh[:_MOST_TOLD]:
+        fresh = self.book.problems[self._reported :]
+        for problem in fresh[:_MAX_REPORTED]:
             self._on_note(f"the ledgers of the cluster: {problem} (indus cluster verify)")
-        if len(fresh) > _MOST_TOLD:
-            self._on_note(f"the ledgers of the cluster: {len(fresh) - _MOST_TOLD:,} further problems")
-        self._told = len(self.book.problems)
+        if len(fresh) > _MAX_REPORTED:
+            self._on_note(f"the ledgers of the cluster: {len(fresh) - _MAX_REPORTED:,} further problems")
+        self._reported = len(self.book.problems)
 
     async def _resume(self) -> None:
-        """Begin where the last anchor was made; without one that can be read, at the first message."""
+        """Start at the last anchor, or at the first message if there's no readable anchor."""
         self._next = 1
         last = await self._stream.read_last(self._settings.anchors)
         if last is None:
@@ -359,17 +359,17 @@ class LedgerAuditor:
         except (UnsealedError, ValueError):
             return
         before = ChainBook.resume(anchor, digest_anchor(data))
-        # Rows that came between its reading and its writing are read again; the anchor itself is known.
+        # Reread rows that came between its reading and its writing. The anchor itself is known.
         async for number, message in self._stream.read_range(anchor.through + 1, last.number - 1):
             take_message(before, self._settings, self._key, number, message)
         self.book, self._next = before, last.number + 1
 
 
 def open_message(key: ClusterKey, message: StreamMessage) -> bytes:
-    """Open a message of the stream of ledgers.
+    """Open a message of the ledger stream.
 
     Raises:
-        UnsealedError: It is not of a node of this cluster.
+        UnsealedError: It isn't from a node of this cluster.
     """
     return key.unseal_message("ledger", message.subject, message.data, message.number)
 
@@ -377,7 +377,7 @@ def open_message(key: ClusterKey, message: StreamMessage) -> bytes:
 def take_message(
     book: ChainBook, settings: ClusterSettings, key: ClusterKey, number: int, message: StreamMessage | None
 ) -> None:
-    """Open one message of the stream of ledgers and take it into a book."""
+    """Open a message of the ledger stream and add it to a book."""
     if message is None:
         book.report("the message was removed from the stream", number=number)
         return

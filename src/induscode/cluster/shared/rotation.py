@@ -1,9 +1,9 @@
-"""Replacement of the key of a cluster, while no node runs.
+"""Rotation of the cluster key, while no node runs.
 
-What all nodes share is sealed again, under names that follow from the new key; ledgers and call records stay as they
-are, and the new key file opens them up to their present end. The new key waits in a file beside the old one until it
-counts. Whatever interrupts it, the next attempt goes on: entries of the new key are written first, then the proof of
-the key is replaced, which is the moment, and the entries of the old key are removed last.
+Shared entries are resealed, under names derived from the new key. Ledgers and call records stay unchanged, and the new
+key file opens them up to their current end. The new key waits in a file next to the old one until it takes effect.
+After any interruption, the next attempt continues: first write the new entries, then replace the key's proof, which is
+the switch, and last remove the old entries.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ _UNDER_WAY = "another rotation of the key is under way"
 
 @record(kw_only=True)
 class Rotation:
-    """What a rotation has done."""
+    """The outcome of a rotation."""
 
     entries: int
-    """Shared entries that were sealed again."""
+    """Resealed shared entries."""
     left_out: int
-    """Consents, which their nodes share again, and entries that could not be opened."""
+    """Consents, which their nodes share again, and entries that couldn't be opened."""
 
 
 async def rotate_key(broker: Broker, path: str) -> Rotation:
-    """Replace the key of a cluster, and the key file of this machine; an attempt that was interrupted goes on.
+    """Replace a cluster's key, and this machine's key file. Continues an interrupted attempt.
 
     Raises:
-        ClusterFault: A node runs, this machine has not the key of the cluster, or the broker or a file fails.
+        ClusterFault: A node runs, this machine doesn't have the cluster key, or the broker or a file fails.
     """
-    path = await to_thread.run_sync(os.path.realpath, path)  # others may read the file that a link names
+    path = await to_thread.run_sync(os.path.realpath, path)  # others may read the file behind a link
     with _locked_key(path):
         return await _rotate(broker, path)
 
 
 @contextmanager
 def _locked_key(path: str) -> Generator[None]:
-    """Hold the lock of a key file (flock(2)): two rotations would write the file of the new key, and one key counts.
+    """Hold a key file's lock (flock(2)): two rotations would both write the new key's file, and only one key counts.
 
     Raises:
-        ClusterFault: Another process holds it, or the file cannot be opened.
+        ClusterFault: Another process holds it, or the file can't be opened.
     """
     import fcntl  # noqa: PLC0415 — only a rotation pays
 
@@ -97,9 +97,12 @@ async def _rotate(broker: Broker, path: str) -> Rotation:
         ledger = (await Stream(broker, settings.ledger).read_state()).last
         calls = (await Stream(broker, settings.calls).read_state()).last
         limit = {"ledger": ledger, "calls": calls}
-        # One that follows another key is of an attempt that another machine has overtaken: it opens too little.
+        # A pending key that follows another one is from an attempt another machine has overtaken: it opens too little.
         new = old.replace(**limit) if new is None or not new.follows(old) else new.limit_previous(**limit)
-        await _write(pending, new)
+        try:
+            await to_thread.run_sync(write_key, pending, new)
+        except OSError as exc:
+            raise ClusterFault("ready", f"the key cannot be written: {exc}") from exc
         written, left_out = await _seal_again(broker, shared, old, new)
         await _check_empty(broker)
         try:
@@ -125,15 +128,8 @@ async def _read_pending(path: str) -> ClusterKey | None:
         raise ClusterFault("ready", f"{exc}; it is of a rotation that was interrupted: {remedy}") from exc
 
 
-async def _write(path: str, key: ClusterKey) -> None:
-    try:
-        await to_thread.run_sync(write_key, path, key)
-    except OSError as exc:
-        raise ClusterFault("ready", f"the key cannot be written: {exc}") from exc
-
-
 async def _check_empty(broker: Broker) -> None:
-    """Check that no node has a lease, or waits for one."""
+    """Check that no node has a lease or waits for one."""
     async with open_membership(broker, observer=True) as membership:
         there = [info.node for info in (*membership.list_nodes(), *membership.list_waiting())]
         names = sorted({*there, *await membership.list_silent()})
@@ -142,7 +138,7 @@ async def _check_empty(broker: Broker) -> None:
 
 
 async def _seal_again(broker: Broker, shared: Bucket, old: ClusterKey, new: ClusterKey) -> tuple[int, int]:
-    """Write every shared entry once more with the new key; return how many, and how many were left out."""
+    """Rewrite every shared entry with the new key. Returns how many were written, and how many skipped."""
     name = broker.settings.shared
     table = SharedTable(broker, shared, new, lambda _: None)
     written = left_out = 0
@@ -154,7 +150,7 @@ async def _seal_again(broker: Broker, shared: Bucket, old: ClusterKey, new: Clus
             continue
         content = value.get("value") if is_json_object(value) else None
         if not is_json_object(content):
-            continue  # a mark of a removal
+            continue  # a tombstone
         kind = key.partition(".")[0]
         names = _find_names(kind, content)
         if names is None:
@@ -166,7 +162,7 @@ async def _seal_again(broker: Broker, shared: Bucket, old: ClusterKey, new: Clus
 
 
 def _find_names(kind: str, content: JsonObject) -> Sequence[str] | None:
-    """Find the names from which the key of an entry was built; None: its node shares it again by itself."""
+    """Find the names an entry's key was built from. None if its node shares it again by itself."""
     facts = content.get("facts")
     if kind == PIN and is_json_object(facts):
         return name_pin(facts)
@@ -181,11 +177,11 @@ async def _remove_old(name: str, shared: Bucket, new: ClusterKey) -> None:
             try:
                 await shared.delete(key, entry.revision)
             except LostRaceError:
-                continue  # a writer with another key than the new one: nodes ignore it
+                continue  # written with another key than the new one, so nodes ignore it
 
 
 async def _leave_word(name: str, keys: Bucket, old: ClusterKey) -> None:
-    """Leave a message for machines with the old key, which they alone can read."""
+    """Leave a message that only machines with the old key can read."""
     data = old.seal(f"{name}/{REPLACED}", b"{}")
     present = await keys.get(REPLACED)
     try:

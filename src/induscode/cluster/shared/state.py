@@ -1,4 +1,4 @@
-"""The shared state of one node, opened and closed with its ledger."""
+"""One node's shared state, opened and closed with its ledger."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ _RETRY_S = 2.0
 
 
 class SharedState:
-    """What a node shares: its table, and its ledger while that is open."""
+    """A node's table, and its ledger while that's open."""
 
     def __init__(self, node: ClusterNode, table: SharedTable) -> None:
         self.node = node
         self.table = table
         self.store: ClusterStore | None = None
         self.on_pins: Callable[[], object] = lambda: None
-        """Called when a definition was approved, here or at another node."""
+        """Called when a definition was approved, here or on another node."""
         self.on_other: Callable[[], object] = lambda: None
-        """Called when another entry has changed: servers, consents, rules."""
+        """Called when another entry changed: servers, consents, rules."""
         self._unshared = asyncio.Event()
         table.on_change = self._change
 
@@ -56,12 +56,12 @@ class SharedState:
             self.on_other()
 
     def share_pins(self) -> None:
-        """Look for pins that the others do not have: the servers or the ledger have changed."""
+        """Look for pins the other nodes don't have, after the servers or the ledger changed."""
         self._unshared.set()
 
     @asynccontextmanager
     async def open_store(self, local: ThreadedStore) -> AsyncGenerator[ClusterStore]:
-        """Publish the ledger of this machine inside the block, and share its pins."""
+        """Publish this machine's ledger inside the block, and share its pins."""
         node, broker = self.node, self.node.broker
         settings, key = broker.settings, broker.settings.key
         assert key is not None
@@ -101,14 +101,14 @@ class SharedState:
             self._unshared.clear()
             try:
                 if self.store is not None and await self.store.share_pins():
-                    self.on_pins()  # another process of this machine may have approved them
+                    self.on_pins()  # another process on this machine may have approved them
             except ClusterFault:
                 self._unshared.set()
                 raise
 
 
 async def keep_running(run: Callable[[], Awaitable[None]]) -> None:
-    """Run work that never ends; after a failure, again."""
+    """Run endless work, and restart it after a failure."""
     while True:
         try:
             await run()
@@ -121,10 +121,10 @@ async def keep_running(run: Callable[[], Awaitable[None]]) -> None:
 
 @asynccontextmanager
 async def open_shared_state(node: ClusterNode) -> AsyncGenerator[SharedState | None]:
-    """Open what the nodes share; None for a node without the key of the cluster.
+    """Open the nodes' shared state. None for a node without the cluster key.
 
     Raises:
-        ClusterFault: The broker does not answer, or was prepared by an earlier version.
+        ClusterFault: The broker doesn't answer, or an earlier version prepared it.
     """
     if node.broker.settings.key is None:
         yield None
@@ -134,30 +134,30 @@ async def open_shared_state(node: ClusterNode) -> AsyncGenerator[SharedState | N
 
 # -- consents ---------------------------------------------------------------------------------
 #
-# A node shares the consents of its own user to the rows that it serves, and withdraws those that the user has revoked.
-# Another node trusts a row that is equal in every fact: name, command, arguments, variables, address. Its file may be
-# elsewhere there, unless the row runs something of its project: that has to be in the same directory at both nodes. The
-# digest cannot be turned back into the facts without the key.
+# A node shares its user's consents to the rows it serves, and withdraws revoked ones. Another node trusts a row that's
+# equal in every fact: name, command, arguments, variables, address. Its file may be elsewhere there, unless the row
+# runs something from its project: that must be in the same directory on both nodes. Without the key, the digest doesn't
+# reveal the facts.
 
 
 KIND = "consent"
 
 
 class SharedTrust(TrustStore):
-    """The consents of this user, and those of the other nodes. `consent` is called in threads."""
+    """The consents of this user and of the other nodes. `consent` runs in threads."""
 
     def __init__(self, table: SharedTable, key: ClusterKey, node: str, path: str | None = None) -> None:
         super().__init__(path)
         self.on_checked: Callable[[], object] = lambda: None
-        """Called in a thread when a row was looked up: there may be a consent to share."""
+        """Called in a thread after looking up a row: there may be a consent to share."""
         self._table = table
         self._key = key
         self._node = node
         self._own: dict[tuple[str, str], str] = {}
-        """The digests of rows that this user trusts, by file and server."""
+        """Digests of rows this user trusts, by file and server."""
 
     def consent(self, row: ServerRow) -> ConsentState:
-        """Look up the consent of this user, or of another node to an equal row."""
+        """Look up this user's consent, or another node's to an equal row."""
         own = super().consent(row)
         digest = self._digest(row)
         place = row.origin.file, row.id
@@ -179,10 +179,10 @@ class SharedTrust(TrustStore):
         return self._key.digest(KIND, compact_json(facts, sort_keys=True))
 
     async def share(self) -> None:
-        """Write the consents of this user that are missing, and remove those that were revoked.
+        """Write this user's missing consents, and remove revoked ones.
 
         Raises:
-            ClusterFault: The broker did not do it.
+            ClusterFault: The broker failed.
         """
         wanted: dict[str, JsonObject] = {}
         for (file, server), digest in [*self._own.items()]:
@@ -192,7 +192,7 @@ class SharedTrust(TrustStore):
         for key, value in present.items():
             if key not in wanted and value.get("by") == self._node:
                 file, server = str(value.get("file")), str(value.get("server"))
-                # A consent of another project, which is not served now, stays.
+                # Keep consents of other projects that aren't served now.
                 if (file, server) in self._own or not await to_thread.run_sync(self.has_consent, file, server):
                     await self._table.remove(key)
         for key, value in wanted.items():
@@ -201,7 +201,7 @@ class SharedTrust(TrustStore):
 
 
 def find_used_project(row: ServerRow) -> str | None:
-    """Return the directory of a row's project if its command names something there, otherwise None. It blocks.
+    """Return the directory of a row's project if its command names something there, otherwise None. Blocks.
 
     An equal row of another project (`node server.js`) runs another program.
     """
@@ -214,7 +214,7 @@ def find_used_project(row: ServerRow) -> str | None:
 
 
 def _names_file(folder: str, word: str) -> bool:
-    """Tell whether a word of a command names something in a directory, or has a path with a variable in it."""
+    """Return whether a word of a command names something in a directory, or is a path with a variable."""
     # `--option=value`, `file.ts:run`, `-m package.module`
     names = {word, word.partition("=")[2], word.partition(":")[0], word.partition(".")[0]} - {""}
     return any(

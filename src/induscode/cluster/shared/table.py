@@ -1,10 +1,10 @@
-"""The shared table: sealed entries of one bucket that every node follows.
+"""The shared table: sealed entries in one bucket that every node follows.
 
-An entry is written on the condition that the entry before it is the one that was read, and carries a version that only
-grows. A node keeps what it has read: an entry that is not sealed with the key or is older than the known one changes
-nothing, nor does a removal by other means than `remove`; a note says so. Changes arrive within moments: the broker
-passes each write on to all nodes, which then read it; a node that missed one finds it at its next look. Brokers that
-have lost the bucket, or its last entries, get them again from the nodes that run.
+Writes are compare-and-swap, and each entry carries a version that only grows. A node keeps what it has read: an entry
+that isn't sealed with the key, is older than the known one, or was deleted by other means than `remove` changes
+nothing and leaves a note. The broker notifies all nodes of each write, so changes arrive within moments, and a node
+that missed one finds it at its next poll. Brokers that lost the bucket or its latest entries get them back from the
+running nodes.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 
 # -- store ------------------------------------------------------------------------------------
 #
-# A `LedgerStore`: rows are written to and read from the store of this machine, whatever the broker does. A definition
-# that was approved at any node is among the pins of every node. First definitions are pins too: a server that shows
-# another definition to a second node is noticed there.
+# Rows live in this machine's store, whatever the broker does. A definition approved on any node is among the pins of
+# every node. So are first-seen definitions: a server that shows another definition to a second node gets noticed there.
 
 
 _log = logging.getLogger(__name__)
@@ -50,49 +49,49 @@ PIN = "pin"
 
 
 class ClusterStore:
-    """A `LedgerStore` of a node; the caller closes the store of the machine."""
+    """A node's `LedgerStore`. The caller closes the machine's store."""
 
     def __init__(self, local: LedgerStore, table: SharedTable, node: str) -> None:
         self.on_append: Callable[[], None] = lambda: None
-        """Called when something was appended."""
+        """Called after each append."""
         self.identities: Callable[[], Collection[str]] = tuple
-        """Returns the identities of the servers of this node, whose pins are shared."""
+        """Returns the identities of this node's servers, whose pins are shared."""
         self._local = local
         self._table = table
         self._node = node
         self._texts: dict[str, str] = {}
-        """The definitions of shared pins by address."""
+        """Definitions of shared pins, by address."""
 
     @property
     def path(self) -> str | None:
-        """The file of this machine; None while the ledger is in memory."""
+        """This machine's file, or None while the ledger is in memory."""
         return self._local.path
 
     @property
     def notes(self) -> Sequence[Note]:
-        """What failed, and what was removed."""
+        """Failures and removals."""
         return self._local.notes
 
     def append(self, make: Callable[[], Batch]) -> None:
-        """Write a batch soon, to the file of this machine; it is published later."""
+        """Queue a batch for this machine's file; publishing comes later."""
         self._local.append(make)
         self.on_append()
 
     async def flush(self) -> bool:
-        """Wait until everything appended so far is in the file of this machine; False if it is not in a file."""
+        """Wait until all appended batches are in this machine's file. False if they're not in a file."""
         return await self._local.flush()
 
     async def rows(self, run: str) -> Sequence[Row]:
-        """Read the rows of a run of this machine, in order."""
+        """Read the rows of one of this machine's runs, in order."""
         return await self._local.rows(run)
 
     async def latest(self, op: str) -> Sequence[Row]:
-        """Read the latest row of every subject of an op; the pins of other nodes come first."""
+        """Read the latest row of every subject of an op, other nodes' pins first."""
         own = await self._local.latest(op)
         if op != PIN:
             return own
-        forms = set(map(_find_form, own))
-        return (*(row for row in self._read_pins() if _find_form(row) not in forms), *own)
+        forms = {_find_parts(row.facts) for row in own}
+        return (*(row for row in self._read_pins() if _find_parts(row.facts) not in forms), *own)
 
     def _read_pins(self) -> Iterable[Row]:
         for key, value in self._table.list(PIN).items():
@@ -106,39 +105,37 @@ class ClusterStore:
             yield Row(0, f"node {value.get('by')}", 0, str(value.get("at", "")), PIN, subject, facts, "")
 
     async def runs(self) -> Sequence[RunFacts]:
-        """List the runs of this machine, in the order in which they began."""
+        """List this machine's runs, oldest first."""
         return await self._local.runs()
 
     async def documents(self, addresses: Iterable[str]) -> Mapping[str, str]:
-        """Read documents of this machine, and definitions that other nodes have approved."""
+        """Read this machine's documents, and definitions approved on other nodes."""
         wanted = [*addresses]
         found = await self._local.documents(wanted)
         missing = [address for address in wanted if address not in found and address in self._texts]
         return {**found, **{address: self._texts[address] for address in missing}} if missing else found
 
     async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
-        """Check the file of this machine; `indus cluster verify` checks all ledgers."""
+        """Check this machine's file. `indus cluster verify` checks all ledgers."""
         return await self._local.verify(set_aside=set_aside)
 
     async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
-        """Remove old runs of this machine that are published."""
+        """Remove this machine's old, published runs."""
         return await self._local.prune(keep, own_run)
 
     async def aclose(self) -> None:
-        """Close the store of this machine."""
+        """Close this machine's store."""
         await self._local.aclose()
 
-    # -- approvals for the others -----------------------------------------------------------
-
     async def share_pins(self) -> int:
-        """Write the pins of this node's servers that the others do not have; return their number.
+        """Share this node's pins that the other nodes don't have yet, and return their number.
 
         Raises:
-            ClusterFault: The broker did not take one.
+            ClusterFault: The broker rejected one.
         """
         wanted = frozenset(self.identities())
         own = [row for row in await self._local.latest(PIN) if row.facts.get("identity") in wanted]
-        keys = {self._build_key(row): row for row in own}
+        keys = {self._table.build_key(PIN, *name_pin(row.facts)): row for row in own}
         missing = {key: row for key, row in keys.items() if key not in self._table.list(PIN)}
         texts = await self._local.documents(str(row.facts.get("definition")) for row in missing.values())
         for key, row in missing.items():
@@ -150,50 +147,43 @@ class ClusterStore:
             except ClusterFault as fault:
                 if fault.state != "ready":
                     raise
-                # Too large: its digest alone is enough to recognize it.
+                # Too large: the digest is enough to recognize it.
                 await self._table.put(key, {name: part for name, part in value.items() if name != "text"})
         return len(missing)
 
-    def _build_key(self, row: Row) -> str:
-        return self._table.build_key(PIN, *name_pin(row.facts))
-
 
 def name_pin(facts: JsonObject) -> Sequence[str]:
-    """Return the names from which the key of a shared pin is built."""
+    """Return the names that make up a shared pin's key."""
     return [str(part) for part in _find_parts(facts)]
 
 
-def _find_form(row: Row) -> tuple[object, ...]:
-    """Return what tells an approved form of an item from all others."""
-    return _find_parts(row.facts)
-
-
 def _find_parts(facts: JsonObject) -> tuple[object, ...]:
+    """Return the facts that identify an approved form of an item."""
     return tuple(facts.get(name) for name in ("identity", "kind", "tool", "pin"))
 
 
 # -- table -----------------------------------------------------------------------------------
 
 
-_LOOK_S = 5.0
-"""How often the bucket is looked at without a notice of a change."""
-_NOTICED_S = (0.0, 0.02, 0.08, 0.3, 0.6)
-"""The pauses between the looks after a notice, until there is something new."""
+_POLL_INTERVAL_S = 5.0
+"""Polling interval without change notices."""
+_NOTICE_DELAYS_S = (0.0, 0.02, 0.08, 0.3, 0.6)
+"""Delays between reads after a notice, until one finds something new."""
 _ATTEMPTS = 5
-_MOST_ENTRIES = 20_000
-_MOST_NOTES = 20
-"""Notes about entries; a writer without the key can add any number of them."""
-_LARGEST_BYTES = 512 * 1024
-"""A larger entry is not written."""
+_MAX_ENTRIES = 20_000
+_MAX_NOTES = 20
+"""A writer without the key can cause any number of these."""
+_MAX_ENTRY_BYTES = 512 * 1024
+"""Larger entries aren't written."""
 
 
 class SharedTable:
-    """The entries of a bucket by key; `load` them first."""
+    """The entries of a bucket, by key. Call `load` first."""
 
     def __init__(self, broker: Broker, bucket: Bucket, key: ClusterKey, on_note: Callable[[str], None]) -> None:
         self.name = broker.settings.shared
         self.on_change: Callable[[frozenset[str]], None] = lambda _: None
-        """Called with the keys of the entries that have changed."""
+        """Called with the keys of changed entries."""
         self._broker = broker
         self._bucket = bucket
         self._key = key
@@ -204,16 +194,16 @@ class SharedTable:
         self._versions: dict[str, int] = {}
         self._next = 1
         self._created: datetime | None = None
-        """When the bucket was made whose entries are counted; None: it was not read yet, or was found to be lost."""
+        """When the bucket we've read was created; None before the first read or after finding it lost."""
         self._noticed = asyncio.Event()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def list(self, kind: str) -> Mapping[str, JsonObject]:
-        """Return the present entries of a kind by key."""
+        """Return the current entries of a kind, by key."""
         return {key: value for key, value in self._entries.items() if key.startswith(f"{kind}.")}
 
     def build_key(self, kind: str, *names: str) -> str:
-        """Build the key of an entry; the names cannot be read from it."""
+        """Build an entry's key. It doesn't reveal the names."""
         return f"{kind}.{self._key.digest('keys', compact_json([*names]))[:32]}"
 
     # -- writing ----------------------------------------------------------------------------
@@ -222,15 +212,15 @@ class SharedTable:
         """Write an entry.
 
         Raises:
-            ClusterFault: It is too large, the broker did not do it, or this node has no lease.
+            ClusterFault: It's too large, the broker failed, or this node has no lease.
         """
         await self._write(key, value)
 
     async def remove(self, key: str) -> None:
-        """Remove an entry: a sealed mark takes its place, so that no one without the key can remove one.
+        """Remove an entry by writing a sealed tombstone, so only holders of the key can remove one.
 
         Raises:
-            ClusterFault: The broker did not do it.
+            ClusterFault: The broker failed.
         """
         await self._write(key, None)
 
@@ -243,11 +233,11 @@ class SharedTable:
                 try:
                     version = max(version, _read_version(self._unseal(key, present.value)))
                 except ValueError:
-                    pass  # it is replaced
+                    pass  # replaced below
             entry: JsonObject = {"version": max(version + 1, now_ms()), "value": value}
             data = compact_json(entry).encode()
-            sealed = data if len(data) > 8 * _LARGEST_BYTES else self._key.seal(f"{self.name}/{key}", data)
-            if len(sealed) > _LARGEST_BYTES:
+            sealed = data if len(data) > 8 * _MAX_ENTRY_BYTES else self._key.seal(f"{self.name}/{key}", data)
+            if len(sealed) > _MAX_ENTRY_BYTES:
                 raise ClusterFault("ready", f"it is too large to be shared: {len(sealed):,} bytes")
             if not await self._replace_entry(key, present, sealed):
                 continue
@@ -257,7 +247,7 @@ class SharedTable:
         raise ClusterFault("ready", f"other nodes change {key} all the time")
 
     async def _replace_entry(self, key: str, present: BucketEntry | None, sealed: bytes) -> bool:
-        """Write an entry in the place of the `present` one; False if another node has changed it meanwhile."""
+        """Write an entry over the `present` one. False if another node changed it first."""
         try:
             if present is None:
                 await self._bucket.create(key, sealed)
@@ -276,10 +266,10 @@ class SharedTable:
     # -- following --------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Read what is new, and report it.
+        """Read new entries and report the changes.
 
         Raises:
-            ClusterFault: The broker did not answer.
+            ClusterFault: The broker didn't answer.
         """
         if self._next == 1 and not self._versions:
             self._created = (await self._stream.read_state()).created
@@ -313,58 +303,58 @@ class SharedTable:
         return {key} if self._apply(key, entry) else set()
 
     def _apply(self, key: str, entry: JsonObject) -> bool:
-        """Take an entry over; tell whether it differs from the one before."""
+        """Apply an entry, and return whether it differs from the previous one."""
         self._versions[key] = _read_version(entry)
         value, known = entry.get("value"), self._entries.get(key)
         if not is_json_object(value):
             return self._entries.pop(key, None) is not None
-        if known is None and len(self._entries) >= _MOST_ENTRIES:
-            self._tell(f"there are more than {_MOST_ENTRIES:,} shared entries; further ones are ignored")
+        if known is None and len(self._entries) >= _MAX_ENTRIES:
+            self._tell(f"there are more than {_MAX_ENTRIES:,} shared entries; further ones are ignored")
             return False
         self._entries[key] = value
         return value != known
 
     def _tell(self, text: str) -> None:
-        if text in self._told or len(self._told) > _MOST_NOTES:
+        if text in self._reported or len(self._reported) > _MAX_NOTES:
             return
-        self._told.add(text)
-        if len(self._told) > _MOST_NOTES:
+        self._reported.add(text)
+        if len(self._reported) > _MAX_NOTES:
             text = "further entries of the broker that are ignored are not told"
         self._on_note(text)
 
     async def notice(self, _: Msg) -> None:
-        """Take a notice of the broker that an entry was written."""
+        """Handle the broker's notice that an entry was written."""
         self._noticed.set()
 
     def look(self) -> None:
-        """Look for changes now: the connection is back."""
+        """Poll now, after reconnecting."""
         self._noticed.set()
 
     async def run(self) -> None:
-        """Follow the entries; runs until cancelled."""
+        """Follow the entries until cancelled."""
         stop = await self._broker.subscribe(f"{self._subject}>", self.notice)
-        self._noticed.set()  # something may have been written before it listened
+        self._noticed.set()  # something may have been written before we subscribed
         try:
             while True:
                 is_noticed = False
                 try:
-                    async with asyncio.timeout(_LOOK_S):
+                    async with asyncio.timeout(_POLL_INTERVAL_S):
                         await self._noticed.wait()
                         is_noticed = True
                 except TimeoutError:
                     pass
                 self._noticed.clear()
                 try:
-                    await self._read_noticed(_NOTICED_S if is_noticed else (0.0,))
+                    await self._read_noticed(_NOTICE_DELAYS_S if is_noticed else (0.0,))
                 except ClusterFault as fault:
                     _log.debug("the shared entries are not read: %s", fault)
-                    await asyncio.sleep(_LOOK_S / 10)
+                    await asyncio.sleep(_POLL_INTERVAL_S / 10)
                     self._noticed.set()
         finally:
             await stop()
 
     async def _read_noticed(self, pauses: Sequence[float]) -> None:
-        """Read what is new; a notice may come before the members of the broker have agreed on the entry."""
+        """Read new entries, retrying because a notice may precede the brokers' agreement on the entry."""
         before = self._next
         for pause in pauses:
             await asyncio.sleep(pause)
@@ -374,10 +364,10 @@ class SharedTable:
         await self._restore()
 
     async def _restore(self) -> None:
-        """Read everything again, and write what is missing, if the bucket was made anew or is an older copy.
+        """Reread everything and write missing entries, if the bucket was recreated or is an older copy.
 
         Raises:
-            ClusterFault: The broker did not do it; the next look tries again.
+            ClusterFault: The broker failed; the next poll tries again.
         """
         state = await self._stream.read_state()
         if state.created == self._created and state.last + 1 >= self._next:
@@ -394,7 +384,7 @@ class SharedTable:
             self._on_note(f"the brokers had lost what the nodes share: {entries} written again")
 
     async def _write_again(self, key: str) -> bool:
-        """Write an entry as it is known here, unless the bucket has it or a later one; tell whether it was written."""
+        """Write an entry as known here, unless the bucket has it or a newer one. Return whether it was written."""
         self._broker.check_write()
         present, version = await self._bucket.get(key), self._versions[key]
         if present is not None:
@@ -402,7 +392,7 @@ class SharedTable:
                 if _read_version(self._unseal(key, present.value)) >= version:
                     return False
             except ValueError:
-                pass  # it is replaced
+                pass  # replaced below
         entry: JsonObject = {"version": version, "value": self._entries.get(key)}
         sealed = self._key.seal(f"{self.name}/{key}", compact_json(entry).encode())
         return await self._replace_entry(key, present, sealed)
@@ -416,10 +406,10 @@ def _read_version(entry: JsonObject) -> int:
 
 
 async def open_table(broker: Broker, on_note: Callable[[str], None]) -> SharedTable:
-    """Open the table of a cluster, and read it.
+    """Open and read a cluster's table.
 
     Raises:
-        ClusterFault: It is missing, or the broker does not answer.
+        ClusterFault: It's missing, or the broker doesn't answer.
     """
     settings = broker.settings
     if settings.key is None:

@@ -1,4 +1,4 @@
-"""Verification of all ledgers of a cluster: every message of the stream, every anchor, and the file of this machine."""
+"""Verification of a cluster's ledgers: every message of the stream, every anchor, and this machine's file."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _PAGE_CHARACTERS = 16 * 1024 * 1024
 
 @record(kw_only=True)
 class ClusterReport:
-    """What a verification has found."""
+    """The result of a verification."""
 
     chains: Mapping[str, ChainState]
     anchors: int
     messages: int
     problems: Sequence[ChainProblem]
     own_chain: str = ""
-    """The chain of this machine's ledger; empty if that is not published."""
+    """This machine's chain, or empty if it isn't published."""
     own_rows: int = 0
-    """Rows of this machine's file that were compared with the stream."""
+    """Rows of this machine's file compared with the stream."""
     unpublished: int = 0
 
     def to_json(self) -> JsonObject:
@@ -57,10 +57,10 @@ class ClusterReport:
 
 
 async def verify_cluster(broker: Broker, source: ChainSource | None) -> ClusterReport:
-    """Read and verify the whole stream of ledgers, and compare it with the ledger of this machine.
+    """Read and verify the whole ledger stream, and compare it with this machine's ledger.
 
     Raises:
-        ClusterFault: The broker does not answer, or the stream is missing.
+        ClusterFault: The broker doesn't answer, or the stream is missing.
     """
     settings = broker.settings
     if settings.key is None:
@@ -90,7 +90,7 @@ async def verify_cluster(broker: Broker, source: ChainSource | None) -> ClusterR
 
 
 async def _compare_file(book: ChainBook, source: ChainSource, chain: str) -> int:
-    """Compare the rows of this machine's file with those of its chain in the stream; return how many."""
+    """Compare this machine's file with its chain in the stream, and return the number of compared rows."""
     state = book.chains.get(chain)
     part = await source.read_part(None, _PAGE_ROWS, _PAGE_CHARACTERS)
     if part is None:
