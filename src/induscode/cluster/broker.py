@@ -3,7 +3,7 @@
 Requests have short deadlines, longer ones while the broker is slow. The client keeps reconnecting while it's open, and
 its buffers are bounded. Every outcome updates `state`, shown in status lines and by `indus cluster status`, which
 distinguishes brokers that are away, slow, full or without a majority (`health`). Only this module, `bucket`, `client`,
-`prepare` and `streams` import `nats`.
+`opening` and `requests` import `nats`.
 """
 
 from __future__ import annotations
