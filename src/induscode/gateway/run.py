@@ -413,7 +413,7 @@ async def _serve(
     options: ServeOptions,
     site: PageSite | None = None,
 ) -> int:
-    """Serve over stdio or HTTP until it ends, setting `up` once it's serving."""
+    """Serve over stdio or HTTP until it ends, and signal through `up` once it's serving."""
     asyncio.get_running_loop().set_exception_handler(handle_loop_error)
     try:
         if not _has_clients(options):
