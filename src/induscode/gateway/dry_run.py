@@ -17,7 +17,7 @@ from induscode.boot.plans import usage_errors
 from induscode.cli.output import print_notes, print_table
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
-from induscode.deck.contract import Profile
+from induscode.deck.catalog import cards_for_profile
 from induscode.gateway.content import GatewayContent, choose_plain_names
 from induscode.gateway.search_box import select_listed
 from induscode.gateway.searched_boxes import report_idle_patterns
@@ -46,7 +46,8 @@ def show_views(invocation: Invocation, options: ServeOptions) -> int:
         listing = await list_tools(invocation, check=False)
         print_notes(listing.notes)
         is_plain = options.names == "plain"
-        tools = [tool for tool in listing.tools if _is_in_profile(tool, options.profile)]
+        native = {str(card.id) for card in cards_for_profile(PROFILES[options.profile] or "none")}
+        tools = [tool for tool in listing.tools if tool.source != NATIVE or (tool.name in native and not tool.missing)]
         views = [options.view] if options.view is not None else [*invocation.settings.get(SERVE_VIEWS).values()]
         if options.view is None:
             views.append(View(name=""))
@@ -69,11 +70,6 @@ def show_views(invocation: Invocation, options: ServeOptions) -> int:
         return 0
 
     return run_until_signal(show)
-
-
-def _is_in_profile(tool: ListedTool, profile: str) -> bool:
-    value = PROFILES[profile]
-    return tool.source != NATIVE or (value is not None and str(Profile(value)) in tool.profiles and not tool.missing)
 
 
 def _print_view(box: ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> Collection[str]:
