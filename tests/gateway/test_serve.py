@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -691,3 +692,10 @@ async def test_a_field_of_a_wrong_type_does_not_cost_a_strict_client_its_list(
     listed = build_listing([tool.descriptor for tool in tools], {"name": "n", "version": "1"})
     for page in (listed.legacy, listed.modern):
         assert ListToolsResult.model_validate_json(page.encoded).tools[0].name == "s__t"
+
+
+@pytest.mark.parametrize("words", [[], ["--profile", "all"], ["--profile", "none"], ["--tools", "bash,read"]])
+def test_a_dry_run_lists_the_native_tools_that_are_served(words: list[str], tmp_path: Path) -> None:
+    shown = run("serve", "--dry-run", "--no-mcp", *words, cwd=tmp_path).stdout
+    with greeted("--no-mcp", *words, cwd=tmp_path) as gateway:
+        assert sorted(gateway.tools()) == sorted(re.findall(r"^(\S+) +native ", shown, re.MULTILINE))

@@ -17,7 +17,8 @@ from induscode.boot.plans import usage_errors
 from induscode.cli.output import print_notes, print_table
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
-from induscode.deck.catalog import cards_for_profile
+from induscode.deck.catalog import cards_for_profile, find_missing_backend
+from induscode.deck.contract import DeckFramework
 from induscode.gateway.content import GatewayContent, choose_plain_names
 from induscode.gateway.search_box import select_listed
 from induscode.gateway.searched_boxes import report_idle_patterns
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
     from induscode.search.options import SearchOptions
 
+_LISTED_WITH_BACKEND = {"saas-action", "websearch"}
+"""Tools whose backend `list_tools` has looked for already."""
+_NOTHING = DeckFramework()
+
 
 def show_views(invocation: Invocation, options: ServeOptions) -> int:
     """Print every view, or the one for all clients, and return the exit code."""
@@ -46,7 +51,7 @@ def show_views(invocation: Invocation, options: ServeOptions) -> int:
         listing = await list_tools(invocation, check=False)
         print_notes(listing.notes)
         is_plain = options.names == "plain"
-        native = {str(card.id) for card in cards_for_profile(PROFILES[options.profile] or "none")}
+        native = _list_native(invocation, options.profile)
         tools = [tool for tool in listing.tools if tool.source != NATIVE or (tool.name in native and not tool.missing)]
         views = [options.view] if options.view is not None else [*invocation.settings.get(SERVE_VIEWS).values()]
         if options.view is None:
@@ -70,6 +75,13 @@ def show_views(invocation: Invocation, options: ServeOptions) -> int:
         return 0
 
     return run_until_signal(show)
+
+
+def _list_native(invocation: Invocation, profile: str) -> set[str]:
+    """List the native tools that a gateway with this profile serves."""
+    names = {str(card.id) for card in cards_for_profile(PROFILES[profile] or "none")}
+    served = {"task"} if invocation.model or invocation.base_url else set[str]()
+    return {name for name in names if name in served | _LISTED_WITH_BACKEND or not find_missing_backend(name, _NOTHING)}
 
 
 def _print_view(box: ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> Collection[str]:
