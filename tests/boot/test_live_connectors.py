@@ -95,7 +95,7 @@ async def test_the_card_goes_with_the_last_connector_even_while_its_file_is_stil
     async with open_session(Invocation(cwd=str(tmp_path), no_mcp=True, no_addons=True)) as session:
         assert has_card(session)
         # As a gateway sees it that looks between the two steps of the removal.
-        monkeypatch.setattr("induscode.connectors.store.os.unlink", lambda _: None)
+        monkeypatch.setattr("induscode.connectors.store.os.unlink", str)
         await to_thread.run_sync(store.remove, "shop")
         assert await session.refresh_connectors() == ["connectors removed: shop"]
         assert not has_card(session)
