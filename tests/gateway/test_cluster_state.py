@@ -71,6 +71,9 @@ async def test_nodes_share_servers_rules_records_and_ledgers(tmp_path: Path) -> 
             flags = (*where, "--auth", issuer.url, "--mcp", str(servers))
             with node("a", tmp_path, *flags) as first, node("b", tmp_path, *flags) as second:
                 urls = [await find_url(first), await find_url(second)]
+                # A node holds tools back until it has all pins of the node that listed the server first.
+                for url in urls:
+                    await _until(lambda url=url: _succeeds(call(url, "one__pid", "alice")))
                 # The principal counts at the node that the client has chosen, wherever the server runs.
                 for sub in ("alice", "bob"):
                     processes = [await call(url, "one__pid", sub) for url in urls]
