@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from tests.support.scripts import run
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
     from tests.commands.serving import Gateway
 
@@ -72,8 +73,7 @@ async def test_nodes_share_servers_rules_records_and_ledgers(tmp_path: Path) -> 
             with node("a", tmp_path, *flags) as first, node("b", tmp_path, *flags) as second:
                 urls = [await find_url(first), await find_url(second)]
                 # A node holds tools back until it has all pins of the node that listed the server first.
-                for url in urls:
-                    await _until(lambda url=url: _succeeds(call(url, "one__pid", "alice")))
+                await _until_approved(partial(call, tool="one__pid", sub="alice"), urls)
                 # The principal counts at the node that the client has chosen, wherever the server runs.
                 for sub in ("alice", "bob"):
                     processes = [await call(url, "one__pid", sub) for url in urls]
@@ -150,6 +150,11 @@ async def _is_denied(calling: Awaitable[dict[str, Any]]) -> bool:
 
 async def _succeeds(calling: Awaitable[dict[str, Any]]) -> bool:
     return not (await calling).get("isError", True)
+
+
+async def _until_approved(call: Callable[[str], Awaitable[dict[str, Any]]], urls: Sequence[str]) -> None:
+    for url in urls:
+        await _until(lambda url=url: _succeeds(call(url)))
 
 
 async def _until(check: Callable[[], Awaitable[bool]]) -> None:
