@@ -506,8 +506,12 @@ async def test_r43_reads_through_any_links_stay_inside(
             (top / folder / inner).mkdir(parents=True, exist_ok=True)
             (top / folder / inner / "f").write_text(folder, encoding="utf-8")
     for place, target in links:
+        link = top / "w" / place
+        # A link outside of `top` would be pytest's to clean up, which fails at a loop.
+        if not os.path.realpath(link.parent).startswith(str(top)):
+            continue
         try:
-            (top / "w" / place).symlink_to(target.format(top=top))
+            link.symlink_to(target.format(top=top))
         except OSError:
             continue
     fs = LocalFs(str(top / "w"), workspace_policy(str(top / "w")))
