@@ -226,6 +226,38 @@ async def test_finding_f12_every_route_takes_from_one_quota() -> None:
             assert await ask(write_call(port, "echo").replace(b"/mcp", path.encode(), 1)) == 404
 
 
+async def test_event_streams_of_a_site_are_limited() -> None:
+    class Events(Page):
+        """A site that sends an event, and no more."""
+
+        async def respond(self, request: HttpRequest) -> SiteResponse:
+            async def list_events() -> AsyncGenerator[bytes]:
+                yield b"data: 1\n\n"
+                await self.let_go.wait()
+
+            return SiteResponse(events=list_events())
+
+    async with serving(streams=1, site=Events()) as (port, _):
+
+        async def ask() -> tuple[bytes, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET /ui HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            with anyio.fail_after(LIMIT_S):
+                head = await reader.readuntil(b"\r\n")
+            return head.split(b" ")[1], writer
+
+        async def is_free() -> bool:
+            status, writer = await ask()
+            writer.transport.abort()
+            return status == b"200"
+
+        status, streaming = await ask()
+        assert status == b"200"
+        assert not await is_free()
+        streaming.transport.abort()
+        await until(is_free)
+
+
 async def test_finding_f15_a_client_that_pipelined_and_hangs_up_has_its_call_cancelled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
