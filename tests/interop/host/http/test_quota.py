@@ -56,6 +56,21 @@ def write_call(port: int, name: str, *lines: str, accept: str = "application/jso
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
+def write_initialize(port: int) -> bytes:
+    """Write the first request of a session."""
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode()
+    head = [
+        "POST /mcp HTTP/1.1",
+        f"Host: 127.0.0.1:{port}",
+        f"Authorization: Bearer {TOKEN}",
+        "Content-Type: application/json",
+        "Accept: application/json, text/event-stream",
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
 async def read_status(reader: asyncio.StreamReader) -> int:
     """Read one response; return its status, and 0 if there is none."""
     with anyio.fail_after(LIMIT_S):
@@ -215,6 +230,7 @@ async def test_finding_f12_every_route_takes_from_one_quota() -> None:
         await page.began.wait()
         assert await ask(write_call(port, "echo")) == 503
         assert await ask(look) == 503
+        assert await ask(write_initialize(port)) == 503
         page.let_go.set()
         await until(lambda: bench.seen["echo"] == 0)
 
