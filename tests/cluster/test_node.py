@@ -177,6 +177,10 @@ async def test_server_of_a_node_with_a_lease_is_claimed_by_that_node_alone(broke
         second = await one.placements.claim("key", "server")
         assert second is not None
         assert second.epoch > first.epoch
+        # Its entry is as it should be, whichever revision the node knows.
+        restored = await one.placements.restore(replace(second, revision=first.revision))
+        assert restored is not None
+        assert restored.revision == second.revision
         await one.placements.release(second)
         third = await two.placements.claim("key", "server")
         assert third is not None
