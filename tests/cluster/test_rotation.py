@@ -120,6 +120,19 @@ async def test_key_of_a_cluster_with_nodes_is_not_replaced(broker: BrokerProcess
         assert await check_key(opened)
 
 
+async def test_new_key_that_cannot_be_read_is_named(broker: BrokerProcess, tmp_path: Path) -> None:
+    settings, path = await new_cluster(broker), tmp_path / "cluster.key"
+    assert settings.key is not None
+    await asyncio.to_thread(write_key, str(path), settings.key)
+    pending = tmp_path / "cluster.key.new"
+    async with open_broker(settings) as opened:
+        for damage in (lambda: pending.write_text("no key"), lambda: (pending.unlink(), pending.mkdir())):
+            await asyncio.to_thread(damage)
+            with pytest.raises(ClusterFault, match="it is of a rotation that was interrupted: remove it if"):
+                await rotate_key(opened, str(path))
+        assert await check_key(opened)
+
+
 async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_nothing(broker: BrokerProcess) -> None:
     settings, clock = await new_cluster(broker, SHORT_LEASE_S), LeaseClock()
     assert settings.key is not None

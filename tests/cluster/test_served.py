@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.cluster.test_forwarding import Channel
-from tests.support.waiting import until
+from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import (
@@ -18,6 +18,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
 )
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from induscode.cluster.contract import Placement
+from induscode.cluster.node import ClusterNode
 from induscode.cluster.served import PeerSession, ServedServer
 
 if TYPE_CHECKING:
@@ -100,3 +101,43 @@ async def test_call_is_answered_after_the_end_of_its_server() -> None:
         assert not stage.nodes[0].sent
         stage.served.ended.set()
     assert answer.result()["error"] == {"code": -32000, "message": "the server has ended"}
+
+
+async def test_changed_roots_reach_the_server_once_it_is_up(caplog: pytest.LogCaptureFixture) -> None:
+    stage = Stage()
+    heard: list[str] = []
+    stage.session.connection = SimpleNamespace(notify=heard.append)
+    changed: JsonObject = {"jsonrpc": "2.0", "method": "notifications/roots/list_changed"}
+    for session in (None, stage.session):
+        stage.served.session = session
+        stage.nodes[0].receive(changed)
+    stage.nodes[1].receive({**changed, "method": "notifications/initialized"})
+    assert (heard, caplog.messages) == ([changed["method"]], [])
+
+
+async def test_server_in_use_keeps_no_other_one_running() -> None:
+    rested, resting = list[str](), asyncio.Event()
+
+    async def rest(server: str) -> bool:
+        rested.append(server)
+        resting.set()
+        return True
+
+    async def ask_peers_to_rest(_: float) -> bool:
+        return True
+
+    def describe(server: str, *, is_idle: bool) -> SimpleNamespace:
+        def is_idle_for(_: float) -> bool:
+            return is_idle
+
+        placement = Placement(server, server, "n", "lease", 1)
+        return SimpleNamespace(placement=placement, is_idle=is_idle_for, ask_peers_to_rest=ask_peers_to_rest)
+
+    served = {"busy": describe("busy", is_idle=False), "idle": describe("idle", is_idle=True)}
+    node: Any = SimpleNamespace(_served=served, _fleet=SimpleNamespace(rest=rest))
+    async with asyncio.TaskGroup() as tasks:
+        watching = tasks.create_task(ClusterNode._watch_idle(node, 0.0))
+        async with asyncio.timeout(LIMIT_S):
+            await resting.wait()
+        watching.cancel()
+    assert {*rested} == {"idle"}
