@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from nats.errors import OutboundBufferLimitError
 from nats.js.errors import APIError
 from tests.cluster.test_faults import find_pid
 from tests.cluster.test_shared_ledger import open_ledger
@@ -201,6 +202,20 @@ async def test_messages_that_come_faster_than_they_are_read_are_said(broker: Bro
         for _ in range(3):
             await client.publish("crowded", b"x")
         await until(lambda: "slow" in states)
+
+
+@pytest.mark.parametrize("failure", [ConnectionResetError("reset"), OutboundBufferLimitError()])
+async def test_connection_that_takes_nothing_is_a_fault(
+    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise failure
+
+    async with open_broker(await new_cluster(broker)) as opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(opened.client, "publish", fail)
+            with pytest.raises(ClusterFault, match="nothing can be sent"):
+                await opened.publish("x", b"x")
 
 
 async def test_slow_broker_is_named_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
