@@ -11,6 +11,11 @@ from tests.commands.helpers import PYTHON, configured, told, user_file
 from tests.support.scripts import run
 from tests.support.servers import SERVERS
 
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.runtime.contract import ToolDescriptor
+from induscode.boot.content import _MAX_ABOUT, _shorten
+from induscode.deck.mcp.capability import BridgeCapability
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -73,3 +78,11 @@ def test_what_a_reference_does_not_take_is_refused(words: tuple[str, ...], said:
     configured(user_file(), {"lib": row})
     refused = run("call", *words, cwd=tmp_path)
     assert (refused.returncode, said in refused.stderr) == (2, True), refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"), [(_MAX_ABOUT, "x" * _MAX_ABOUT), (_MAX_ABOUT + 1, "x" * (_MAX_ABOUT - 1) + "…")]
+)
+def test_description_in_a_table_has_a_longest_length(length: int, shown: str) -> None:
+    descriptor = ToolDescriptor("s__t", "x" * length, {})
+    assert _shorten(BridgeCapability.from_definition(descriptor, RemoteToolRef("s", "t"))) == shown

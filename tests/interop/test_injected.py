@@ -9,7 +9,7 @@ import pytest
 from mcp.shared.memory import create_client_server_memory_streams
 from tests.support.servers import honest
 
-from indusagi.capabilities import ToolSpec, define_tool
+from indusagi.capabilities import ToolSpec, define_tool, make_local_context
 from indusagi.interop import (
     HttpSettings,
     InjectedTransport,
@@ -24,6 +24,7 @@ from indusagi.mcp import MCPClient, MCPServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from pathlib import Path
 
     from indusagi.capabilities import DefinedTool, ToolContext
     from indusagi.core.json import JsonObject
@@ -111,6 +112,18 @@ async def test_finding_1a6_the_facade_serves_and_calls_over_a_pair() -> None:
         assert client.status().phase == "ready"
         assert server.notify_changed() is False
     assert not client.connected
+    await running.cancel()
+
+
+async def test_tools_of_a_server_run_in_the_context_that_it_was_given(tmp_path: Path) -> None:
+    async def locate(arguments: JsonObject, ctx: ToolContext) -> str:
+        return ctx.cwd
+
+    tool = define_tool(ToolSpec("locate", "Says where it runs.", {"type": "object"}, locate))
+    ours, theirs = linked_pair()
+    running = await MCPServer([tool], context=make_local_context(str(tmp_path))).connect(theirs)
+    async with MCPClient(CONFIG, ours) as client:
+        assert (await client.call_tool("locate")).content == ({"type": "text", "text": str(tmp_path)},)
     await running.cancel()
 
 

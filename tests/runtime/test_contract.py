@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from tests.support.strategies import json_values
 
-from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolDescriptor, ToolOutcome, ToolResult
+from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolDescriptor, ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
@@ -44,6 +44,14 @@ def test_results_have_short_constructors() -> None:
     assert ToolResult.json({"a": 1}).content == (JsonContentBlock({"a": 1}),)
     error = ToolResult.error("no such file", code="not_found", path="x")
     assert (error.is_error, error.details) == (True, {"code": "not_found", "path": "x"})
+
+
+def test_part_to_keep_may_be_named_by_a_text() -> None:
+    tail: Any = "tail"
+    assert ToolResult((), keep=tail).keep is Keep.TAIL
+    middle: Any = "middle"
+    with pytest.raises(ValueError, match="middle"):
+        ToolResult((), keep=middle)
 
 
 def test_descriptor_needs_name_description_and_parameters() -> None:

@@ -201,6 +201,7 @@ def test_the_lock_holds_the_projects_tools_and_finds_every_change(tmp_path: Path
     refused = run("mcp", "lock", cwd=tmp_path)
     assert refused.returncode == 1
     assert "indus mcp approve s one" in refused.stderr
+    assert "nothing was written: these tools wait for approval" in refused.stderr
     assert path.read_bytes() == before
     run("mcp", "approve", "s", "--yes", cwd=tmp_path)
     assert told("mcp", "lock", "--json", cwd=tmp_path)["tools"] == 2

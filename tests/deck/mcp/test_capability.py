@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.deck.mcp.capability import (
+    BridgeCapability,
     BridgeKey,
     bridge_content_key,
     bridge_ulid_key,
@@ -60,3 +63,13 @@ def test_a_qualified_name_is_taken_apart_at_its_first_qualifier(name: str, serve
 def test_qualifying_and_splitting_a_name_are_inverse_without_a_qualifier_in_the_server(server: str, tool: str) -> None:
     name = qualify_bridge_name(server, tool)
     assert (server_of_qualified(name), unqualified_tool(name)) == (server, tool)
+
+
+def test_cards_are_equal_by_their_definition_alone() -> None:
+    async def run(*_: object) -> ToolResult:
+        return ToolResult(())
+
+    descriptor, ref = ToolDescriptor("s__t", "Says it.", {}), RemoteToolRef("s", "t")
+    card = BridgeCapability.from_definition(descriptor, ref)
+    assert card == BridgeCapability.from_definition(descriptor, ref, {}, run, shares_name=True)
+    assert card != BridgeCapability.from_definition(descriptor, ref, {"name": "t"})
