@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -28,12 +29,12 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.invisible import iter_strings
 from indusagi.core.process.tree import MARK
 from indusagi.core.text import clean_text
-from indusagi.interop.protocol_bridge.contract import ServerLimits
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, ProtocolFault, ServerLimits
 from indusagi.runtime.contract import ToolResult
 from induscode.conversations.agents.delegate import SubSessions
 from induscode.conversations.contract import ExitCode
 from induscode.conversations.output import StdoutWriter
-from induscode.conversations.run import answer_prompt, run_headless
+from induscode.conversations.run import Run, answer_prompt, run_headless
 from induscode.conversations.transcript import Transcript, conversations_dir, open_transcript
 from induscode.deck.contract import DelegateRequest, describe
 from induscode.deck.mcp.store import open_store
@@ -858,3 +859,27 @@ def test_finding_b13_failure_of_a_known_server_is_reported(ran: Ran, require_per
     assert done["code"] == 0
     assert any("'s'" in note for note in done["notes"])
     assert "'s'" in ran.err
+
+
+def test_start_of_a_run_names_its_servers_and_their_faults() -> None:
+    fault = ProtocolFault("timeout", "too late")
+    servers = [EndpointStatus("a", EndpointPhase.READY, 3), EndpointStatus("b", EndpointPhase.FAULTED, 0, fault)]
+    session = SimpleNamespace(
+        mcp=SimpleNamespace(status=lambda: {status.server: status for status in servers}),
+        deck=lambda: SimpleNamespace(shown=list),
+    )
+    conversation: Any = SimpleNamespace(
+        notes=[],
+        list_notes=list,
+        session=session,
+        transcript=SimpleNamespace(id="t"),
+        choice=SimpleNamespace(label="m"),
+        invocation=Invocation(cwd="/w"),
+    )
+    reporter: Any = None
+    start = Run(conversation, reporter, CancelToken()).describe_start()
+    assert (start.session, start.model, start.cwd) == ("t", "m", "/w")
+    assert start.servers == [
+        {"name": "a", "phase": "ready", "tools": 3, "fault": None},
+        {"name": "b", "phase": "faulted", "tools": 0, "fault": {"kind": "timeout", "message": str(fault)}},
+    ]

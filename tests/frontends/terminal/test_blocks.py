@@ -119,3 +119,9 @@ def test_parts_of_long_blocks_depend_on_the_text_alone(lines: list[str], times: 
     assert blocks == split(text)
     letters = "".join((block.info if block.is_first else "") + block.text for block in blocks)
     assert [c for c in text if c.isalpha()] == [c for c in letters if c.isalpha()] or "|" in text
+
+
+def test_a_paragraph_after_one_that_was_cut_begins_anew() -> None:
+    blocks = split("word\n" * MAX_LINES + "\nnext\n")
+    assert [(block.text.count("word"), block.is_first) for block in blocks] == [(MAX_LINES, True), (0, True)]
+    assert not blocks[0].is_last
