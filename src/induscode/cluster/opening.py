@@ -14,7 +14,7 @@ from indusagi.core.records import record
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
 from induscode.cluster.broker import LONGEST_S, PROOF, Broker, check_key, find_proof_place, is_sealed_with
-from induscode.cluster.contract import LEASE_S, ClusterFault, LostRaceError
+from induscode.cluster.contract import CREDENTIALS_VARIABLE, LEASE_S, ClusterFault, LostRaceError
 
 if TYPE_CHECKING:
     from nats.js.api import StreamConfig
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _FAILED = 1
-CREDENTIALS = "induscode.broker_credentials"
-"""Where a command stores the value of `--broker-credentials`."""
+_CREDENTIALS = "induscode.broker_credentials"
+"""Where a command of `indus cluster` stores the value of `--broker-credentials`."""
+CREDENTIALS_HELP = (
+    f"A file with USER:PASSWORD, a token or NATS credentials; by default the variable {CREDENTIALS_VARIABLE}."
+)
 KEY_HELP = "The key of the cluster; by default the setting cluster.key_file, or cluster.key in the state directory."
 
 
@@ -40,12 +43,13 @@ def broker_option(function: _F) -> _F:
 
 def credentials_option(function: _F) -> _F:
     """Add `--broker-credentials`, the file with the user and password for the brokers."""
-    text = "A file with USER:PASSWORD, a token or NATS credentials; by default the variable INDUS_BROKER_CREDENTIALS."
 
     def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
-        context.meta[CREDENTIALS] = value
+        context.meta[_CREDENTIALS] = value
 
-    option = click.option("--broker-credentials", metavar="FILE", help=text, expose_value=False, callback=keep)
+    option = click.option(
+        "--broker-credentials", metavar="FILE", help=CREDENTIALS_HELP, expose_value=False, callback=keep
+    )
     return option(function)
 
 
@@ -54,8 +58,12 @@ def key_option(function: _F) -> _F:
     return click.option("--cluster-key", "key_file", metavar="FILE", help=KEY_HELP)(function)
 
 
-def add_credentials(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
-    """Add this process's broker credentials. A password in an address works, with a warning.
+def add_credentials(
+    context: click.Context, cluster: ClusterSettings, settings: Settings, file: str | None
+) -> ClusterSettings:
+    """Add this process's broker credentials, from `file`, a variable or the settings.
+
+    A password in an address works, with a warning.
 
     Raises:
         click.UsageError: The file can't be used.
@@ -64,7 +72,7 @@ def add_credentials(context: click.Context, cluster: ClusterSettings, settings: 
     from induscode.launch.settings import CLUSTER_CREDENTIALS  # noqa: PLC0415 — not for the help
 
     try:
-        credentials = read_credentials(context.meta.get(CREDENTIALS) or settings.get(CLUSTER_CREDENTIALS))
+        credentials = read_credentials(file or settings.get(CLUSTER_CREDENTIALS))
     except (OSError, ValueError) as exc:
         raise click.UsageError(f"--broker-credentials: {exc}", context) from exc
     if has_password(cluster.brokers) and not credentials:
@@ -90,7 +98,7 @@ def read_settings(context: click.Context, brokers: str | None) -> ClusterSetting
         found = ClusterSettings(brokers=parse_brokers(text), node="command")
     except ValueError as exc:
         raise click.UsageError(f"{'--cluster' if brokers else 'the setting cluster.brokers'}: {exc}", context) from exc
-    return add_credentials(context, found, settings)
+    return add_credentials(context, found, settings, context.meta.get(_CREDENTIALS))
 
 
 def read_observer_settings(context: click.Context, brokers: str | None, key_file: str | None) -> ClusterSettings:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from indusagi.capabilities.web.results import SEARXNG_VARIABLE
 from induscode.cli.output import as_json, print_notes, print_table, write_json
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import hide_password
@@ -15,7 +14,6 @@ from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import flags, read_cwd
 from induscode.launch.settings import (
     CLUSTER_BROKERS,
-    SEARCH_SEARXNG_URL,
     SERVE_VIEWS,
     SETTINGS,
     SettingError,
@@ -89,8 +87,8 @@ def _list_files(cwd: str) -> list[JsonObject]:
 def _build_row(settings: Settings, key: str) -> JsonObject:
     setting = SETTINGS[key]
     value, origin = settings.get(setting), settings.origin(setting)
-    if setting is SEARCH_SEARXNG_URL and value is None and os.environ.get(SEARXNG_VARIABLE):
-        value, origin = os.environ[SEARXNG_VARIABLE], f"variable {SEARXNG_VARIABLE}"
+    if setting.variable and value is None and os.environ.get(setting.variable):
+        value, origin = os.environ[setting.variable], f"variable {setting.variable}"
     if setting is SERVE_VIEWS:
         value = {name: view.to_json() for name, view in settings.get(SERVE_VIEWS).items()}
     if setting is CLUSTER_BROKERS:
