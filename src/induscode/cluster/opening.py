@@ -13,15 +13,28 @@ import click
 from indusagi.core.records import record
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
-from induscode.cluster.broker import LONGEST_S, PROOF, Broker, check_key, find_proof_place, is_sealed_with
-from induscode.cluster.contract import CREDENTIALS_VARIABLE, LEASE_S, ClusterFault, LostRaceError
+from induscode.cluster.broker import LONGEST_S, PROOF, Broker, check_key, find_proof_place, is_sealed_with, open_broker
+from induscode.cluster.contract import (
+    CREDENTIALS_VARIABLE,
+    LEASE_S,
+    PASSWORD_SHOWN,
+    ClusterFault,
+    ClusterSettings,
+    LostRaceError,
+    has_password,
+    parse_brokers,
+    read_credentials,
+)
+from induscode.cluster.health import STATES
+from induscode.cluster.key import find_key_path, read_key
+from induscode.launch.options import read_invocation
+from induscode.launch.settings import CLUSTER_BROKERS, CLUSTER_CREDENTIALS, CLUSTER_KEY_FILE
 
 if TYPE_CHECKING:
     from nats.js.api import StreamConfig
 
     from indusagi.core.cancel import CancelToken
     from induscode.cluster.bucket import Bucket
-    from induscode.cluster.contract import ClusterSettings
     from induscode.cluster.key import ClusterKey
     from induscode.launch.settings import Settings
 
@@ -68,9 +81,6 @@ def add_credentials(
     Raises:
         click.UsageError: The file can't be used.
     """
-    from induscode.cluster.contract import PASSWORD_SHOWN, has_password, read_credentials  # noqa: PLC0415 — not for the help
-    from induscode.launch.settings import CLUSTER_CREDENTIALS  # noqa: PLC0415 — not for the help
-
     try:
         credentials = read_credentials(file or settings.get(CLUSTER_CREDENTIALS))
     except (OSError, ValueError) as exc:
@@ -86,10 +96,6 @@ def read_settings(context: click.Context, brokers: str | None) -> ClusterSetting
     Raises:
         click.UsageError: There are none, or an address is invalid.
     """
-    from induscode.cluster.contract import ClusterSettings, parse_brokers  # noqa: PLC0415 — loaded on use
-    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
-    from induscode.launch.settings import CLUSTER_BROKERS  # noqa: PLC0415 — not for the help
-
     settings = read_invocation(context).settings
     text = brokers or ",".join(settings.get(CLUSTER_BROKERS))
     if not text:
@@ -107,8 +113,6 @@ def read_observer_settings(context: click.Context, brokers: str | None, key_file
     Raises:
         click.UsageError: There are no brokers, or the key can't be used.
     """
-    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
-
     found, settings = read_settings(context, brokers), read_invocation(context).settings
     if key_file is None and not os.path.exists(find_key_file(settings, None)):
         return found
@@ -117,9 +121,6 @@ def read_observer_settings(context: click.Context, brokers: str | None, key_file
 
 def find_key_file(settings: Settings, key_file: str | None) -> str:
     """Return the path of the key file, or raise `click.UsageError` without a home directory."""
-    from induscode.cluster.key import find_key_path  # noqa: PLC0415 — not for the help
-    from induscode.launch.settings import CLUSTER_KEY_FILE  # noqa: PLC0415 — not for the help
-
     try:
         return find_key_path(key_file or settings.get(CLUSTER_KEY_FILE))
     except OSError as exc:
@@ -132,8 +133,6 @@ def load_key(context: click.Context, settings: Settings, key_file: str | None) -
     Raises:
         click.UsageError: It's missing or can't be used.
     """
-    from induscode.cluster.key import read_key  # noqa: PLC0415 — not for the help
-
     path = find_key_file(settings, key_file)
     try:
         return read_key(path)
@@ -150,16 +149,12 @@ def read_keyed_settings(context: click.Context, brokers: str | None, key_file: s
     Raises:
         click.UsageError: One of them is missing or can't be used.
     """
-    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
-
     settings = read_settings(context, brokers)
     return replace(settings, key=load_key(context, read_invocation(context).settings, key_file))
 
 
 def describe_fault(fault: ClusterFault) -> str:
     """Describe a fault, after the brokers' state if that's the cause; a missing majority comes with its reasons."""
-    from induscode.cluster.health import STATES  # noqa: PLC0415 — not for the help
-
     if fault.state in {"ready", "missing"}:
         return str(fault)
     reasons = f": {STATES[fault.state].partition(': ')[2]}" if fault.state == "partitioned" else ""
@@ -170,8 +165,6 @@ def run_with_broker(
     settings: ClusterSettings, work: Callable[[Broker], Awaitable[int]], *, checks_key: bool = True
 ) -> int:
     """Connect, do the work and return its exit code. Prints why connecting failed."""
-    from induscode.cluster.broker import check_key, open_broker  # noqa: PLC0415 — not for the help
-    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
 
     async def run(_: CancelToken) -> int:
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from induscode.cli.output import as_json, print_notes, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import hide_password
 from induscode.commands.groups import CommandGroup, LazyCommand
@@ -22,6 +24,7 @@ from induscode.launch.settings import (
     project_settings_path,
     user_settings_path,
 )
+from induscode.servers.config.writer import own_config_path
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
@@ -56,22 +59,22 @@ def show(context: click.Context, *, as_json: bool, **_: object) -> int:
     except SettingError as exc:
         raise click.UsageError(str(exc), context) from exc
     print_notes(settings.notes)
-    rows = [_build_row(settings, key) for key in SETTINGS]
     files = _list_files(read_cwd(context))
-    if as_json:
-        write_json({"settings": [*rows], "files": [*files], "notes": [str(note) for note in settings.notes]})
-        return 0
-    cells = [[row["key"], _format_value(row["value"]), row["origin"]] for row in rows]
-    print_table(("SETTING", "VALUE", "ORIGIN"), cells)
-    print_line("")
-    print_table(("FILE", "HOLDS", "PATH"), [[row["state"], row["holds"], row["path"]] for row in files])
+    Listing(
+        "settings",
+        [_build_row(settings, key) for key in SETTINGS],
+        ("SETTING", "VALUE", "ORIGIN"),
+        lambda row: (row["key"], _format_value(row["value"]), row["origin"]),
+        after={"files": [*files], "notes": [str(note) for note in settings.notes]},
+    ).show(as_json=as_json)
+    if not as_json:
+        print_line("")
+        Listing("files", files, ("FILE", "HOLDS", "PATH"), itemgetter("state", "holds", "path")).show(as_json=False)
     return 0
 
 
 def _list_files(cwd: str) -> list[JsonObject]:
     """List the files that configure indus; the user's settings and servers live in different folders."""
-    from induscode.servers.config.writer import own_config_path  # noqa: PLC0415 — for the list of files
-
     paths = {
         "your settings": user_settings_path(os.environ),
         "the project's settings": project_settings_path(cwd),
