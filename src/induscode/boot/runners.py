@@ -113,7 +113,7 @@ class StartAnnouncer:
         elif server in self._slow and status.phase is EndpointPhase.READY:
             self._slow.discard(server)
             seconds = monotonic() - self._began.get(server, monotonic())
-            self._output(f"server {server!r} is ready after {seconds:.0f} s")
+            self._output(f"{server} ready ({seconds:.0f} s)")
 
 
 def show_slow_start(server: str, slow: SlowStart) -> None:
@@ -128,14 +128,14 @@ def _print_on_terminal(line: str) -> None:
 
 def describe_slow_start(server: str, slow: SlowStart) -> str:
     """Describe a slow start in one line, with its probable cause."""
-    return f"{'first start' if slow.first else 'start'} of {server!r}: {explain_slow_start(slow)}"
+    return f"{server}: {explain_slow_start(slow)}"
 
 
 def explain_slow_start(slow: SlowStart) -> str:
     """Return the probable cause of a slow start."""
     if slow.package_manager is None:
-        return "still waiting for its first answer"
-    return f"{slow.package_manager} may be downloading it" if slow.first else f"waiting for {slow.package_manager}"
+        return "no answer yet"
+    return f"{slow.package_manager} may be downloading it" if slow.first else f"starting ({slow.package_manager})"
 
 
 def __getattr__(name: str) -> object:

@@ -32,12 +32,12 @@ _COMMANDS = {
     "cluster": ("prepare and examine a cluster of gateways", "induscode.commands.cluster"),
     "ui": ("look at servers, tools, calls and the ledger in a browser", "induscode.commands.ui"),
     "acp": ("work in an editor: the Agent Client Protocol over stdio", "induscode.frontends.acp.command"),
-    "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
+    "mcp": ("add, trust and check MCP servers", "induscode.commands.mcp"),
     "connectors": ("add, examine and approve services described by OpenAPI", "induscode.commands.connectors"),
     "addons": ("list, trust and examine addons", "induscode.commands.addons"),
     "search": ("fetch the model by which tools are found by meaning", "induscode.commands.search"),
-    "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
-    "calls": ("which tools were called, how long they took, what failed", "induscode.commands.calls"),
+    "ledger": ("history of tools, and what the model saw", "induscode.commands.ledger"),
+    "calls": ("recent tool calls: duration, result, errors", "induscode.commands.calls"),
     "top": ("the calls of every server as they happen", "induscode.commands.top"),
     "rewind": ("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
     "settings": ("show, find and check the settings", "induscode.commands.settings"),
@@ -122,7 +122,7 @@ class _Indus(click.Group):
 @click.version_option(__version__, "-V", "--version", message="indus %(version)s")
 @click.pass_context
 def _indus(context: click.Context, **_: object) -> int:
-    """Every tool a model may call, in one deck."""
+    """One gateway, one agent, one log for all your MCP tools."""
     if context.invoked_subcommand is not None:
         return 0
     invocation = read_invocation(context)

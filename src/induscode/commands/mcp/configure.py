@@ -90,8 +90,8 @@ def add(
 ) -> int:
     """Add the server NAME: a URL, or the COMMAND that starts it.
 
-    ${VARIABLE} in a value is read from the environment when the server starts. Adding a server to the project is
-    consent to it. Starts it once, as a check.
+    ${VARIABLE} in a value is read from the environment when the server starts. Adding a server to the project trusts
+    it. indus starts it once to check it.
     """
     where = cast("Scope", scope or "user")
     if where == "user":
