@@ -137,7 +137,7 @@ class InteractiveApp:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._end_by_signal, number)
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
-        self.screen.show(f"indus {__version__} · {self._invocation.cwd} · /help for commands")
+        self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help for commands")
         self.screen.flush()
         try:
             # Nothing else may write to the terminal while the screen is up.
