@@ -74,9 +74,7 @@ def sort_in_chunks(items: Sequence[T], key: Callable[[T], Any]) -> list[T]:
 
 
 _PRIVATE_DIR = 0o700
-_PRIVATE_FILE = 0o600
-SQLITE_SIDE_FILES = ("-wal", "-shm")
-"""Suffixes of a SQLite database's side files: https://www.sqlite.org/tempfiles.html."""
+PRIVATE_FILE = 0o600
 _LONGEST_WAIT_S = 10.0
 _PAUSE_S = 0.02
 
@@ -146,31 +144,7 @@ def create_private_file(path: str) -> int:
     Raises:
         OSError: `path` exists, even as a link, or its directory doesn't.
     """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
-
-
-def prepare_database_file(path: str) -> bool:
-    """Make a SQLite database and its side files private; return whether the database is new.
-
-    Raises:
-        OSError: It can't be created, is a link, or belongs to another user.
-    """
-    make_private_dir(os.path.dirname(os.path.abspath(path)))
-    with suppress(FileExistsError):
-        os.close(create_private_file(path))
-        return True
-    # By name: closing any descriptor of a database drops the locks of all of this process's connections to it
-    # (https://www.sqlite.org/howtocorrupt.html, section 2.2).
-    for name in (path, *(path + side for side in SQLITE_SIDE_FILES)):
-        try:
-            status = os.lstat(name)
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise PermissionError(f"{name!r} is not a file of this user: remove it")
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            os.chmod(name, _PRIVATE_FILE)
-    return False
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
 
 
 def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
