@@ -75,6 +75,7 @@ def sort_in_chunks(items: Sequence[T], key: Callable[[T], Any]) -> list[T]:
 
 _PRIVATE_DIR = 0o700
 PRIVATE_FILE = 0o600
+_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _LONGEST_WAIT_S = 10.0
 _PAUSE_S = 0.02
 
@@ -144,7 +145,7 @@ def create_private_file(path: str) -> int:
     Raises:
         OSError: `path` exists, even as a link, or its directory doesn't.
     """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
+    return os.open(path, _NEW_FILE, PRIVATE_FILE)
 
 
 def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
@@ -173,18 +174,28 @@ def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = 
         os.close(handle)
 
 
-def replace_private_file(path: str, data: bytes) -> None:
-    """Write a file that only this user can read and rename it to `path` (rename(2)).
+def replace_file(path: str, data: bytes, *, mode: int | None = PRIVATE_FILE, sync: bool = True) -> None:
+    """Write a new file and rename it to `path` (rename(2)), so readers see the old content or the new.
+
+    Args:
+        path: Path of the file.
+        data: Its content.
+        mode: Its mode. By default, only this user can read it; None uses the umask's default.
+        sync: Whether the content survives power loss once this returns.
 
     Raises:
         OSError: It can't be written. The old file stays, and the temporary one is removed.
     """
     temporary = f"{path}.{os.urandom(8).hex()}.tmp"
     try:
-        with os.fdopen(create_private_file(temporary), "wb") as file:
+        handle = os.open(temporary, _NEW_FILE, 0o666 if mode is None else PRIVATE_FILE)
+        with os.fdopen(handle, "wb") as file:
+            if mode is not None:
+                os.fchmod(handle, mode)
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(handle)
         os.replace(temporary, path)
     except BaseException:
         if os.path.exists(temporary):
@@ -264,4 +275,4 @@ class PrivateJsonFile(Generic[T]):
             if damaged:
                 os.replace(self._path, f"{self._path}.corrupt-{new_ulid()}")
             yield content
-            replace_private_file(self._path, json.dumps(self._dump(content), indent=1).encode("utf-8"))
+            replace_file(self._path, json.dumps(self._dump(content), indent=1).encode("utf-8"))
