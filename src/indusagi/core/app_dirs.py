@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from indusagi.core.json import JsonValue
 
@@ -94,6 +94,12 @@ def state_dir() -> str:
             raise OSError(f"no home directory ({home!r}): set HOME or XDG_STATE_HOME to a full path")
         root = os.path.join(home, ".local", "state")
     return os.path.join(root, "indus")
+
+
+def config_home(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the directory of the user's configuration files, `$XDG_CONFIG_HOME` or `~/.config`."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
 
 
 def make_private_dir(path: str) -> str:
