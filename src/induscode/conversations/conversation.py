@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.leftovers import make_owned_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import estimate_tokens
 from indusagi.core.tasks import BackgroundTask
@@ -560,7 +560,7 @@ async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerat
             if invocation.resume is not None or invocation.continue_last:
                 raise
             notes.append(f"this conversation cannot be kept: {exc}")
-            folder = await to_thread.run_sync(make_owned_dir)
+            folder = await to_thread.run_sync(partial(mkdtemp, prefix="indus-"))
             stack.push_async_callback(to_thread.run_sync, partial(rmtree, folder))
             path = os.path.join(folder, new_ulid())
             transcript = await to_thread.run_sync(Transcript, path, invocation.cwd)
