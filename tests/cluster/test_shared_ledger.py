@@ -109,7 +109,7 @@ async def test_two_processes_publish_one_file_once(
     broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A disk that takes longer moves the ledger to memory, with one row more: the one that says so.
-    monkeypatch.setattr("induscode.deck.mcp.store.database.BUSY_S", 60.0)
+    monkeypatch.setattr("indusagi.core.sqlite.BUSY_S", 60.0)
     settings = await new_cluster(broker)
     async with open_ledger(settings, tmp_path) as one, open_ledger(settings, tmp_path) as other:
         running = [asyncio.create_task(node.publisher.run()) for node in (one, other)]  # noqa: TID251 — awaited below

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.core.app_dirs import make_private_dir, replace_private_file, state_dir
+from indusagi.core.app_dirs import make_private_dir, replace_file, state_dir
 from indusagi.core.json import compact_json, is_json_object
 from induscode.cli.terminal import print_status
 from induscode.cluster.contract import ClusterFault
@@ -84,7 +84,7 @@ class GatewaySharing:
         except (OSError, ValueError):
             is_same = False
         if not is_same:
-            replace_private_file(self._path, text.encode())
+            replace_file(self._path, text.encode())
 
     def limit_checks(self, checks: CardChecks) -> CardChecks:
         """Put the cluster's rules in front of this gateway's permission checks."""

@@ -25,7 +25,7 @@ from induscode.servers.remedies import advise, format_server_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.capabilities.receipts import Receipt
+    from indusagi.capabilities.leftovers import Receipt
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
@@ -106,7 +106,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     Starts each trusted server once, by itself, and leaves the ledger alone. Also lists jobs that a crashed run of indus
     left running.
     """
-    from indusagi.capabilities.receipts import end_leftover, find_leftover_jobs  # noqa: PLC0415 — for `doctor`
+    from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs  # noqa: PLC0415 — for `doctor`
     from induscode.launch.installation import check_installation  # noqa: PLC0415 — for `doctor`
 
     plan = load_plan(read_invocation(context))
