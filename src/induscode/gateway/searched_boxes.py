@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ToolBox
+    from induscode.deck.layers import ServedBox
     from induscode.deck.mcp.store.journal import Journal
-    from induscode.gateway.view_box import SearchableBox
     from induscode.launch.settings import Settings
     from induscode.search.background import BackgroundIndex
     from induscode.search.finder import SearchReport
@@ -63,7 +63,7 @@ class SearchedBoxes:
                 from induscode.gateway.search_box import SearchBox  # noqa: PLC0415 — imports the index
 
                 index = index or self._open_index()
-                searched = SearchBox(cast("SearchableBox", box), self._options, index.open, self._record)
+                searched = SearchBox(cast("ServedBox", box), self._options, index.open, self._record)
                 index.fill_soon(searched.finder.fill_index)
             known = box, searched
             return searched

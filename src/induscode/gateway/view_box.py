@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
 import click
@@ -23,6 +23,7 @@ from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolOutcome, ToolResult
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
+from induscode.deck.layers import ToolBoxLayer
 from induscode.gateway.content import build_not_found
 from induscode.launch.views import NATIVE, find_view, matches
 from induscode.search.options import SEARCH_CARDS
@@ -31,7 +32,6 @@ from induscode.servers.remedies import format_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.calls import CallingClient
     from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor
+    from induscode.deck.layers import ServedBox
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.gateway.content import GatewayContent, KnownItems
     from induscode.launch.views import View
@@ -47,60 +48,13 @@ _CALLERS = frozenset({RUN_CODE, "task"})
 """Cards that call other tools."""
 
 
-class ServedBox(Protocol):
-    """The interface a view needs from a gateway's toolbox."""
-
-    def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List all tools."""
-        ...
-
-    async def run(
-        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
-    ) -> ToolOutcome:
-        """Run one call."""
-        ...
-
-    def answers_unlisted(self, name: str) -> bool:
-        """Return whether a tool is disabled."""
-        ...
-
-    def find_server(self, name: str) -> str | None:
-        """Find the server of a tool."""
-        ...
-
-
-class SearchableBox(ServedBox, Protocol):
-    """The interface a search needs from the toolbox of a gateway or a view."""
-
-    @property
-    def context(self) -> ToolContext:
-        """The context of native cards."""
-        ...
-
-    def forwards_input(self, name: str) -> bool:
-        """Return whether a tool belongs to a server."""
-        ...
-
-    def find_ref(self, name: str) -> RemoteToolRef | None:
-        """Return the server of a tool and the tool's name there."""
-        ...
-
-    def find_denied(self, names: Collection[str]) -> Collection[str]:
-        """Return the tools that a rule denies."""
-        ...
-
-    def list_disabled(self) -> Sequence[DisabledTool]:
-        """List the disabled tools."""
-        ...
-
-
-class ViewBox:
+class ViewBox(ToolBoxLayer):
     """A toolbox behind a view."""
 
     def __init__(self, box: ServedBox, view: View) -> None:
-        self.box = box
+        super().__init__(box)
         self._view = view
-        selected = select_tools(box, view)
+        selected = select_tools(box.descriptors(), box.find_server, view)
         self._descriptors = tuple(descriptor for _, descriptor in selected)
         self._originals = {descriptor.name: original for original, descriptor in selected}
         self.servers = {server for original in self._originals.values() if (server := box.find_server(original))}
@@ -109,11 +63,6 @@ class ViewBox:
     @cached_property
     def _taken(self) -> Collection[str]:
         return list_taken_names(self.box.descriptors())
-
-    @property
-    def runner(self) -> ViewBox:
-        """This object: it runs its own calls."""
-        return self
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools the view shows."""
@@ -150,44 +99,33 @@ class ViewBox:
         """Return the server of a tool by its name in the view."""
         return self.box.find_server(self._originals.get(name) or self._find_disabled(name) or name)
 
-    # -- searching the view -------------------------------------------------------------------
-
-    @property
-    def context(self) -> ToolContext:
-        """The context of native cards."""
-        return self._searchable.context
-
     def forwards_input(self, name: str) -> bool:
         """Return whether a tool belongs to a server."""
-        return name in self._originals and self._searchable.forwards_input(self._originals[name])
+        return name in self._originals and self.box.forwards_input(self._originals[name])
 
     def find_ref(self, name: str) -> RemoteToolRef | None:
         """Return the server of a tool and its name there, or the view's name for a renamed tool."""
         original = self._originals.get(name, name)
-        ref = self._searchable.find_ref(original)
+        ref = self.box.find_ref(original)
         return ref if ref is None or name == original else replace(ref, name=name)
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
         """Return the tools that a rule denies."""
         originals = {name: self._originals.get(name, name) for name in names}
-        denied = self._searchable.find_denied([*originals.values()])
+        denied = self.box.find_denied([*originals.values()])
         return {name for name, original in originals.items() if original in denied}
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         """List the disabled tools the view would show."""
         return [
             replace(tool, name=choose_tool_name(tool.name, self._view, self._taken))
-            for tool in self._searchable.list_disabled()
+            for tool in self.box.list_disabled()
             if self._would_show(tool.name, tool.ref.server)
         ]
 
     def _would_show(self, name: str, server: str) -> bool:
         """Return whether the view would show a disabled tool, assuming it isn't read-only: that's unknown so far."""
         return self._view.shows(name, server, reads_only=False)
-
-    @property
-    def _searchable(self) -> SearchableBox:
-        return cast("SearchableBox", self.box)
 
 
 def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
@@ -284,15 +222,12 @@ class GatewayViews:
         return box.servers if isinstance(box, ViewBox) else ()
 
 
-def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]:
+def select_tools(
+    tools: Sequence[ToolDescriptor], find_server: Callable[[str], str | None], view: View
+) -> list[tuple[str, ToolDescriptor]]:
     """Select the tools a view shows, each with its original name."""
-    every = box.descriptors()
-    shown = [
-        descriptor
-        for descriptor in every
-        if view.shows(descriptor.name, box.find_server(descriptor.name) or "", reads_only=descriptor.reads_only)
-    ]
-    taken = list_taken_names(every)
+    shown = [tool for tool in tools if view.shows(tool.name, find_server(tool.name) or "", reads_only=tool.reads_only)]
+    taken = list_taken_names(tools)
     selected: list[tuple[str, ToolDescriptor]] = []
     for descriptor in shown:
         text, definition = view.describe.get(descriptor.name), descriptor.definition
