@@ -152,7 +152,7 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
         except ClusterFault as fault:
             print_status(f"the cluster cannot be joined: {describe_fault(fault)}")
             return int(ExitCode.FAILED)
-        node.on_note = print_status
+        node.on_note.add(print_status)
         others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
         print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
         if shared is None:
