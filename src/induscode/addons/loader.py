@@ -42,6 +42,7 @@ class AddonSet:
         notes: About skipped addons.
         missing: Required addons that weren't loaded, with the reason.
         main: The session's context. Calls in another one come from sub-agents.
+        on_note: Called with each later note about an addon that failed in a call.
     """
 
     def __init__(
@@ -50,12 +51,12 @@ class AddonSet:
         notes: Iterable[Note] = (),
         missing: Mapping[str, str] | None = None,
         main: ContextId | None = None,
+        on_note: Callable[[Note], None] = lambda _: None,
     ) -> None:
         self.loaded = tuple(loaded)
         self.missing = dict(missing or {})
         self._notes = [*notes]
-        self.on_note: Callable[[Note], None] | None = None
-        """Called with each later note about an addon that failed in a call."""
+        self._on_note = on_note
         self._chain = InterceptorChain(self.loaded, main, self.missing, self._report)
 
     @property
@@ -65,8 +66,7 @@ class AddonSet:
 
     def _report(self, note: Note) -> None:
         self._notes.append(note)
-        if self.on_note is not None:
-            self.on_note(note)
+        self._on_note(note)
 
     @property
     def skipped(self) -> Collection[str]:
@@ -114,7 +114,12 @@ class AddonSet:
 
 
 async def load_addons(
-    cwd: str, main: ContextId | None = None, *, required: Sequence[str] = (), enabled: bool = True
+    cwd: str,
+    main: ContextId | None = None,
+    *,
+    required: Sequence[str] = (),
+    enabled: bool = True,
+    on_note: Callable[[Note], None] = lambda _: None,
 ) -> AddonSet:
     """Load a workspace's addons.
 
@@ -123,6 +128,7 @@ async def load_addons(
         main: The session's context.
         required: Names that must be loaded. If one isn't, every call fails.
         enabled: False loads none, so required ones are missing.
+        on_note: Called with each later note about an addon that failed in a call.
     """
     found = await to_thread.run_sync(discover_addons, cwd) if enabled else DiscoveredAddons()
     notes = [*found.notes]
@@ -145,7 +151,7 @@ async def load_addons(
     absent = "--no-addons is given" if not enabled else "there is no such addon; see the setting addons.required"
     names = {one.name for one in loaded}
     missing = {name: reasons.get(name, absent) for name in required if name not in names}
-    return AddonSet(loaded, notes, missing, main)
+    return AddonSet(loaded, notes, missing, main, on_note)
 
 
 def describe_refusal(source: InstalledAddon | ProjectAddon) -> Note | None:

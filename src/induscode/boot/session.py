@@ -127,6 +127,7 @@ async def open_session(
     options: BootOptions | None = None,
     plan_mode: bool = False,
     origin: CallOrigin | None = None,
+    on_note: Callable[[Note], None] | None = None,
     share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None,
 ) -> AsyncGenerator[Session]:
     """Open the session of a run inside the block.
@@ -134,8 +135,8 @@ async def open_session(
     A `plan` fixes the servers; known ones start on the first call of one of their tools, or when woken. Without a
     `profile` there are no native cards. The memory card uses the project's file and `saas-action` the user's
     connectors, unless `framework` provides a store or a gateway. Cards without a backend are dropped; `plan_mode` says
-    that the caller implements the plan cards. `origin` labels the recorded calls. Cluster nodes share their ledger with
-    `share_store`.
+    that the caller implements the plan cards. `origin` labels the recorded calls. `on_note` receives notes about addons
+    and records that fail later. Cluster nodes share their ledger with `share_store`.
 
     Raises:
         BackendFault: A tool in `--tools`, or code mode, lacks its backend.
@@ -155,7 +156,7 @@ async def open_session(
             connectors = await to_thread.run_sync(LiveConnectors, handles.web or WebSettings())
             stack.push_async_callback(connectors.aclose)
             handles = replace(handles, saas=connectors)
-        calls = await open_observers(stack, invocation.settings, origin or CallOrigin())
+        calls = await open_observers(stack, invocation.settings, origin or CallOrigin(), on_note)
         handles = replace(handles, observer=calls.combine(handles.observer))
         context = DeckContext(invocation.cwd, handles, invocation.sandbox)
         # In a thread, because it looks for a package on disk.
@@ -188,6 +189,7 @@ async def open_session(
                 native.context.context_id,
                 required=invocation.settings.get(ADDONS_REQUIRED),
                 enabled=not invocation.no_addons,
+                on_note=on_note or (lambda _: None),
             )
         stack.push_async_callback(addons.aclose)
         code = None

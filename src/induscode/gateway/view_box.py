@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import click
@@ -25,6 +25,7 @@ from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.layers import ToolBoxLayer
 from induscode.gateway.content import build_not_found
+from induscode.gateway.searched_boxes import serve_current
 from induscode.launch.views import NATIVE, find_view, matches
 from induscode.search.options import SEARCH_CARDS
 from induscode.servers.remedies import format_command
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from induscode.deck.layers import ServedBox
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.gateway.content import GatewayContent, KnownItems
+    from induscode.gateway.searched_boxes import BoxSource
     from induscode.launch.views import View
 
 _CALLERS = frozenset({RUN_CODE, "task"})
@@ -183,15 +185,15 @@ class GatewayViews:
 
     def __init__(
         self,
-        source: Callable[[], ToolBox],
+        source: BoxSource,
         views: Mapping[str, View],
         tokens: Mapping[bytes, str] | None = None,
         forced: View | None = None,
         content: GatewayContent | None = None,
-        wrap: Callable[[Callable[[], ToolBox]], Callable[[], ToolBox]] = lambda source: source,
+        wrap: Callable[[BoxSource], Callable[[], ToolBox]] = serve_current,
     ) -> None:
         self._source, self._views, self._tokens, self._forced = source, views, tokens or {}, forced
-        self._built: dict[str, tuple[ToolBox, ViewBox]] = {}
+        self._built: dict[str, tuple[ServedBox, ViewBox]] = {}
         self._served = {
             name: ServedView(
                 wrap(partial(self._build_box, view)),
@@ -207,19 +209,17 @@ class GatewayViews:
         )
         return None if view is None else self._served[view.name]
 
-    def _build_box(self, view: View) -> ToolBox:
+    def _build_box(self, view: View) -> ViewBox | None:
         box, known = self._source(), self._built.get(view.name)
-        if known is not None and known[0] is box:
-            return known[1]
-        if not hasattr(box, "find_server"):
-            return box  # empty until the servers are known
-        built = ViewBox(cast("ServedBox", box), view)
+        if box is None or (known is not None and known[0] is box):
+            return known and known[1]
+        built = ViewBox(box, view)
         self._built[view.name] = (box, built)
         return built
 
     def _find_servers(self, view: View) -> Collection[str]:
         box = self._build_box(view)
-        return box.servers if isinstance(box, ViewBox) else ()
+        return () if box is None else box.servers
 
 
 def select_tools(
