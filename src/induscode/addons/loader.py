@@ -57,6 +57,10 @@ class AddonSet:
         self.missing = dict(missing or {})
         self._notes = [*notes]
         self._on_note = on_note
+        self.intercepts = bool(self.missing) or any(one.addon.interceptors for one in self.loaded)
+        """Whether calls pass interceptors, or fail because a required addon is missing."""
+        self.has_cards = any(one.addon.cards for one in self.loaded)
+        """Whether an addon contributes a card."""
         self._chain = InterceptorChain(self.loaded, main, self.missing, self._report)
 
     @property
@@ -72,16 +76,6 @@ class AddonSet:
     def skipped(self) -> Collection[str]:
         """Names of addons whose hooks aren't called any more after a failure."""
         return self._chain.skipped
-
-    @property
-    def intercepts(self) -> bool:
-        """Whether calls pass interceptors, or fail because a required addon is missing."""
-        return bool(self.missing) or any(loaded.addon.interceptors for loaded in self.loaded)
-
-    @property
-    def has_cards(self) -> bool:
-        """Whether an addon contributes a card."""
-        return any(loaded.addon.cards for loaded in self.loaded)
 
     def select_cards(self, taken: Iterable[str]) -> tuple[Sequence[Capability], Sequence[Note]]:
         """Select the cards with unused names, in order. Returns them, and a note for each of the others."""

@@ -122,7 +122,7 @@ async def open_conversation(
             open_session(
                 invocation,
                 framework=framework,
-                fit=limit.fit,
+                limit=limit,
                 wrap=permissions.wrap,
                 plan_mode=True,
                 wait=False,
