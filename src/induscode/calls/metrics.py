@@ -38,10 +38,10 @@ class _Series:
 class CallMetrics:
     """A `CallObserver` that counts a gateway's calls and their durations."""
 
-    def __init__(self) -> None:
+    def __init__(self, count_dropped: Callable[[], int] = lambda: 0) -> None:
         self._series: dict[tuple[str, str, str], _Series] = {}
         self.running = 0
-        self.find_dropped: Callable[[], int] = lambda: 0
+        self._count_dropped = count_dropped
         """Returns the number of unrecorded calls."""
 
     def start(self, call: ToolCall, tool: object) -> MeasuredCall:
@@ -93,7 +93,7 @@ class CallMetrics:
         lines += [f"indus_calls_running {self.running}"]
         lines += ["# HELP indus_call_records_dropped_total Calls that could not be recorded."]
         lines += ["# TYPE indus_call_records_dropped_total counter"]
-        lines += [f"indus_call_records_dropped_total {self.find_dropped()}"]
+        lines += [f"indus_call_records_dropped_total {self._count_dropped()}"]
         return "\n".join(lines) + "\n"
 
 

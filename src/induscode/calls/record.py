@@ -45,6 +45,8 @@ class CallOrigin:
     """Entry point: `session`, `call` or `gateway`."""
     client: str = ""
     conversation: str = ""
+    transport: str = ""
+    """Transport of a gateway's clients: `pipe` or `tcp`."""
 
 
 @record

@@ -95,12 +95,14 @@ class SessionResources:
         return node
 
 
-def build_resources(cwd: str, transcript: Transcript, agents: AgentFiles) -> SessionResources:
+def build_resources(
+    cwd: str, transcript: Transcript, agents: AgentFiles, on_task_end: Callable[[str], None]
+) -> SessionResources:
     """Build the resources of a session in `cwd`. Files open on first use."""
     return SessionResources(
         FileMemory(os.path.join(cwd, MEMORY_NAME)),
         FileCheckpoints(os.path.join(transcript.directory, "checkpoints"), cwd),
-        SubSessions(os.path.join(transcript.directory, "tasks"), cwd, agents),
+        SubSessions(os.path.join(transcript.directory, "tasks"), cwd, agents, on_end=on_task_end),
         ConversationReadState(transcript),
     )
 

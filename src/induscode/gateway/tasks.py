@@ -90,6 +90,7 @@ class GatewayTasks:
         task_map: Persists tasks. Without it they live as long as this process.
         on_note: Receives a note if tasks can't be persisted.
         handles: Seals ids in a cluster, which makes the map unnecessary.
+        holds_back: Returns whether every result has to pass through here: addon interceptors don't see tasks.
     """
 
     def __init__(
@@ -98,16 +99,16 @@ class GatewayTasks:
         task_map: TaskMap | None = None,
         on_note: Callable[[Note], None] = lambda _: None,
         handles: TaskHandles | None = None,
+        holds_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.holds_back: Callable[[], bool] = lambda: False
-        """Returns whether every result has to pass through here: addon interceptors don't see tasks."""
+        self._holds_back = holds_back
         self._content = content
         self._map = task_map
         self._on_note = on_note
         self._handles = handles
         self._held: dict[str, HeldTask] = {}
         self._by_own: dict[tuple[str, str], HeldTask] = {}
-        content.on_task_status = self.receive
+        content.on_task_status.add(self.receive)
 
     async def open(self) -> None:
         """Load tasks that clients hold from earlier runs. In a cluster, follow the task ends other nodes report."""
@@ -144,7 +145,7 @@ class GatewayTasks:
 
     def gives_handles(self) -> bool:
         """Return whether clients get handles. If not, the gateway waits for results."""
-        return not self.holds_back()
+        return not self._holds_back()
 
     async def add(self, exchange: TaskExchange, owner: bytes, listener: TaskListener | None) -> JsonObject:
         """Persist a new task before its client learns about it, and return it under the gateway's id."""
