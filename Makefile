@@ -1,7 +1,7 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz host-fuzz cluster-faults mutants properties repeats stalls scoreboard
+.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format reference docs wheel bench soak gate-fuzz host-fuzz cluster-faults mutants properties repeats stalls scoreboard
 .PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart floors lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
@@ -70,7 +70,10 @@ coverage: setup  ## run all tests and measure their coverage
 	@.venv/bin/coverage combine -q
 	@.venv/bin/coverage report
 
-docs: setup  ## build the documentation into site/
+reference: setup  ## write the reference pages of the command from its tables
+	@.venv/bin/python scripts/reference.py
+
+docs: reference  ## build the documentation into site/
 	@sh scripts/docs
 
 wheel: setup  ## build dist/, install the wheel into a fresh environment and run it

@@ -11,6 +11,8 @@ from induscode.cli.output import as_json, can_ask_user, confirm, write_json
 from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import CommandGroup, LazyCommand
+from induscode.search.background import INSTALL_NUMPY, has_numpy
+from induscode.search.weights import SENTENCE_ENCODER, fetch_weights
 
 if TYPE_CHECKING:
     from induscode.search.weights import ModelFile
@@ -39,9 +41,6 @@ def status(*, as_json: bool) -> int:
 
 
 def _print_status(*, as_json: bool) -> int:
-    from induscode.search.background import INSTALL_NUMPY, has_numpy  # noqa: PLC0415 — not for the help
-    from induscode.search.weights import SENTENCE_ENCODER  # noqa: PLC0415 — not for the help
-
     missing = [] if SENTENCE_ENCODER.is_fetched() else [SENTENCE_ENCODER.fetch_command]
     missing += [] if has_numpy() else [INSTALL_NUMPY]
     if as_json:
@@ -62,8 +61,6 @@ def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
 
     Without it, and without the extra `semantic`, tools are found by their words. Exit code 1 if you decline.
     """
-    from induscode.search.weights import SENTENCE_ENCODER, fetch_weights  # noqa: PLC0415 — not for the help
-
     model = SENTENCE_ENCODER
     if not model.is_intact():
         if model.is_fetched():

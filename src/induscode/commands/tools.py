@@ -11,11 +11,15 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.core.text import cut_text, format_count
+from induscode.boot.catalog import list_tools
+from induscode.boot.plans import canon_tool_name
 from induscode.cli.console import stdout_console
-from induscode.cli.output import as_json, build_unknown_name, print_notes, print_table, write_json
+from induscode.cli.listing import print_table
+from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status, print_text
 from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool
+from induscode.deck.catalog import has_capability
 from induscode.launch.options import flags, name_profile, read_invocation
 
 if TYPE_CHECKING:
@@ -49,8 +53,6 @@ def command() -> None:
 
 
 def _list_tools(context: click.Context, *, no_check: bool, name: str | None = None) -> ToolListing:
-    from induscode.boot.catalog import list_tools  # noqa: PLC0415 — imports the deck
-
     invocation = read_invocation(context)
     return run_for_result(lambda _: list_tools(invocation, check=not no_check, name=name))
 
@@ -137,9 +139,6 @@ def _build_json(listing: ToolListing) -> JsonObject:
 @click.pass_context
 def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **_: object) -> int:
     """Show the definition of the tool NAME as a model gets it."""
-    from induscode.boot.plans import canon_tool_name  # noqa: PLC0415 — imports the deck
-    from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the deck
-
     listing = _list_tools(context, no_check=no_check, name=name)
     wanted = canon_tool_name(name)
     matches = [tool for tool in listing.tools if tool.name == name]

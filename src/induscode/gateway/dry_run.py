@@ -14,7 +14,8 @@ from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from induscode.boot.catalog import NATIVE, ListedTool, list_tools
 from induscode.boot.content import open_content
 from induscode.boot.plans import usage_errors
-from induscode.cli.output import print_notes, print_table
+from induscode.cli.listing import print_table
+from induscode.cli.output import print_notes
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.deck.catalog import cards_for_profile, find_missing_backend

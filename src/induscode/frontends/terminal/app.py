@@ -206,7 +206,7 @@ class InteractiveApp:
         """Print a table that fits the terminal, escaping its cells."""
         from rich.console import Console  # noqa: PLC0415 — after the first prompt
 
-        from induscode.cli.console import print_rich_table  # noqa: PLC0415 — after the first prompt
+        from induscode.cli.listing import print_rich_table  # noqa: PLC0415 — after the first prompt
 
         text = StringIO()
         console = Console(
