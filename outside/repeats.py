@@ -130,7 +130,9 @@ def main(arguments: Sequence[str]) -> int:
         rows.append(row)
         with open(_KEPT / "repeats.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(row)) + "\n")
-        print(f"seed {seed}, load {row.load}: {row.passed} passed, {row.failed} failed in {row.seconds} s", flush=True)
+        ending = f", exit code {row.code}" if row.code else ""
+        counts = f"{row.passed} passed, {row.failed} failed"
+        print(f"seed {seed}, load {row.load}: {counts} in {row.seconds} s{ending}", flush=True)
         for name in row.failures:
             print(f"  {name}", flush=True)
     print_table(rows)

@@ -296,8 +296,7 @@ async def test_a_collector_that_does_not_listen_is_one_note_with_its_variable(
     observe_dead_collector(monkeypatch, *given)
     notes: list[Note] = []
     async with AsyncExitStack() as stack:
-        observers = await open_observers(stack, Settings(), CallOrigin())
-        observers.report_to(notes.append)
+        observers = await open_observers(stack, Settings(), CallOrigin(), notes.append)
         observer = observers.combine()
         assert observer is not None
         current_client.set(CallingClient("editor"))

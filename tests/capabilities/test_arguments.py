@@ -200,3 +200,16 @@ async def test_invalid_json_is_found_beside_a_long_string() -> None:
     bad = {"text": LONG, "list": [{1: "a"}]}
     with pytest.raises(NotJson):
         await ArgumentChecker({"type": "object"}).check(cast("JsonObject", bad))
+
+
+def test_a_schema_that_refers_to_itself_is_an_ordinary_error() -> None:
+    """Wherever the stack ends: inside the validator's Rust code that isn't even an `Exception`."""
+    endless: JsonObject = {"if": {"$ref": "#/$defs/x"}}
+    schema: JsonObject = {"type": "object", "properties": {"p": endless}, "$defs": {"x": endless}}
+
+    def check(frames: int) -> list[str]:
+        return check(frames - 1) if frames else ArgumentChecker(schema).problems({"p": 1})
+
+    for frames in range(60):
+        with pytest.raises(RecursionError):
+            check(frames)

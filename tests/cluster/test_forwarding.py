@@ -33,7 +33,7 @@ class Channel:
         self.sent: list[Any] = []
         self.ends: list[str] = []
         self.is_unheard = False
-        self.writable = asyncio.Event()
+        self.writable = self.room = asyncio.Event()
         self.receive: Callable[[Any], None] = lambda _: None
         self.finished: Callable[[TransportEnd], None] = lambda _: None
 
@@ -56,9 +56,6 @@ class Client:
     def __init__(self) -> None:
         self.written: list[Any] = []
         self.writable = asyncio.Event()
-
-    def may_write(self, size: int) -> bool:
-        return True
 
     def send_response(self, status: int, body: bytes = b"", headers: Any = ()) -> None:
         self.written.append((status, body, [*headers]))

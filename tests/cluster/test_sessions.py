@@ -26,11 +26,8 @@ class Client:
     """The connection of a client, which waits for a response in one piece."""
 
     def __init__(self) -> None:
-        self.writable = asyncio.Event()
+        self.writable = self.room = asyncio.Event()
         self.response: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
-
-    def may_write(self, size: int) -> bool:
-        return True
 
     def send_response(self, status: int, body: bytes = b"", headers: object = ()) -> None:
         self.response.set_result((status, json.loads(body)["error"]["message"]))

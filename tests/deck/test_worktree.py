@@ -660,7 +660,9 @@ async def test_a_cancelled_command_is_recorded_too(work: Path, store: FileCheckp
     await blocking(store.begin, "one")
 
     class Cancelled:
-        name = "bash"
+        name = label = description = "bash"
+        parameters = None
+        read_only = False
 
         async def run(self, arguments: object, ctx: object) -> ToolResult:
             await anyio.Path(work / "a").write_text("x", encoding="utf-8")

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from anyio import to_thread
 
+from indusagi.core.listeners import Listeners
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.gateway import run, sharing
+from induscode.gateway import composition, run, sharing
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.page import source as page
 from induscode.gateway.page.contract import ActionReply
@@ -187,9 +188,8 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
     said: list[str] = []
     info = SimpleNamespace(node="one")
     parts = SharedParts(tmp_path)
-    node = SimpleNamespace(
-        info=info, membership=SimpleNamespace(list_nodes=lambda: [info, SimpleNamespace(node="two")]), open_session=None
-    )
+    members = SimpleNamespace(list_nodes=lambda: [info, SimpleNamespace(node="two")])
+    node = SimpleNamespace(info=info, membership=members, open_session=None, on_note=Listeners[[str]]())
 
     @asynccontextmanager
     async def open_part(*_: object, **__: object) -> AsyncGenerator[Any]:
@@ -217,7 +217,8 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
     monkeypatch.setattr("induscode.cluster.sessions.open_sessions", open_part)
     monkeypatch.setattr("induscode.cluster.shared.state.open_shared_state", open_shared)
     monkeypatch.setattr(sharing, "GatewaySharing", Sharing)
-    monkeypatch.setattr(run, "print_status", said.append)
+    for module in (run, composition):
+        monkeypatch.setattr(module, "print_status", said.append)
     options: Any = SimpleNamespace(cluster=object())
     if is_writable:
         with pytest.raises(KeyError):

@@ -52,7 +52,8 @@ def test_a_dry_run_chooses_names_once_for_a_whole_list(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(dry_run, "choose_plain_names", count)
     tools = [ListedTool(ToolDescriptor(f"s__t{number}", "", {}), "s", tool=f"t{number}") for number in NUMBERS]
-    shown = select_tools(dry_run.ListedBox(tools, is_plain=True), View(name="all"))
+    box = dry_run.ListedBox(tools, is_plain=True)
+    shown = select_tools(box.descriptors(), box.find_server, View(name="all"))
     assert [name for name, _ in shown] == [f"t{number}" for number in NUMBERS]
     assert len(chosen) == 1
 

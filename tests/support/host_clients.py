@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.support.host_tools import Bench
 
-    from indusagi.interop import ProviderHost
+    from indusagi.interop import HostLimits, ProviderHost
 
 CHILD = ROOT / "tests" / "support" / "host_child.py"
 WAYS = [f"{channel}-{era}" for channel in ("memory", "stdio", "http") for era in ("modern", "legacy")]
@@ -58,5 +58,5 @@ async def client_of(host: ProviderHost, way: str, **options: Any) -> AsyncGenera
         yield await stack.enter_async_context(Client(transport, mode=mode, **options))
 
 
-def host_of(bench: Bench) -> ProviderHost:
-    return create_provider_host(bench.box)
+def host_of(bench: Bench, limits: HostLimits | None = None) -> ProviderHost:
+    return create_provider_host(bench.box, limits=limits)

@@ -83,7 +83,14 @@ class ArgumentChecker:
             # The default registry would fetch a remote $ref over the network.
             self._validator = Draft202012Validator(self.schema, registry=Registry())
         found = cast("Iterator[ValidationError]", self._validator.iter_errors(arguments))  # pyright: ignore[reportUnknownMemberType] — its stub is half typed
-        first = [*islice(found, _EXAMINED_ERRORS)]
+        try:
+            first = [*islice(found, _EXAMINED_ERRORS)]
+        except BaseException as exc:
+            # A schema that refers to itself without end. If the stack ends inside the validator's Rust code, that
+            # raises something that isn't an `Exception`: no boundary would stop it.
+            if type(exc).__name__ == "PanicException":
+                raise RecursionError("the schema refers to itself") from None
+            raise
         if not first:
             return []
         # The validator reports the missing keys of an object once per key: one error per object is enough.

@@ -126,7 +126,7 @@ class TaskHandles:
 
     def follow(self, look: Callable[[str], None]) -> None:
         """Call `look` with each of this node's handles whose task another node saw end."""
-        self._node.on_task_end = look
+        self._node.on_task_end.add(look)
 
 
 def _encode(sealed: bytes) -> str:
@@ -303,7 +303,7 @@ class ForwardedConnection:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.writable = channel.writable
+        self.writable = self.room = channel.writable
         self._request: HttpRequest | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -379,10 +379,6 @@ class ForwardedConnection:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, action)
-
-    def may_write(self, size: int) -> bool:
-        """Return True: the first node tracks its client's unread bytes."""
-        return True
 
     def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
         """Do nothing: the first node accepted the request."""

@@ -185,9 +185,9 @@ def call_content(
         handlers = None if dialog is None else build_server_handlers(dialog, roots=(invocation.cwd,))
         with token.guard():
             async with AsyncExitStack() as stack:
-                calls = await open_observers(stack, invocation.settings, CallOrigin(via="call", client="indus"))
+                origin = CallOrigin(via="call", client="indus")
+                calls = await open_observers(stack, invocation.settings, origin, lambda note: print_notes([note]))
                 print_notes(calls.unopened)
-                calls.report_to(lambda note: print_notes([note]))
                 observed = replace(make_inert_context(), framework=Framework(observer=calls.combine()))
                 bridge, content = await stack.enter_async_context(
                     open_content(plan.narrow([server]), checks.remote, observed, handlers)
@@ -284,13 +284,12 @@ class _Call:
                         profile=profile,
                         options=options,
                         origin=CallOrigin(via="call", client="indus"),
+                        on_note=lambda note: print_notes([note]),
                     )
                 )
                 print_notes(note for note in session.store.notes if note not in self._printed)
                 print_notes(session.addons.notes)
-                session.addons.on_note = lambda note: print_notes([note])
                 print_notes(session.calls.unopened)
-                session.calls.report_to(session.addons.on_note)
                 opened = session, await self._find_card(session)
             if opened is None:
                 return 0

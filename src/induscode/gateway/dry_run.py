@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import ToolCall, ToolDescriptor, ToolOutcome
+    from indusagi.runtime.contract import ToolDescriptor
     from induscode.gateway.options import ServeOptions
     from induscode.launch.invocation import Invocation
     from induscode.search.options import SearchOptions
@@ -90,7 +90,7 @@ def _print_view(box: ListedBox, content: GatewayContent, view: View, search: Sea
     whose = [f"client {name}" for name in view.clients] + [f"principal {name}" for name in view.principals]
     whose += [f"the token in {view.token_env}"] if view.token_env else []
     print_line(f"view {view.name!r}: {', '.join(whose) or '--view'}" if view.name else "every other client:")
-    selected = select_tools(box, view)
+    selected = select_tools(box.descriptors(), box.find_server, view)
     names = {name: shown.name for name, shown in selected}
     rows = [
         (
@@ -167,14 +167,6 @@ class ListedBox:
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools."""
         return [replace(tool.descriptor, name=name) for name, tool in self._named.items()]
-
-    async def run(self, call: ToolCall, *_: object, **__: object) -> ToolOutcome:
-        """Raise: these tools can't be called."""
-        raise NotImplementedError(call.name)
-
-    def answers_unlisted(self, name: str) -> bool:
-        """Return False: disabled tools aren't in the list."""
-        return False
 
     def find_server(self, name: str) -> str | None:
         """Return the server of a tool, or `None` for a native one."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.core.app_dirs import make_private_dir, replace_private_file, state_dir
+from indusagi.core.app_dirs import make_private_dir, replace_file, state_dir
 from indusagi.core.json import compact_json, is_json_object
 from induscode.cli.terminal import print_status
 from induscode.cluster.contract import ClusterFault
@@ -84,7 +84,7 @@ class GatewaySharing:
         except (OSError, ValueError):
             is_same = False
         if not is_same:
-            replace_private_file(self._path, text.encode())
+            replace_file(self._path, text.encode())
 
     def limit_checks(self, checks: CardChecks) -> CardChecks:
         """Put the cluster's rules in front of this gateway's permission checks."""
@@ -120,12 +120,12 @@ class GatewaySharing:
         state, loop = self.state, asyncio.get_running_loop()
         if state.store is not None:
             state.store.identities = lambda: build_identities(gateway.plan.configs.values()).values()
-        state.on_pins = lambda: tasks.start_soon(gateway.read_approvals)
-        state.on_other = lambda: tasks.start_soon(self._apply, gateway)
-        self.trust.on_checked = lambda: loop.call_soon_threadsafe(self._consented.set)
+        state.on_pins.add(lambda: tasks.start_soon(gateway.read_approvals))
+        state.on_other.add(lambda: tasks.start_soon(self._apply, gateway))
+        self.trust.on_checked.add(lambda: loop.call_soon_threadsafe(self._consented.set))
         self._consented.set()
         if gateway.session.calls.recorder is not None:
-            gateway.session.calls.recorder.on_rows = self.calls.put
+            gateway.session.calls.recorder.on_rows.add(self.calls.put)
         tasks.start_soon(keep_running, self.calls.run)
         tasks.start_soon(keep_running, self._share_consents)
         state.share_pins()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import Any, Generic, TypeVar, cast
 
+from indusagi.core.app_dirs import config_home
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
@@ -345,9 +346,7 @@ class Settings:
 
 def user_settings_path(environ: Mapping[str, str]) -> str:
     """Return the path of the user's settings file."""
-    home = environ.get("HOME") or os.path.expanduser("~")
-    config = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    return os.path.join(config, "indus", _FILE_NAME)
+    return os.path.join(config_home(environ), "indus", _FILE_NAME)
 
 
 def project_settings_path(cwd: str) -> str:

@@ -222,7 +222,7 @@ def test_a_command_beside_its_directory_is_found(tmp_path: Path) -> None:
 
 _LEAVES = """
 import os, subprocess, sys
-from indusagi.capabilities.receipts import write_receipt
+from indusagi.capabilities.leftovers import write_receipt
 mark = "left-" + os.urandom(8).hex()
 null = subprocess.DEVNULL
 job = subprocess.Popen(

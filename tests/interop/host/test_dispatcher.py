@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import tempfile
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +28,7 @@ from indusagi.interop import (
     linked_pair,
 )
 from indusagi.interop.protocol_bridge.client.session import ClientSession
+from indusagi.interop.protocol_bridge.host import waiting
 from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO
 from indusagi.interop.protocol_bridge.host.session import CAPABILITIES, CLIENT_INFO, SUBSCRIPTION, VERSION
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
@@ -383,7 +386,7 @@ async def test_a_queue_that_is_full_refuses_and_a_stopped_host_clears_it() -> No
         await client.wait_for(2)
         assert [frame["id"] for frame in client.received] == [5, 6]
         assert all(frame["error"]["code"] == -32000 for frame in client.received)  # type: ignore[index]
-        assert bench.seen["hang"] == 2
+        await until(lambda: bench.seen["hang"] == 2)
         assert client.running is not None
         await client.running.stop()
         stopped: Any = client.received[2]
@@ -442,25 +445,57 @@ async def test_a_call_keeps_its_slot_until_its_response_is_read() -> None:
         assert {frame["id"] for frame in await client.wait_for(6)} == {*range(6)}  # type: ignore[arg-type]
 
 
-async def test_unread_responses_are_limited() -> None:
+async def test_responses_wait_in_memory_then_on_disk_and_all_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    open_really = tempfile.TemporaryFile
+
+    def open_file(**options: Any) -> Any:
+        opened.append(open_really(**options))
+        return opened[-1]
+
+    monkeypatch.setattr(waiting.tempfile, "TemporaryFile", open_file)
+    monkeypatch.setattr(waiting, "SMALL_BYTES", 100)
     bench = Bench()
     host = create_provider_host(bench.box(), limits=HostLimits(unread_bytes=1_500))
-    long = {"text": "x" * 1_000}
+    texts = {number: str(number) * 1_000 for number in range(1, 6)}
     async with raw_client(host) as client:
         client.theirs.writable.clear()
-        client.ask(1, "tools/call", modern(name="echo", arguments=long))
-        await settled()
-        client.ask(2, "tools/call", modern(name="echo", arguments=long))
-        (refused,) = await client.wait_for()
-        assert refused["id"] == 2
-        assert "bytes was dropped" in str(refused["error"])
+        for number, text in texts.items():
+            client.ask(number, "tools/call", modern(name="echo", arguments={"text": text}))
+        client.ask(6, "tools/call", modern(name="echo", arguments={"text": "x"}))
+        await until(lambda: len(opened) == 4 and bench.seen["echo"] == 6)
+        assert client.received == []
+        client.say({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 5}})
+        await until(lambda: any(file.closed for file in opened))
         client.theirs.writable.set()
-        assert "result" in (await client.wait_for(2))[1]
+        frames = await client.wait_for(5)
+    answers = {frame["id"]: json.dumps(frame["result"]) for frame in frames}
+    assert sorted(answers) == [1, 2, 3, 4, 6]  # type: ignore[type-var]
+    assert all(texts[number] in answers[number] for number in (1, 2, 3, 4))
+    assert all(file.closed for file in opened)
+    assert (waiting._total.memory, waiting._total.disk) == (0, 0)
+
+
+@pytest.mark.parametrize("cause", ["no room", "no disk"])
+async def test_a_response_that_cannot_wait_on_disk_becomes_an_error(
+    cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(waiting, "SMALL_BYTES", 100)
+    if cause == "no room":
+        monkeypatch.setattr(waiting, "MAX_DISK_BYTES", 500)
+    else:
+        monkeypatch.setattr(waiting.tempfile, "TemporaryFile", fail)
+    host = create_provider_host(Bench().box(), limits=HostLimits(unread_bytes=500))
+    async with raw_client(host) as client:
         client.theirs.writable.clear()
-        client.ask(3, "tools/call", modern(name="echo", arguments=long))
-        await settled()
-        client.theirs.writable.set()
-        assert "result" in (await client.wait_for(3))[2]
+        client.ask(1, "tools/call", modern(name="echo", arguments={"text": "x" * 1_000}))
+        (frame,) = await client.wait_for()
+    expected = "are not read" if cause == "no room" else "No space left on device"
+    assert expected in frame["error"]["message"]  # type: ignore[index]
+    assert (waiting._total.memory, waiting._total.disk) == (0, 0)
 
 
 class Broken:
@@ -654,7 +689,7 @@ async def test_a_second_handshake_is_accepted_without_a_second_notification() ->
 
 async def test_a_link_that_fails_at_the_start_is_a_transport_fault() -> None:
     class Unusable:
-        writable = asyncio.Event()
+        writable = room = asyncio.Event()
         accepts_notifications = True
 
         def attach(self, on_frame: Any, on_end: Any) -> None:

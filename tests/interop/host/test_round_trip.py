@@ -251,7 +251,7 @@ class RecordingChannel:
     """A response channel that keeps what is sent."""
 
     def __init__(self) -> None:
-        self.writable = asyncio.Event()
+        self.writable = self.room = asyncio.Event()
         self.writable.set()
         self.accepts_notifications = True
         self.sent: list[Any] = []

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
+from indusagi.capabilities.leftovers import Reaper, remove_receipt, write_receipt
 from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, STOP_GRACE_MS, Ended, SandboxState, ShellResult
-from indusagi.capabilities.receipts import remove_receipt, write_receipt
 from indusagi.capabilities.sandbox.backend import SandboxBackend, SandboxedCommand, read_final_cwd
 from indusagi.capabilities.sandbox.bubblewrap import is_bubblewrap_helper
 from indusagi.capabilities.sandbox.capture import Capture, open_capture
@@ -28,7 +28,6 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.records import record
 
 if TYPE_CHECKING:  # loads the event loop, and isn't part of public signatures
-    from indusagi.capabilities.reaper import Reaper
     from indusagi.core.process.child import ChildProcess
 
 OUTPUT_CAP_BYTES = 64 * 1024 * 1024
@@ -275,8 +274,6 @@ class LocalShell:
         self._is_used = True
         if self._has_reaper:
             if self._reaper is None:
-                from indusagi.capabilities.reaper import Reaper  # noqa: PLC0415 — the first command pays
-
                 self._reaper = Reaper()
             await to_thread.run_sync(self._reaper.start)
         return await run_shielded(_start(prepare, command, folder, with_input), "start a command", undo=discard)

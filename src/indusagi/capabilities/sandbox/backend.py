@@ -12,6 +12,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.leftovers import make_owned_dir
 from indusagi.capabilities.ports import SandboxMissing, SandboxState
 from indusagi.capabilities.sandbox.bubblewrap import (
     MASKS,
@@ -98,9 +99,8 @@ class SandboxBackend:
         with self._lock:
             if self._private is None or not os.path.isdir(self._private.root):
                 import atexit  # noqa: PLC0415 — the first command pays
-                from tempfile import mkdtemp  # noqa: PLC0415 — the first command pays
 
-                private = PrivateDir(os.path.realpath(mkdtemp(prefix="indus-")))
+                private = PrivateDir(make_owned_dir())
                 os.mkdir(private.tmp, 0o700)
                 os.mkdir(private.notes, 0o700)
                 with os.fdopen(create_private_file(private.preamble), "w", encoding="utf-8") as file:

@@ -73,8 +73,9 @@ class LedgerPublisher:
         source: ChainSource,
         on_note: Callable[[str], None],
         largest_bytes: int,
+        on_count: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.on_count: Callable[[int], None] = lambda _: None
+        self._on_count = on_count
         """Called with the number of waiting rows when it changes."""
         self._stream = stream
         self._settings = settings
@@ -183,7 +184,7 @@ class LedgerPublisher:
     def _report(self, waiting: int) -> None:
         if waiting != self._waiting:
             self._waiting = waiting
-            self.on_count(waiting)
+            self._on_count(waiting)
 
     async def _find_end(self) -> None:
         """Find the chain's last row in the stream."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 from anyio import create_task_group
 
-from indusagi.capabilities.receipts import end_leftover, find_leftover_jobs
+from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs
 from indusagi.core.json import NotJson
 from indusagi.core.text import clean_text, format_count
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
@@ -37,7 +37,7 @@ from induscode.servers.remedies import advise, format_server_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.capabilities.receipts import Receipt
+    from indusagi.capabilities.leftovers import Receipt
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import EndpointStatus, RemoteTool, ServerConfig

@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.app_dirs import is_within, read_small_file
+from indusagi.core.app_dirs import config_home, is_within, read_small_file
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
@@ -77,10 +77,8 @@ BUILT_IN = AgentFiles({agent.name: agent for agent in (GENERAL, EXPLORE)})
 def load_agents(cwd: str) -> AgentFiles:
     """Load the user's agents, then the project's. Blocks: call it in a thread."""
     agents, notes = dict(BUILT_IN.agents), list[str]()
-    home = os.environ.get("HOME") or os.path.expanduser("~")
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     project = os.path.join(cwd, ".indusvx", "agents")
-    places: list[tuple[AgentOrigin, str]] = [("user", os.path.join(config, "indus", "agents"))]
+    places: list[tuple[AgentOrigin, str]] = [("user", os.path.join(config_home(), "indus", "agents"))]
     if is_within(os.path.realpath(project), os.path.realpath(cwd)):
         places.append(("project", project))
     else:

@@ -277,13 +277,17 @@ class InteractiveApp:
     async def _hold_conversation(self, invocation: Invocation) -> Invocation | None:
         """Open a conversation, answer messages and close it. Return the next invocation, if any."""
         from induscode.boot.runners import StartAnnouncer  # noqa: PLC0415 — after the first prompt
-        from induscode.conversations.conversation import open_conversation  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.opening import open_conversation  # noqa: PLC0415 — after the first prompt
 
         async with AsyncExitStack() as stack:
             self._announce_start = StartAnnouncer(self.screen.show)
             with self._leaving.guard():
                 opening = open_conversation(
-                    invocation, follow_config=True, dialog=self.screen, on_event=self._handle_server_event
+                    invocation,
+                    follow_config=True,
+                    dialog=self.screen,
+                    on_event=self._handle_server_event,
+                    on_note=self._show_note,
                 )
                 self._conversation = await stack.enter_async_context(opening)
             if self._conversation is None:
@@ -292,7 +296,6 @@ class InteractiveApp:
                 self._invocation = replace(
                     invocation, resume=self._conversation.transcript.id, fork=False, continue_last=False, prompt=None
                 )
-                self._conversation.on_note = self._show_note
                 await self._load_commands(invocation.cwd)
                 self._show_start(self._conversation)
                 return await self._converse(self._conversation)

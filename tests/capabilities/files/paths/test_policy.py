@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -506,13 +507,17 @@ async def test_r43_reads_through_any_links_stay_inside(
             (top / folder / inner).mkdir(parents=True, exist_ok=True)
             (top / folder / inner / "f").write_text(folder, encoding="utf-8")
     for place, target in links:
-        try:
-            (top / "w" / place).symlink_to(target.format(top=top))
-        except OSError:
-            continue
+        make_link(top, top / "w" / place, target.format(top=top))
     fs = LocalFs(str(top / "w"), workspace_policy(str(top / "w")))
     for path in (path.format(top=top) for path in paths):
         assert await _outcome(fs, path) == read_inside(top / "w", path)
+
+
+def make_link(top: Path, link: Path, target: str) -> None:
+    """Make a link if its place exists below `top`: elsewhere pytest would have to clean it up, and fails at a loop."""
+    if os.path.realpath(link.parent).startswith(str(top)):
+        with suppress(OSError):
+            link.symlink_to(target)
 
 
 async def _outcome(fs: Fs, path: str) -> str:

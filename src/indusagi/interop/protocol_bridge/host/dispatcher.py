@@ -17,8 +17,9 @@ from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.outgoing import BUSY, OutgoingRequests, ResponseChannel, new_closed_error
+from indusagi.interop.protocol_bridge.host.waiting import WaitingResponse
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RpcError
-from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, EncodeError, RequestId, decode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -65,16 +66,12 @@ class HostLimits:
     upstreams: int = 17
     """Connections of a relay to its server: one per session, plus a shared one."""
     frame_bytes: int = 16 * 1024 * 1024
-    unread_bytes: int = 128 * 1024 * 1024
-    """Responses waiting for the client to read earlier ones; past the limit they become errors."""
+    unread_bytes: int = 16 * 1024 * 1024
+    """Responses of all clients waiting in memory until earlier ones are read; past the limit they wait on disk."""
     linger_s: float = 1.0
     """How long calls may take to finish after the client's input ends."""
     stop_s: float = 5.0
     """How long calls may take to finish when the host stops, before they're cancelled."""
-
-
-class UnreadLimitError(Exception):
-    """A response can't be sent: its client has too much unread already."""
 
 
 class ForwardedError(Exception):
@@ -144,8 +141,6 @@ class HostRequest:
                 self.channel.send(frame)
             except EncodeError as exc:
                 self.channel.send(_error_frame(self.id, INTERNAL_ERROR, f"the response cannot be sent: {exc}"))
-            except UnreadLimitError as exc:
-                self.channel.send(_error_frame(self.id, BUSY, str(exc)))
         self.is_answered = True
         if self.on_answered is not None:
             self.on_answered()
@@ -211,7 +206,6 @@ class RequestDispatcher:
         self.answered = 0
         """Number of requests answered from a task."""
         self._subscriptions = 0
-        self._unread = 0
         self._is_closing = False
 
     @property
@@ -384,11 +378,8 @@ class RequestDispatcher:
         try:
             if takes_slot and request.cancel.cancelled:
                 return
-            value = await result
             # Hold the slot until the response is written: the next requests would only add to the unread data.
-            if not request.channel.writable.is_set():
-                await self._wait_writable(request, value)
-            frame: JsonObject = {"jsonrpc": "2.0", "id": request.id, "result": value}
+            frame: JsonObject = {"jsonrpc": "2.0", "id": request.id, "result": await self._collect(request, result)}
         except Exception as exc:  # noqa: BLE001 — boundary: answer every request
             frame = _failure_frame(request, exc)
         finally:
@@ -397,17 +388,18 @@ class RequestDispatcher:
         self._remove(request)
         request.respond(frame)
 
-    async def _wait_writable(self, request: HostRequest, result: JsonObject) -> None:
-        size = len(result.encoded) if isinstance(result, EncodedObject) else 0
-        if self._unread + size > self._limits.unread_bytes:
-            raise RpcError(BUSY, f"the response of {size:,} bytes was dropped: those before it are not read")
-        self._unread += size
-        try:
-            with request.cancel.guard():
-                while not request.channel.writable.is_set():  # another response may have filled it again
-                    await request.channel.writable.wait()
-        finally:
-            self._unread -= size
+    async def _collect(self, request: HostRequest, result: PendingResult) -> JsonObject:
+        """Await a result, then wait until its client has read the earlier responses."""
+        value = await result
+        channel = request.channel
+        if channel.writable.is_set() and channel.room.is_set():
+            return value
+        with WaitingResponse(value) as waiting, request.cancel.guard():
+            del value  # it may move to disk
+            await waiting.store(self._limits.unread_bytes)
+            await waiting.wait(channel)
+            return waiting.load()
+        return NO_PARAMS  # cancelled
 
     def send_request(
         self, method: str, params: JsonObject | None, channel: ResponseChannel, *, within_s: float

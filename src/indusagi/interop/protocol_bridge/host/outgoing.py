@@ -33,6 +33,11 @@ class ResponseChannel(Protocol):
         ...
 
     @property
+    def room(self) -> asyncio.Event:
+        """Set while the client has room for a large response, on all its connections together."""
+        ...
+
+    @property
     def accepts_notifications(self) -> bool:
         """Whether frames other than responses reach the client here."""
         ...

@@ -29,6 +29,11 @@ class ServerTransport(Protocol):
         ...
 
     @property
+    def room(self) -> asyncio.Event:
+        """The same: the client has one connection."""
+        ...
+
+    @property
     def accepts_notifications(self) -> bool:
         """Whether the client is still connected."""
         ...

@@ -135,6 +135,11 @@ class StdioHostTransport:
         return None
 
     @property
+    def room(self) -> asyncio.Event:
+        """Set while more can be written: the client has one connection."""
+        return self.writable
+
+    @property
     def accepts_notifications(self) -> bool:
         """Whether the client is still connected."""
         return self._end is None

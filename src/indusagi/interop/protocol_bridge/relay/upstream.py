@@ -330,7 +330,11 @@ class RelayedRequest:
         request.is_forwarded = True
 
     def __await__(self) -> Generator[object, None, JsonObject]:
-        return self._response.__await__()
+        result = yield from self._response.__await__()
+        # Don't hold on to it: it may have to wait for the client, and then moves to disk.
+        self._response = self._loop.create_future()
+        self._response.set_result({})
+        return result
 
     def close(self) -> None:
         """Release the request, and cancel it if the server still works on it."""

@@ -77,6 +77,11 @@ class BaseTransport:
             self.writable.set()
 
     @property
+    def room(self) -> asyncio.Event:
+        """Set while more can be sent: there's one connection."""
+        return self.writable
+
+    @property
     def accepts_notifications(self) -> bool:
         """Whether the transport has not ended."""
         return self._end is None

@@ -7,7 +7,7 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import is_within, read_small_file
+from indusagi.core.app_dirs import config_home, is_within, read_small_file
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
@@ -62,10 +62,8 @@ def load_custom_commands(cwd: str, taken: Collection[str]) -> CustomCommands:
     """
     commands: dict[str, SlashCommand] = {}
     notes: list[str] = []
-    home = os.environ.get("HOME") or os.path.expanduser("~")
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     project = os.path.join(cwd, ".indusvx", "commands")
-    places = [("user", os.path.join(config, "indus", "commands"))]
+    places = [("user", os.path.join(config_home(), "indus", "commands"))]
     if is_within(os.path.realpath(project), os.path.realpath(cwd)):
         places.append(("project", project))
     else:

@@ -206,9 +206,10 @@ class HttpConnection(asyncio.Protocol):
             interval_s = self._settings.unread_s / _PROGRESS_CHECKS
             self._progress_timer = self._loop.call_later(interval_s, self._check_progress)
 
-    def may_write(self, size: int) -> bool:
-        """Return whether this many more bytes may wait for the client to read them."""
-        return self._request is None or self._quota.may_buffer(self._request.identity.owner, size)
+    @property
+    def room(self) -> asyncio.Event:
+        """Set while more bytes may wait for this client, on all its connections together."""
+        return self.writable if self._request is None else self._quota.find_room(self._request.identity.owner)
 
     def _write(self, data: bytes) -> None:
         self.transport.write(data)

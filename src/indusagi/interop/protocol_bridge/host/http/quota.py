@@ -1,7 +1,8 @@
 """Limits of an HTTP host: connections, requests, streams, and bytes that clients haven't read.
 
 Every route counts against them. A connection over the limit waits briefly in the listening socket's queue and makes an
-idle one close. Everything else over its limit is refused with a Retry-After.
+idle one close. Responses over the limit of unread bytes wait. Everything else over its limit is refused with a
+Retry-After.
 """
 
 from __future__ import annotations
@@ -133,6 +134,14 @@ class ConnectionTracker:
         await asyncio.sleep(0)  # transports release their sockets in the next turn of the loop
 
 
+class UnreadBytes:
+    """Response bytes that a client hasn't read."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.room = asyncio.Event()
+
+
 class Quota:
     """Limits of a host: connections; running requests in total, per client and per principal; streams; bytes."""
 
@@ -143,8 +152,10 @@ class Quota:
         self.streams = 0
         self._each: dict[bytes | str, int] = {}
         """Running requests by client or session (bytes), and by principal (text)."""
-        self._unread: Counter[bytes] = Counter()
-        """Unread response bytes by client."""
+        self._unread: dict[bytes, UnreadBytes] = {}
+        """By client, as long as there are some."""
+        self._room = asyncio.Event()
+        self._room.set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -194,13 +205,18 @@ class Quota:
         """Stop counting a stream."""
         self.streams -= 1
 
-    def may_buffer(self, owner: bytes, size: int) -> bool:
-        """Return whether this many more bytes may wait for a client; a single response always may."""
-        unread = self._unread[owner]
-        return not unread or unread + size <= self.settings.unread_bytes
+    def find_room(self, owner: bytes) -> asyncio.Event:
+        """Return an event that's set while more response bytes may wait for a client."""
+        unread = self._unread.get(owner)
+        return self._room if unread is None else unread.room
 
     def change_unread(self, owner: bytes, change: int) -> None:
         """Change the number of bytes waiting for a client."""
-        self._unread[owner] += change
-        if self._unread[owner] <= 0:
+        unread = self._unread.setdefault(owner, UnreadBytes())
+        unread.count += change
+        if unread.count < self.settings.unread_bytes:
+            unread.room.set()
+        else:
+            unread.room.clear()
+        if unread.count <= 0:
             del self._unread[owner]

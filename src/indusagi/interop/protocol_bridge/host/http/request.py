@@ -10,9 +10,9 @@ from urllib.parse import unquote
 
 from indusagi.core.json import compact_json
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.host.dispatcher import UnreadLimitError
 from indusagi.interop.protocol_bridge.host.identity import NOBODY
 from indusagi.interop.protocol_bridge.host.outgoing import BUSY
+from indusagi.interop.protocol_bridge.host.waiting import SMALL_BYTES
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_REQUEST
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 
@@ -37,8 +37,6 @@ STREAM_HEADERS: Headers = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
-_SMALL_BYTES = 64 * 1024
-"""Messages up to this size are sent no matter how much is unread."""
 _NO_STATUSES: Mapping[int, int] = MappingProxyType({})
 
 
@@ -95,8 +93,9 @@ class Connection(Protocol):
         """Call `action` after this time, replacing any earlier deadline."""
         ...
 
-    def may_write(self, size: int) -> bool:
-        """Return whether this many more bytes may wait for the client to read them."""
+    @property
+    def room(self) -> asyncio.Event:
+        """Set while more bytes may wait for this client, on all its connections together."""
         ...
 
     def decide(self, request: HttpRequest, refusal: HttpRefusal | None) -> None:
@@ -212,6 +211,11 @@ class HttpResponse:
         return self._connection.writable
 
     @property
+    def room(self) -> asyncio.Event:
+        """Set while the client has room for a large response, on all its connections together."""
+        return self._connection.room
+
+    @property
     def accepts_notifications(self) -> bool:
         """Whether frames other than the response can be sent."""
         return not self.is_ended and not self._json_only
@@ -221,15 +225,12 @@ class HttpResponse:
 
         Raises:
             EncodeError: It holds a number that JSON can't represent.
-            UnreadLimitError: The client has too much unread already.
         """
         if self.is_ended or (self._json_only and "method" in frame):
             return
         data = encode_frame(frame)
-        if len(data) > _SMALL_BYTES and not self._connection.may_write(len(data)):
-            if "method" in frame:
-                return
-            raise UnreadLimitError(f"the response of {len(data):,} bytes was dropped: those before it are not read")
+        if "method" in frame and len(data) > SMALL_BYTES and not self.room.is_set():
+            return
         if not self._streams and "method" not in frame:
             error = frame.get("error")
             code = error.get("code") if isinstance(error, dict) else None
@@ -277,7 +278,7 @@ class NoResponse:
     """A `ResponseChannel` that drops everything, for messages without a response."""
 
     def __init__(self, connection: Connection) -> None:
-        self.writable = connection.writable
+        self.writable = self.room = connection.writable
 
     accepts_notifications = False
 

@@ -101,7 +101,7 @@ class HttpSettings:
     queue_s: float = 1.0
     """How long a connection may wait for a place."""
     unread_bytes: int = 64 * 1024 * 1024
-    """Response bytes waiting for one client to read them; past the limit a response becomes an error."""
+    """Response bytes written for one client that it hasn't read; past the limit its next responses wait."""
     sessions: int = 16
     """Sessions of clients with a handshake; behind a relay each has its own server process."""
     requests: int = 2_048

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,15 +18,24 @@ from tests.support.scripts import run
 from tests.support.tools import box_of
 from tests.support.waiting import is_alive, running, until
 
-from indusagi.capabilities import receipts
+from indusagi.capabilities import leftovers
 from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities.leftovers import (
+    Receipt,
+    end_leftover,
+    find_leftover_jobs,
+    make_owned_dir,
+    remove_abandoned_dirs,
+    remove_receipt,
+    write_receipt,
+)
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
-from indusagi.capabilities.receipts import Receipt, end_leftover, find_leftover_jobs, remove_receipt, write_receipt
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
 from indusagi.core.ids import new_ulid
-from indusagi.core.process.procfs import measure_usage, read_start_time, reads_terminal
+from indusagi.core.process import tree
+from indusagi.core.process.procfs import ProcessInfo, measure_usage, read_start_time, reads_terminal
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
@@ -50,7 +60,6 @@ anyio.run(main, sys.argv[1])
 """
 
 
-COMMAND = "setsid sleep 601 & (sleep 602; true) & echo $$ > started; exec sleep 603"
 HOLDS_A_SHELL = """
 import anyio, sys
 from indusagi.capabilities.local.shell import LocalShell
@@ -99,9 +108,12 @@ async def test_finding_d7_a_command_whose_owner_is_killed_is_found_and_ended(
     tmp_path: Path, signalled: signal.Signals
 ) -> None:
     """A command in the foreground, with a child and with one that has a session of its own."""
-    argv = [sys.executable, "-c", HOLDS_A_SHELL, str(tmp_path), COMMAND]
+    # Other workers run this test too, so the numbers of the sleeps are unique.
+    one, two, three = (f"60{digit}.{os.getpid():08}{signalled:02}" for digit in range(3))
+    command = f"setsid sleep {one} & (sleep {two}; true) & echo $$ > started; exec sleep {three}"
+    argv = [sys.executable, "-c", HOLDS_A_SHELL, str(tmp_path), command]
     owner = await anyio.open_process(argv, env={**os.environ, "TMPDIR": str(tmp_path)})
-    sleeps = [["sleep", "601"], ["sleep", "602"], ["sleep", "603"]]
+    sleeps = [["sleep", seconds] for seconds in (one, two, three)]
     try:
         await until(lambda: all(len(running(*words)) == 1 for words in sleeps))
         await until(lambda: receipts_dir().is_dir() and len(os.listdir(receipts_dir())) == 1)
@@ -127,6 +139,36 @@ async def test_finding_d7_a_command_whose_owner_is_killed_is_found_and_ended(
             await to_thread.run_sync(end_leftover, receipt)
 
 
+async def test_the_temporary_directory_of_a_crash_is_removed_once_its_command_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipt = await crash_in(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def remove_the_right_ones() -> None:
+        (folder,) = tmp_path.glob("indus-*")
+        (others := tmp_path / "indus-others").mkdir()
+        (linked := tmp_path / "indus-linked").symlink_to(folder)
+        (folder / "tmp" / "link").symlink_to(others)
+        remove_abandoned_dirs()
+        assert folder.is_dir()
+        assert end_leftover(receipt)
+        assert find_leftover_jobs() == []
+        owner = (folder / "owner").read_text(encoding="ascii")
+        pid, started, machine = owner.split(" ", 2)
+        ours = f"{os.getpid()} {read_start_time(os.getpid())} {machine}"
+        for kept in (ours, f"{pid} {started} another boot", "no owner at all"):
+            (folder / "owner").write_text(kept, encoding="ascii")
+            remove_abandoned_dirs()
+            assert folder.is_dir(), kept
+        (folder / "owner").write_text(owner, encoding="ascii")
+        made = Path(make_owned_dir())
+        assert {*tmp_path.glob("indus-*")} == {made, others, linked}
+        assert (others.is_dir(), linked.is_symlink()) == (True, True)
+
+    await to_thread.run_sync(remove_the_right_ones)
+
+
 async def test_finding_d7_a_command_that_is_over_leaves_no_receipt(tmp_path: Path) -> None:
     async with context_in(tmp_path) as ctx:
         # The receipt names the process, so it is written after the start.
@@ -136,12 +178,17 @@ async def test_finding_d7_a_command_that_is_over_leaves_no_receipt(tmp_path: Pat
 
 
 async def test_who_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receipts, "_GRACE_S", 0.3)
+    monkeypatch.setattr(leftovers, "_GRACE_S", 0.3)
     receipt = await crash_in(tmp_path)
-    stays: list[int] = []
-    monkeypatch.setattr(receipts, "signal_processes", lambda found, number: stays.append(number))  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+    sent: dict[int, None] = {}
+
+    def drop(found: list[ProcessInfo], number: int) -> list[ProcessInfo]:
+        sent[number] = None
+        return found
+
+    monkeypatch.setattr(tree, "signal_processes", drop)
     assert not await to_thread.run_sync(end_leftover, receipt)
-    assert stays == [signal.SIGTERM, signal.SIGKILL]
+    assert [*sent] == [signal.SIGTERM, signal.SIGKILL]
     monkeypatch.undo()
     assert await to_thread.run_sync(end_leftover, receipt)
 
@@ -173,7 +220,8 @@ async def test_job_of_a_running_session_is_not_a_leftover(tmp_path: Path) -> Non
 
 
 async def test_invalid_receipts_are_skipped(tmp_path: Path) -> None:
-    await to_thread.run_sync(find_leftover_jobs)
+    assert await to_thread.run_sync(find_leftover_jobs) == []
+    receipts_dir().mkdir(parents=True)
     for name, content in {
         "notes.txt": "mine",
         f"{new_ulid()}.json": "{",

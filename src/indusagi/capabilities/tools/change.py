@@ -1,4 +1,4 @@
-"""Implementation of `edit` and `write`.
+"""Run `edit` and `write`; the first call imports this module.
 
 We change a file while holding its lock, and only if the session has read its current content. The steps: take the lock,
 read the file, plan the edit in a thread or worker, check that the file is still the same, replace it atomically, and
