@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
+from anyio import CancelScope, to_thread
+
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
@@ -44,8 +46,6 @@ async def load_mcp_capabilities(
     Raises:
         ConfigPathError: A path in `--mcp` doesn't exist or has no usable server.
     """
-    from anyio import to_thread  # noqa: PLC0415 — loaded wherever a loop runs
-
     invocation = replace(invocation, cwd=store) if isinstance(store, str) else invocation
     await to_thread.run_sync(check_named_configs, invocation)
     plan = await to_thread.run_sync(plan_servers, invocation, trust)
@@ -70,8 +70,6 @@ async def attach_servers(
 
     With `wait`, return once every eager server has come up or failed, or after `options.wait_s`.
     """
-    from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs
-
     options = options or BootOptions()
     if not plan.rows and not options.reloadable:
         return BootedBridge(store, plan)

@@ -6,18 +6,20 @@ https://click.palletsprojects.com/en/stable/shell-completion/.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
+from indusagi.core.faults import CoreError
 from induscode.cli.output import build_unknown_name, print_notes
+from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status
 from induscode.launch.options import read_invocation, refuse_unused_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from click.shell_completion import CompletionItem
 
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.auth.contract import CredentialStore
@@ -58,8 +60,6 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Import a command from the table; `resolve_command` has already rejected other names."""
-        from importlib import import_module  # noqa: PLC0415 — only for a command that runs
-
         row = self.table[cmd_name]
         return cast("click.Command", getattr(import_module(row.module), row.attribute))
 
@@ -103,7 +103,6 @@ def complete_server(context: click.Context, _parameter: click.Parameter, incompl
 def complete_tool(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a native tool or a known server tool, without starting servers."""
     from induscode.boot.catalog import list_tools  # noqa: PLC0415 — imports the deck
-    from induscode.cli.signals import run_for_result  # noqa: PLC0415 — for a completion only
 
     def list_names(invocation: Invocation) -> Iterable[tuple[str, str]]:
         for tool in run_for_result(lambda _: list_tools(invocation, check=False)).tools:
@@ -115,10 +114,6 @@ def complete_tool(context: click.Context, _parameter: click.Parameter, incomplet
 def _build_items(
     context: click.Context, list_names: Callable[[Invocation], Iterable[tuple[str, str]]], incomplete: str
 ) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem  # noqa: PLC0415 — for a completion only
-
-    from indusagi.core.faults import CoreError  # noqa: PLC0415 — for a completion only
-
     try:
         names = dict(list_names(read_invocation(context)))
     except (click.ClickException, click.exceptions.Exit, CoreError, OSError):
