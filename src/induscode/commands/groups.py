@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from induscode.servers.sign_in.servers import SignInFacts
 
 HELP = ("-h", "--help")
+no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
 
 
 class LazyCommand(NamedTuple):
@@ -39,9 +40,9 @@ class LazyCommand(NamedTuple):
 
 
 class CommandGroup(click.Group):
-    """Loads commands by name, and runs the default command without one."""
+    """Loads commands by name, and without one runs the default command, if there's one."""
 
-    def __init__(self, *args: Any, commands: Mapping[str, LazyCommand], default: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, commands: Mapping[str, LazyCommand], default: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.table = commands
         self.default = default
@@ -50,7 +51,7 @@ class CommandGroup(click.Group):
         """Parse the arguments. A leading option belongs to the default command."""
         # Completion (`resilient_parsing`) lists the commands instead of running the default.
         is_named = bool(args) and (not args[0].startswith("-") or args[0] in HELP)
-        if not is_named and not ctx.resilient_parsing:
+        if self.default and not is_named and not ctx.resilient_parsing:
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
