@@ -134,15 +134,11 @@ _HOSTS = Values(parse_hosts, {"anyOf": [{"type": "string"}, {"type": "array", "i
 # -- the settings -----------------------------------------------------------------------------
 
 WEB_ALLOW_PRIVATE = Setting(
-    "web.allow_private",
-    "Hosts that webfetch may reach although their address is private.",
-    (),
-    _HOSTS,
-    flag="--web-allow",
+    "web.allow_private", "Private hosts that webfetch and connectors may reach.", (), _HOSTS, flag="--web-allow"
 )
 WEB_PORTS = Setting(
     "web.ports",
-    "The ports that webfetch may connect to.",
+    "The ports that webfetch and connectors may connect to.",
     (80, 443, 8080, 8443),
     Values(_parse_ports, {"type": "array", "items": _PORT.schema}),
     tighten=lambda user, project: tuple(port for port in user if port in project),
