@@ -36,17 +36,16 @@ if TYPE_CHECKING:
 
 _DECLINED = 1
 _FAULT = 1
-_HERE = "induscode.commands.addons"
 _STATES: dict[ConsentState, str] = {"trusted": "trusted", "unknown": "needs consent", "changed": "changed"}
 
 
 @click.command(
     cls=CommandGroup,
     commands={
-        "list": LazyCommand("list the addons in their order, with their states", _HERE, "list_"),
-        "trust": LazyCommand("consent to addons of the project", _HERE, "trust"),
-        "untrust": LazyCommand("revoke that consent", _HERE, "untrust"),
-        "doctor": LazyCommand("load the addons, and say what is wrong with them", _HERE, "doctor"),
+        "list": LazyCommand("list the addons in their order, with their states", ":list_"),
+        "trust": LazyCommand("consent to addons of the project", ":trust"),
+        "untrust": LazyCommand("revoke that consent", ":untrust"),
+        "doctor": LazyCommand("load the addons, and say what is wrong with them", ":doctor"),
     },
     default="list",
 )

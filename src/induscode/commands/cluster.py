@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from induscode.cluster.report import BrokerReport
 
 _ROLES = {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}
-_HERE = "induscode.commands.cluster"
 _STATE = "induscode.commands.cluster_state"
 _FAILED = 1
 _MAX_MB = (2**63 - 1) >> 20
@@ -53,14 +52,14 @@ _POLL_INTERVAL_S = 0.25
 @click.command(
     cls=CommandGroup,
     commands={
-        "init": LazyCommand("prepare the brokers, and make the key of the cluster", _HERE, "init"),
-        "status": LazyCommand("show the brokers and the nodes", _HERE, "status"),
-        "placements": LazyCommand("show which node runs which server", _HERE, "placements"),
-        "drain": LazyCommand("move the servers of a node to others", _HERE, "drain"),
-        "config": LazyCommand("show and change the servers and rules of all nodes", _STATE, "config"),
-        "offer-key": LazyCommand("issue or revoke the key of a node that offers its servers", _STATE, "offer_key"),
-        "rotate-key": LazyCommand("replace the key of the cluster", _STATE, "rotate"),
-        "verify": LazyCommand("verify the ledgers of all nodes", _STATE, "verify"),
+        "init": LazyCommand("prepare the brokers, and make the key of the cluster", ":init"),
+        "status": LazyCommand("show the brokers and the nodes", ":status"),
+        "placements": LazyCommand("show which node runs which server", ":placements"),
+        "drain": LazyCommand("move the servers of a node to others", ":drain"),
+        "config": LazyCommand("show and change the servers and rules of all nodes", f"{_STATE}:config"),
+        "offer-key": LazyCommand("issue or revoke the key of a node that offers its servers", f"{_STATE}:offer_key"),
+        "rotate-key": LazyCommand("replace the key of the cluster", f"{_STATE}:rotate"),
+        "verify": LazyCommand("verify the ledgers of all nodes", f"{_STATE}:verify"),
     },
     default="status",
 )

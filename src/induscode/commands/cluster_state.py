@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from induscode.cluster.shared.verify import ClusterReport
     from induscode.core.consent import Consent
 
-_HERE = "induscode.commands.cluster_state"
 _FAILED = 1
 
 
@@ -112,10 +111,10 @@ def _print_report(report: ClusterReport) -> None:
 @click.command(
     cls=CommandGroup,
     commands={
-        "show": LazyCommand("show the servers and rules of the cluster", _HERE, "show"),
-        "push": LazyCommand("put the servers of a file into the cluster", _HERE, "push"),
-        "remove": LazyCommand("remove servers from the cluster", _HERE, "remove"),
-        "rules": LazyCommand("put the rules of a file into the cluster, or remove them", _HERE, "rules"),
+        "show": LazyCommand("show the servers and rules of the cluster", ":show"),
+        "push": LazyCommand("put the servers of a file into the cluster", ":push"),
+        "remove": LazyCommand("remove servers from the cluster", ":remove"),
+        "rules": LazyCommand("put the rules of a file into the cluster, or remove them", ":rules"),
     },
     default="show",
 )

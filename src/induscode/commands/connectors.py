@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from induscode.connectors.store import ConnectorRow
     from induscode.servers.sign_in.prompts import SignInWay
 
-_HERE = "induscode.commands.connectors"
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _PROBLEM = 1
 _FAULT = 3
@@ -57,13 +56,13 @@ _MAX_NOTES = 5
 @click.command(
     cls=CommandGroup,
     commands={
-        "list": LazyCommand("list the connectors", _HERE, "list_rows"),
-        "add": LazyCommand("add a connector from an OpenAPI document", _HERE, "add"),
-        "remove": LazyCommand("remove a connector", _HERE, "remove"),
-        "login": LazyCommand("sign in to the service of a connector", _HERE, "login"),
-        "logout": LazyCommand("sign out of the service of a connector", _HERE, "logout"),
-        "doctor": LazyCommand("examine document, address, variables and sign-in of connectors", _HERE, "doctor"),
-        "approve": LazyCommand("approve a changed document as it is now", _HERE, "approve"),
+        "list": LazyCommand("list the connectors", ":list_rows"),
+        "add": LazyCommand("add a connector from an OpenAPI document", ":add"),
+        "remove": LazyCommand("remove a connector", ":remove"),
+        "login": LazyCommand("sign in to the service of a connector", ":login"),
+        "logout": LazyCommand("sign out of the service of a connector", ":logout"),
+        "doctor": LazyCommand("examine document, address, variables and sign-in of connectors", ":doctor"),
+        "approve": LazyCommand("approve a changed document as it is now", ":approve"),
     },
     default="list",
 )

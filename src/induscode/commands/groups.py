@@ -35,8 +35,8 @@ class LazyCommand(NamedTuple):
     """A command's line in the help, and where to import it from."""
 
     about: str
-    module: str
-    attribute: str = "command"
+    place: str
+    """`module:name` as in entry points; by default the group's module, and the name `command`."""
 
 
 class CommandGroup(click.Group):
@@ -61,8 +61,9 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Import a command from the table; `resolve_command` has already rejected other names."""
-        row = self.table[cmd_name]
-        return cast("click.Command", getattr(import_module(row.module), row.attribute))
+        module, _, name = self.table[cmd_name].place.partition(":")
+        module = module or cast("Callable[..., object]", self.callback).__module__
+        return cast("click.Command", getattr(import_module(module), name or "command"))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands without loading them."""

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.events import Row, RunFacts
     from induscode.deck.mcp.store.history import DeckRecord
 
-_HERE = "induscode.commands.ledger"
 _DAMAGED = 1
 _KEY_LENGTH = 15
 _EMPTY = "No events yet. They appear after the first session or indus serve."
@@ -39,12 +38,12 @@ run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or
 @click.command(
     cls=CommandGroup,
     commands={
-        "timeline": LazyCommand("list the events, the newest last", _HERE, "timeline"),
-        "show": LazyCommand("show the events of a tool, a key or a row", _HERE, "show"),
-        "at": LazyCommand("show the deck as it was at a time", _HERE, "at"),
-        "turn": LazyCommand("show the deck that a model saw at a turn", _HERE, "turn"),
-        "verify": LazyCommand("check that the ledger is unchanged", _HERE, "verify"),
-        "export": LazyCommand("write everything as JSON lines", _HERE, "export"),
+        "timeline": LazyCommand("list the events, the newest last", ":timeline"),
+        "show": LazyCommand("show the events of a tool, a key or a row", ":show"),
+        "at": LazyCommand("show the deck as it was at a time", ":at"),
+        "turn": LazyCommand("show the deck that a model saw at a turn", ":turn"),
+        "verify": LazyCommand("check that the ledger is unchanged", ":verify"),
+        "export": LazyCommand("write everything as JSON lines", ":export"),
     },
     default="timeline",
 )

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _PROMPT = 'indus -p "…"'
 _COMMANDS = {
     "tools": LazyCommand("list, show and search the tools of the deck", "induscode.commands.tools"),
-    "resources": LazyCommand("list and read the resources of servers", "induscode.commands.resources"),
-    "prompts": LazyCommand("list the prompts of servers, and get their messages", "induscode.commands.prompts"),
+    "resources": LazyCommand("list and read the resources of servers", "induscode.commands.content:resources"),
+    "prompts": LazyCommand("list the prompts of servers, and get their messages", "induscode.commands.content:prompts"),
     "call": LazyCommand("call one tool, read a resource, or get a prompt", "induscode.commands.call"),
     "serve": LazyCommand("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
     "cluster": LazyCommand("prepare and examine a cluster of gateways", "induscode.commands.cluster"),

@@ -18,14 +18,13 @@ if TYPE_CHECKING:
     from induscode.search.weights import ModelFile
 
 _DECLINED = 1
-_HERE = "induscode.commands.search"
 
 
 @click.command(
     cls=CommandGroup,
     commands={
-        "status": LazyCommand("show whether tools are found by meaning, or by their words alone", _HERE, "status"),
-        "fetch-model": LazyCommand("fetch the model by which they are found by meaning", _HERE, "fetch_model"),
+        "status": LazyCommand("show whether tools are found by meaning, or by their words alone", ":status"),
+        "fetch-model": LazyCommand("fetch the model by which they are found by meaning", ":fetch_model"),
     },
     default="status",
 )

@@ -30,17 +30,16 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.launch.settings import Settings
 
-_HERE = "induscode.commands.settings"
 _WRONG = 1
 
 
 @click.command(
     cls=CommandGroup,
     commands={
-        "show": LazyCommand("show every setting with its value and origin", _HERE, "show"),
-        "path": LazyCommand("print the path of the user's file", _HERE, "path"),
-        "check": LazyCommand("check the files of the user and the project", _HERE, "check"),
-        "schema": LazyCommand("print the JSON schema of the files, for an editor", _HERE, "schema"),
+        "show": LazyCommand("show every setting with its value and origin", ":show"),
+        "path": LazyCommand("print the path of the user's file", ":path"),
+        "check": LazyCommand("check the files of the user and the project", ":check"),
+        "schema": LazyCommand("print the JSON schema of the files, for an editor", ":schema"),
     },
     default="show",
 )

@@ -33,7 +33,6 @@ _NOTHING_FOUND = 1
 _MAX_ABOUT = 160
 _MAX_SIGNATURE = 400
 _KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource")
-_HERE = "induscode.commands.tools"
 
 _deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
 
@@ -41,9 +40,9 @@ _deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--no-addons", "--cw
 @click.command(
     cls=CommandGroup,
     commands={
-        "list": LazyCommand("list the tools with their cost, and the cost of each server", _HERE, "list_"),
-        "show": LazyCommand("show the definition of a tool as a model gets it", _HERE, "show"),
-        "search": LazyCommand("find tools, prompts and resources by what they do", _HERE, "search"),
+        "list": LazyCommand("list the tools with their cost, and the cost of each server", ":list_"),
+        "show": LazyCommand("show the definition of a tool as a model gets it", ":show"),
+        "search": LazyCommand("find tools, prompts and resources by what they do", ":search"),
     },
     default="list",
 )
