@@ -214,7 +214,8 @@ async def test_job_of_a_running_session_is_not_a_leftover(tmp_path: Path) -> Non
 
 
 async def test_invalid_receipts_are_skipped(tmp_path: Path) -> None:
-    await to_thread.run_sync(find_leftover_jobs)
+    assert await to_thread.run_sync(find_leftover_jobs) == []
+    receipts_dir().mkdir(parents=True)
     for name, content in {
         "notes.txt": "mine",
         f"{new_ulid()}.json": "{",

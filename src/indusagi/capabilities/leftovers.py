@@ -61,7 +61,8 @@ def write_receipt(mark: str, pid: int, command: str, cwd: str) -> str | None:
     if started is None or owner_started is None:
         return None
     receipt = Receipt(mark, pid, started, os.getpid(), owner_started, command, cwd)
-    path = os.path.join(_receipts_dir(), f"{new_ulid()}.json")
+    make_private_dir(state_dir())
+    path = os.path.join(make_private_dir(_receipts_dir()), f"{new_ulid()}.json")
     with os.fdopen(create_private_file(path), "w", encoding="utf-8") as file:
         json.dump(asdict(receipt), file)
     return path
@@ -121,12 +122,14 @@ def end_leftover(receipt: Receipt) -> bool:
 
 
 def _receipts_dir() -> str:
-    return make_private_dir(os.path.join(make_private_dir(state_dir()), "jobs"))
+    return os.path.join(state_dir(), "jobs")
 
 
 def _list_receipts() -> Iterator[tuple[str, Receipt]]:
-    folder = _receipts_dir()
-    for name in sorted(os.listdir(folder)):
+    folder, names = _receipts_dir(), list[str]()
+    with suppress(FileNotFoundError):
+        names = sorted(os.listdir(folder))
+    for name in names:
         path = os.path.join(folder, name)
         if is_ulid(name.removesuffix(".json")) and (receipt := _read(path)) is not None:
             yield path, receipt
