@@ -34,7 +34,8 @@ from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
 from indusagi.core.ids import new_ulid
-from indusagi.core.process.procfs import measure_usage, read_start_time, reads_terminal
+from indusagi.core.process import tree
+from indusagi.core.process.procfs import ProcessInfo, measure_usage, read_start_time, reads_terminal
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
@@ -179,10 +180,15 @@ async def test_finding_d7_a_command_that_is_over_leaves_no_receipt(tmp_path: Pat
 async def test_who_ignores_the_signal_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "_GRACE_S", 0.3)
     receipt = await crash_in(tmp_path)
-    stays: list[int] = []
-    monkeypatch.setattr(leftovers, "signal_processes", lambda found, number: stays.append(number))  # pyright: ignore[reportUnknownArgumentType, reportUnknownLambdaType]
+    sent: dict[int, None] = {}
+
+    def drop(found: list[ProcessInfo], number: int) -> list[ProcessInfo]:
+        sent[number] = None
+        return found
+
+    monkeypatch.setattr(tree, "signal_processes", drop)
     assert not await to_thread.run_sync(end_leftover, receipt)
-    assert stays == [signal.SIGTERM, signal.SIGKILL]
+    assert [*sent] == [signal.SIGTERM, signal.SIGKILL]
     monkeypatch.undo()
     assert await to_thread.run_sync(end_leftover, receipt)
 

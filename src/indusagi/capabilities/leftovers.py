@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -24,7 +22,7 @@ from typing import cast
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.process.procfs import read_start_time
-from indusagi.core.process.tree import ProcessTree, signal_processes
+from indusagi.core.process.tree import ProcessTree, end_marked
 from indusagi.core.records import record
 
 _PREFIX = "indus-"
@@ -32,7 +30,6 @@ _OWNER_FILE = "owner"
 _MAX_OWNER_BYTES = 500
 _MAX_RECEIPT_BYTES = 4 * 1024 * 1024
 _GRACE_S = 3.0
-_POLL_INTERVAL_S = 0.05
 
 
 @record
@@ -109,16 +106,7 @@ def end_leftover(receipt: Receipt) -> bool:
 
     Only signals processes that carry the command's marker or descend from one that does.
     """
-    # Use one tree for both signals: it remembers descendants whose parents have ended.
-    tree = ProcessTree(receipt.mark)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        signal_processes(tree.list_running(None), number)
-        deadline = time.monotonic() + _GRACE_S
-        while time.monotonic() < deadline:
-            if not tree.list_running(None):
-                return True
-            time.sleep(_POLL_INTERVAL_S)
-    return False
+    return end_marked(receipt.mark, _GRACE_S, _GRACE_S)
 
 
 def _receipts_dir() -> str:
