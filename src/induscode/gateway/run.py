@@ -28,14 +28,7 @@ from induscode.cli.process import handle_signals, non_blocking_stderr
 from induscode.cli.terminal import print_status
 from induscode.conversations.contract import ExitCode
 from induscode.deck.mcp.boot import BootOptions
-from induscode.gateway.composition import (
-    ClusterJoinError,
-    GatewayInputs,
-    build_parts,
-    join_cluster,
-    open_gateway,
-    print_note,
-)
+from induscode.gateway.composition import GatewayInputs, GatewayParts, open_gateway, print_note
 from induscode.gateway.gateway import FIRST_S, GatewayContext
 from induscode.gateway.page.serving import announce_page
 from induscode.gateway.recursion import (
@@ -61,7 +54,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.relay import RelayHost
     from induscode.cli.process import SignalState
-    from induscode.gateway.composition import GatewayParts
     from induscode.gateway.gateway import Gateway
     from induscode.gateway.options import ServeOptions
     from induscode.gateway.page.site import PageSite
@@ -129,12 +121,13 @@ async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: Serv
     async with AsyncExitStack() as stack:
         inputs = GatewayInputs(invocation, options, plan, context)
         if options.cluster is not None:
-            try:
-                inputs = await join_cluster(stack, inputs)
-            except ClusterJoinError as exc:
-                print_status(str(exc))
+            from induscode.gateway.sharing import join_cluster  # noqa: PLC0415 — only with --cluster
+
+            joined = await join_cluster(stack, inputs, options.cluster)
+            if joined is None:
                 return int(ExitCode.FAILED)
-        return await _GatewayRun(build_parts(inputs)).run()
+            inputs = joined
+        return await _GatewayRun(GatewayParts(inputs)).run()
 
 
 class _GatewayRun:

@@ -127,7 +127,7 @@ class SignInStart:
 
 
 class GatewayPage:
-    """A `PageSource` over a gateway."""
+    """The running gateway behind the page."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
