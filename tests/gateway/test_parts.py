@@ -218,12 +218,12 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
     monkeypatch.setattr(sharing, "open_shared_state", open_shared)
     monkeypatch.setattr(sharing, "GatewaySharing", Sharing)
     monkeypatch.setattr(sharing, "print_status", said.append)
-    options: Any = SimpleNamespace(cluster=object())
+    context: Any = SimpleNamespace(invocation=None, options=SimpleNamespace(cluster=object()))
     if is_writable:
         with pytest.raises(KeyError):
-            await run._run_gateway(cast("Any", None), options, cast("Any", None), cast("Any", None))
+            await run._run_gateway(context)
     else:
-        assert await run._run_gateway(cast("Any", None), options, cast("Any", None), cast("Any", None)) == 1
+        assert await run._run_gateway(context) == 1
         assert said[1] == "the servers of the cluster cannot be written: [Errno 13] read-only"
     assert (said[0], said[-1]) == ("node 'one' of a cluster, with two", "closed")
 

@@ -14,7 +14,6 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.app_dirs import state_dir
-from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
@@ -41,19 +40,7 @@ if TYPE_CHECKING:
     from induscode.calls.metrics import CallMetrics
     from induscode.cluster.sessions import TaskHandles
     from induscode.conversations.agents.delegate import SubSessions
-    from induscode.gateway.options import ServeOptions
     from induscode.launch.invocation import Invocation
-    from induscode.servers.plan import ServerPlan
-
-
-@record
-class GatewayInputs:
-    """What a gateway is built from."""
-
-    invocation: Invocation
-    options: ServeOptions
-    plan: ServerPlan
-    context: GatewayContext
 
 
 # -- host -------------------------------------------------------------------------------------
@@ -62,19 +49,19 @@ class GatewayInputs:
 class GatewayParts:
     """The host of a gateway and everything it serves, still without servers."""
 
-    def __init__(self, inputs: GatewayInputs) -> None:
-        options, context = inputs.options, inputs.context
-        self.inputs = inputs
-        self.lines = StatusLines(context.schemas)
+    def __init__(self, context: GatewayContext) -> None:
+        options = context.options
+        self.context = context
+        self.lines = StatusLines(options.schemas)
         self.opening = opening = GatewayOpening()
         self.content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
         # Without servers (`--no-mcp`) it serves only tools.
-        offered = self.content if inputs.plan.rows or context.watch is not None else None
-        handles = _open_handles(inputs)
+        offered = self.content if context.plan.rows or context.watch is not None else None
+        handles = _open_handles(context)
         task_map = _open_task_map() if handles is None else None
         self.tasks = GatewayTasks(self.content, task_map, print_note, handles, opening.intercepts_results)
         self.searched = SearchedBoxes(options.search, print_note, opening.record_search)
-        views = inputs.invocation.settings.get(SERVE_VIEWS)
+        views = context.invocation.settings.get(SERVE_VIEWS)
         tokens = read_view_tokens(views, os.environ)
         chosen = GatewayViews(opening.box, views, tokens, options.view, offered, self.searched.wrap) if views else None
         self.ready = anyio.Event()
@@ -106,9 +93,9 @@ def print_note(note: Note) -> None:
     print_status(str(note))
 
 
-def _open_handles(inputs: GatewayInputs) -> TaskHandles | None:
+def _open_handles(context: GatewayContext) -> TaskHandles | None:
     """Return the sealer of task handles, or `None` outside a cluster."""
-    node, key = inputs.context.node, None if inputs.options.cluster is None else inputs.options.cluster.key
+    node, key = context.node, None if context.options.cluster is None else context.options.cluster.key
     if node is None or key is None:
         return None
     from induscode.cluster.sessions import TaskHandles  # noqa: PLC0415 — only with --cluster
@@ -130,8 +117,8 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
     """Open the session behind the host until `stack` closes. Returns `None` after a signal to end."""
     from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
 
-    invocation, options, plan = parts.inputs.invocation, parts.inputs.options, parts.inputs.plan
-    context, content = parts.inputs.context, parts.content
+    context, content = parts.context, parts.content
+    invocation, options = context.invocation, context.options
     value = PROFILES[options.profile]
     profile = None if value is None else Profile(value)
     with end.guard():
@@ -147,9 +134,9 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
                 invocation,
                 framework=DeckFramework(delegate=agents, observer=parts.metrics),
                 profile=profile,
-                plan=plan,
+                plan=context.plan,
                 wait=False,
-                options=replace(context.options, handlers=handlers, kinds=CONTENT_KINDS),
+                options=replace(context.boot, handlers=handlers, kinds=CONTENT_KINDS),
                 origin=CallOrigin(via="gateway", transport="pipe" if options.settings is None else "tcp"),
                 on_note=parts.lines.print_note,
                 share_store=context.hooks.share_store,
@@ -161,7 +148,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         checks = await to_thread.run_sync(
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards
         )
-        gateway = Gateway(session, plan, context, context.hooks.limit_checks(checks), content, parts.lines)
+        gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines)
         wrap = gateway.wrap_content if gateway.checks.checks_remote or session.addons.intercepts else None
         content.open(session.mcp, ServerContent(session.mcp, wrap, session.native.context), gateway.is_ourselves)
         if agents is not None:

@@ -28,7 +28,6 @@ from induscode.cluster.shared.state import KIND as CONSENT
 from induscode.cluster.shared.state import SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
 from induscode.gateway.cluster import NodeHooks
-from induscode.gateway.composition import GatewayInputs
 from induscode.gateway.recursion import drop_own_address
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
     from induscode.cluster.contract import ClusterSettings
     from induscode.cluster.shared.state import SharedState
     from induscode.deck.contract import Capability
-    from induscode.gateway.gateway import Gateway
+    from induscode.gateway.gateway import Gateway, GatewayContext
     from induscode.launch.invocation import Invocation
     from induscode.permissions.gate import CardChecks, Wrap
 
@@ -159,12 +158,14 @@ class GatewaySharing:
                 raise
 
 
-async def join_cluster(stack: AsyncExitStack, inputs: GatewayInputs, settings: ClusterSettings) -> GatewayInputs | None:
+async def join_cluster(
+    stack: AsyncExitStack, context: GatewayContext, settings: ClusterSettings
+) -> GatewayContext | None:
     """Make the gateway a cluster node until `stack` closes, with the servers and the state of all nodes.
 
     Prints the problem and returns `None` if it can't join.
     """
-    invocation, options, plan, context = inputs.invocation, inputs.options, inputs.plan, inputs.context
+    invocation, options = context.invocation, context.options
     try:
         node = await stack.enter_async_context(open_node(settings, guarded=True))
         sessions = await stack.enter_async_context(open_sessions(node))
@@ -187,11 +188,11 @@ async def join_cluster(stack: AsyncExitStack, inputs: GatewayInputs, settings: C
             return None
         planned = await to_thread.run_sync(plan_servers, invocation, sharing.trust)
         held_back = await to_thread.run_sync(context.consented.hold_back, planned)
-        plan = drop_own_address(held_back, context.address)
         if context.watch is not None:
             context.watch.poll_s = WATCH_S
-        context = replace(context, hooks=sharing.build_hooks())
-    boot = replace(context.options, open_session=node.open_session, node=node.info.node)
+        plan = drop_own_address(held_back, context.address)
+        context = replace(context, plan=plan, hooks=sharing.build_hooks())
+    boot = replace(context.boot, open_session=node.open_session, node=node.info.node)
     if options.settings is not None:
         options = replace(options, settings=replace(options.settings, router=sessions))
-    return GatewayInputs(invocation, options, plan, replace(context, options=boot, node=node))
+    return replace(context, options=options, boot=boot, node=node)

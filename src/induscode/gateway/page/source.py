@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
-    from induscode.boot.session import Session
-    from induscode.cluster.node import ClusterNode
     from induscode.core.consent import Consent
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
@@ -130,7 +128,7 @@ class GatewayPage:
     """The running gateway behind the page."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        self._gateway, self.session, self.node = gateway, gateway.session, gateway.node
         self._sign_ins: dict[str, BackgroundTask] = {}
         self._searching = Lock()
         self._index = BackgroundIndex()
@@ -143,19 +141,9 @@ class GatewayPage:
         await self._index.aclose()
 
     @property
-    def session(self) -> Session:
-        """The deck, servers and ledger."""
-        return self._gateway.session
-
-    @property
     def plan(self) -> ServerPlan:
         """The servers as currently configured."""
         return self._gateway.plan
-
-    @property
-    def node(self) -> ClusterNode | None:
-        """The gateway as a cluster node, if it is one."""
-        return self._gateway.node
 
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
         """Find tools by purpose, best match first. Blocks."""
