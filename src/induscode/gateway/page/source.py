@@ -23,7 +23,6 @@ from induscode.core.consent import build_consent
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.content import ServerContent
 from induscode.gateway.page.contract import ActionReply, CallReply, ServerAction, ServerSummary
-from induscode.gateway.sign_in import ListenedRedirect
 from induscode.permissions.check import CheckedCard, Permissions
 from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
 from induscode.permissions.store import RuleStore, load_startup_rules
@@ -33,6 +32,7 @@ from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.listing import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
 from induscode.servers.remedies import advise, format_server_command
+from induscode.servers.sign_in.prompts import ListenedRedirect
 from induscode.servers.sign_in.servers import sign_in_to_server
 
 if TYPE_CHECKING:
