@@ -186,7 +186,7 @@ def test_finding_u2_declined_call_is_no_error_of_a_span_and_its_wait_is_an_attri
     with waiting_for_user():
         now[0] += 60
     now[0] += 1
-    call.finish(ToolOutcome("1", ToolResult.error("the user said no", code="denied")))
+    call.finish(ToolOutcome("1", ToolResult.error("the user declined", code="denied")))
     current_wait.reset(token)
     (span,) = collector.spans()
     attributes = span.attributes or {}

@@ -233,7 +233,7 @@ def test_ignored_files_are_left_out_and_named(work: Path, snapshots: WorktreeSna
     before = snapshots.take("n")
     shell(work, "rm build.log")
     assert relative(work, snapshots, before, snapshots.take("n")) == []
-    assert "ignores" in before.notes[0]
+    assert "ignored files" in before.notes[0]
 
 
 def test_flags_in_the_index_hide_nothing(work: Path, snapshots: WorktreeSnapshots) -> None:

@@ -244,7 +244,7 @@ def test_a_server_of_the_project_is_trusted_after_a_look(tmp_path: Path) -> None
     (tmp_path / ".mcp.json").write_text(json.dumps({"mcpServers": {"ours": row()}}), encoding="utf-8")
     with opened(cwd=tmp_path) as browser:
         page = browser.get("/server?name=ours")
-        assert "Trust it as it is" in page
+        assert "Trust and start" in page
         assert "honest.py" in page
         digest = read_digest(browser, "ours")
         assert "trusted as it is" in browser.post("/server", name="ours", action="trust", digest=digest)
@@ -274,7 +274,7 @@ def test_finding_p4_a_yes_on_the_page_is_for_what_it_showed(tmp_path: Path) -> N
         configured(file, {"ours": row("--log", log)})
         browser.post("/server", name="ours", action="trust", digest=digest)
         wait_for(lambda: str(log) in browser.get("/server?name=ours"))
-        assert "Trust it as it is" in browser.get("/server?name=ours")
+        assert "Trust and start" in browser.get("/server?name=ours")
     assert not log.exists()
 
 
@@ -283,13 +283,13 @@ def test_finding_p12_a_row_that_was_held_back_starts_after_a_yes_on_the_page(tmp
     with opened("--mcp", "named.json", cwd=tmp_path) as browser:
         wait_for(lambda: "ready" in browser.get("/server?name=ours"))
         configured(named, {"ours": row("--log", log)})
-        wait_for(lambda: "Trust it as it is" in browser.get("/server?name=ours"))
+        wait_for(lambda: "Trust and start" in browser.get("/server?name=ours"))
         assert not log.exists()
         digest = read_digest(browser, "ours")
         assert "trusted as it is" in browser.post("/server", name="ours", action="trust", digest=digest)
         wait_for(log.exists)
         wait_for(lambda: "ready" in browser.get("/server?name=ours"))
-        assert "Trust it as it is" not in browser.get("/server?name=ours")
+        assert "Trust and start" not in browser.get("/server?name=ours")
 
 
 def test_only_signed_in_browsers_see_something(tmp_path: Path) -> None:

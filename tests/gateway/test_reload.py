@@ -198,7 +198,7 @@ def test_a_hangup_of_the_terminal_is_an_end(tmp_path: Path) -> None:
     )
     os.close(theirs)
     seen = b""
-    while b"of which 1 ready" not in seen:  # it serves before its servers have started
+    while b"(1 ready)" not in seen:  # it serves before its servers have started
         seen += os.read(ours, 4096)
     os.close(ours)
     assert process.wait(LIMIT_S) == 128 + signal.SIGHUP

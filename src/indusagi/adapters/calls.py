@@ -279,4 +279,4 @@ async def check_call(gate: Gate, call: ToolCall) -> ToolResult | None:
     if refusal is None:
         return None
     suffix = f": {refusal}" if refusal else ""
-    return ToolResult.error(f"{call.name} was not run: the user said no{suffix}", code="denied")
+    return ToolResult.error(f"{call.name} was not run: the user declined{suffix}", code="denied")

@@ -115,7 +115,7 @@ def command(
         if as_json:
             write_json({"calls": [], "dropped": 0} if by is None else {"by": by, "groups": [], "dropped": 0})
         elif not export:
-            print_line("No call has been recorded yet.")
+            print_line("No calls yet. Try: indus call ls")
         return 0
     with closing(database):
         if number is not None:

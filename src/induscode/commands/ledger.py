@@ -49,7 +49,7 @@ run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or
     default="timeline",
 )
 def command() -> None:
-    """Show what was enrolled when, and what a model saw. Without a command: timeline."""
+    """Show the history of tools, and what the model saw. Without a command: timeline."""
 
 
 def _run_with_store(work: Callable[[ThreadedStore], Awaitable[int]]) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import click
 
 from induscode.cli.output import as_json
-from induscode.commands.groups import CommandGroup, LazyCommand, complete_server
-from induscode.commands.resources import no_check, output_option
+from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, no_check
+from induscode.commands.resources import output_option
 from induscode.launch.options import flags
 
 _HERE = "induscode.commands.prompts"

@@ -8,12 +8,11 @@ from __future__ import annotations
 import click
 
 from induscode.cli.output import as_json
-from induscode.commands.groups import CommandGroup, LazyCommand, complete_server
+from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, no_check
 from induscode.launch.options import flags
 
 _HERE = "induscode.commands.resources"
 
-no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
 output_option = click.option(
     "--output",
     type=click.Choice(("text", "json", "raw")),

@@ -137,7 +137,7 @@ def check(context: click.Context, **_: object) -> int:
         return _WRONG
     print_notes(settings.notes)
     if not settings.notes:
-        print_line("The settings are right.")
+        print_line("Settings OK")
     return _WRONG if settings.notes else 0
 
 

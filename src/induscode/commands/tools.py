@@ -18,7 +18,7 @@ from induscode.cli.listing import print_table
 from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status, print_text
-from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool
+from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool, no_check
 from induscode.deck.catalog import has_capability
 from induscode.launch.options import flags, name_profile, read_invocation
 
@@ -35,7 +35,6 @@ _MAX_SIGNATURE = 400
 _KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource")
 _HERE = "induscode.commands.tools"
 
-no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
 _deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
 
 

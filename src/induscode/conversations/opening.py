@@ -139,7 +139,7 @@ async def open_conversation(
         facts = await to_thread.run_sync(_restore_state, state)
         warnings.extend(facts)
         if state.last_model not in {"", choice.label}:
-            warnings.append(f"{state.last_model} has answered so far; {choice.label} continues")
+            warnings.append(f"this conversation started with {state.last_model}")
         conversation = Conversation(
             invocation=invocation,
             session=session,

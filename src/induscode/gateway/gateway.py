@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.records import record
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, format_count
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
@@ -398,9 +398,9 @@ class Gateway:
         box = self.box()
         native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
         ready = sum(status.phase == EndpointPhase.READY for status in self._bridge.status().values())
-        servers = f"servers: {len(self.plan.configs)}, of which {ready} ready"
-        natives = f"native tools: {native}, " if has_clients else ""
-        return f"{natives}tools of servers: {remote}, {servers}"
+        servers = f"{format_count(len(self.plan.configs), 'server')} ({ready} ready)"
+        natives = f", {format_count(native, 'native tool')}" if has_clients else ""
+        return f"{format_count(remote, 'tool')} from {servers}{natives}"
 
     # -- servers ----------------------------------------------------------------------------
 

@@ -136,9 +136,7 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             metavar="ID",
             excludes=("--continue",),
         ),
-        FlagSpec(
-            "--fork", (), switch, session, "With --continue or --resume: go on in a copy, the original stays as it is."
-        ),
+        FlagSpec("--fork", (), switch, session, "With --continue or --resume: continue in a copy."),
         flag_of(
             MODEL_NAME,
             value,

@@ -463,7 +463,7 @@ async def test_nothing_has_happened_before_the_first_run() -> None:
         view = await timeline.show_timeline(ask(Source(store=store)))
     finally:
         await store.aclose()
-    assert "Nothing has happened yet." in view.content
+    assert "No events yet." in view.content
 
 
 async def test_the_deck_of_a_turn_or_a_moment_is_shown(ledger: Source) -> None:

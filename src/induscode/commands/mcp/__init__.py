@@ -41,4 +41,4 @@ _SIGN_IN = "induscode.commands.mcp.sign_in"
     default="list",
 )
 def command() -> None:
-    """Configure, trust and examine MCP servers. Without a command: list."""
+    """Add, trust and check MCP servers. Without a command: list."""

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig, needs_sign_in
 from induscode.cli.output import can_ask_user, confirm
+from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.launch.flags import split_list
@@ -90,8 +91,8 @@ def add(
 ) -> int:
     """Add the server NAME: a URL, or the COMMAND that starts it.
 
-    ${VARIABLE} in a value is read from the environment when the server starts. Adding a server to the project is
-    consent to it. Starts it once, as a check.
+    ${VARIABLE} in a value is read from the environment when the server starts. Adding a server to the project trusts
+    it. indus starts it once to check it.
     """
     where = cast("Scope", scope or "user")
     if where == "user":
@@ -207,7 +208,6 @@ def add_server(
 
 def _check_server(invocation: Invocation, name: str) -> int:
     """Start a server once and offer a sign-in if it needs one. Returns 0 even on failure: the server was added."""
-    from indusagi.interop.protocol_bridge.contract import needs_sign_in  # noqa: PLC0415 — imports the bridge
     from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
     status = check_server(invocation, name)
@@ -250,7 +250,6 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
 def _forget_row(path: str, name: str) -> int:
     """Record that a row is gone, so that we don't compare a new server of the same name with it."""
     from induscode.boot.plans import opened_store  # noqa: PLC0415 — opens the ledger
-    from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — opens the ledger
     from induscode.deck.mcp.store.journal import Journal  # noqa: PLC0415 — opens the ledger
     from induscode.deck.mcp.store.pins import forget_row  # noqa: PLC0415 — opens the ledger
 

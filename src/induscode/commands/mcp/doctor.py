@@ -268,13 +268,13 @@ def _print_report(
         if findings.fault is not None:
             lines.append(f"fault: {findings.fault}")
         if findings.remedy is not None:
-            lines.append(f"what to do: {findings.remedy}")
+            lines.append(f"Fix: {findings.remedy}")
         for line in lines:
             print_line(f"  {line}")
     for job in leftovers:
         print_line(f"left running by a crashed run: process {job.pid}, {job.command}")
     if leftovers:
-        print_line("  what to do: indus mcp doctor --end-leftovers")
+        print_line("  Fix: indus mcp doctor --end-leftovers")
 
 
 # -- logs -------------------------------------------------------------------------------------
@@ -363,7 +363,7 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
             print_line(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
             print_notes(note for note in mcp.notes if note in status.notes)
         elif not needs_sign_in(status.fault):
-            print_status(f"{status.fault}. The server stays added: {format_server_command('doctor', name)}")
+            print_status(f"{status.fault}. Added anyway. To diagnose: {format_server_command('doctor', name)}")
         return 0
 
     if name not in plan.configs:  # one of its variables is unset, as a note says

@@ -6,6 +6,7 @@ from asyncio import TaskGroup, get_running_loop
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+import anyio
 import click
 
 from indusagi.core.json import compact_json
@@ -169,8 +170,6 @@ def _watch_servers(plan: ServerPlan) -> int:
     """Redraw the table whenever a server changes."""
 
     async def watch(_: CancelToken) -> int:
-        import anyio  # noqa: PLC0415 — for this option
-
         from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
         from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the bridge
 

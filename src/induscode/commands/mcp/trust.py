@@ -91,7 +91,7 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, digests:
     code = 0
     for row in rows:
         question = store.question(row)
-        if ask_consent(question, f"Start server {row.id} from now on?", yes=yes, digests=digests):
+        if ask_consent(question, f"Trust {row.id} and start it in this project?", yes=yes, digests=digests):
             store.approve(row, question.digest)
             print_line(f"{row.id}: trusted as it is")
         else:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from induscode.deck.stores.tree import Signature
 
 SnapshotMethod: TypeAlias = Literal["git", "files", "none"]
-IGNORED_NOTE = "files that git ignores, and git's own records, are not covered"
+IGNORED_NOTE = "ignored files and git history are not restored"
 
 
 class TreeStore(Protocol):

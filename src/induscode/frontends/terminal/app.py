@@ -137,7 +137,7 @@ class InteractiveApp:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._end_by_signal, number)
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
-        self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help lists the commands")
+        self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help for commands")
         self.screen.flush()
         try:
             # Nothing else may write to the terminal while the screen is up.
@@ -178,7 +178,7 @@ class InteractiveApp:
         elif self._turn is not None:
             self._turn.cancel("Ctrl-C")
         else:
-            self.screen.show("press Ctrl-C again to leave")
+            self.screen.show("Press Ctrl-C again to exit")
 
     def steer(self) -> None:
         """Cancel the turn in favour of the queued or next message."""
@@ -475,7 +475,7 @@ class InteractiveApp:
 
     def _show_end(self, result: RunResult) -> None:
         if result.reason == "cancelled":
-            self.screen.show("the turn was cancelled; what was said and done so far is kept")
+            self.screen.show("Interrupted.")
         elif result.reason != "done":
             self.screen.show(f"the turn ended early: {result.message}")
         if result.note:

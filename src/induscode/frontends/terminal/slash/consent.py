@@ -72,7 +72,7 @@ async def _ask_about_server(host: SlashHost, row: ServerRow) -> bool:
     """Show a server in full and store consent for exactly that."""
     store = TrustStore()
     question = await to_thread.run_sync(store.question, row)
-    if not await _confirm(host, f"Start {question.subject} from now on?", question.details):
+    if not await _confirm(host, f"Trust {question.subject} and start it in this project?", question.details):
         host.screen.show(f"{row.id}: not trusted")
         return False
     await to_thread.run_sync(store.approve, row, question.digest)

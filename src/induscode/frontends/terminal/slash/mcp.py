@@ -75,7 +75,7 @@ async def _show_servers(host: SlashHost, words: Sequence[str]) -> None:
     for message, remedy in messages:
         host.screen.show(message)
         if remedy:
-            host.screen.show(f"  what to do: {remedy}")
+            host.screen.show(f"  Fix: {remedy}")
 
 
 async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tuple[str, ...], str, str]:
@@ -174,7 +174,7 @@ async def _start(host: SlashHost, name: str, start: Callable[[str], Awaitable[No
     if status.fault is not None:
         message, remedy = await _explain_fault(servers, status)
         host.screen.show(f"server {name!r} is {status.phase}: {message}")
-        host.screen.show(f"  what to do: {remedy}")
+        host.screen.show(f"  Fix: {remedy}")
         return
     host.screen.show(f"server {name!r} is {status.phase}: {format_count(status.tool_count, 'tool')}")
 
