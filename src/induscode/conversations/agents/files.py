@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.app_dirs import is_within, read_small_file
+from indusagi.core.app_dirs import config_home, is_within, read_small_file
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
