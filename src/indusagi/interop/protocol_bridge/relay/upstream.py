@@ -63,8 +63,6 @@ class UpstreamConnection:
         on_end: Callable[[ProtocolFault], None],
         handshake: Sequence[JsonObject] = (),
     ) -> None:
-        self.version: str | None = None
-        """The negotiated revision, which HTTP transports repeat in a header of each message."""
         self._config = config
         self._on_frame = on_frame
         self._on_end = on_end
@@ -94,7 +92,7 @@ class UpstreamConnection:
 
     async def _run(self, on_closed: Callable[[UpstreamConnection], None]) -> None:
         try:
-            async with open_transport(self._config, lambda: self.version) as transport:
+            async with open_transport(self._config) as transport:
                 self._transport = transport
                 transport.attach(self._receive, self._handle_end)
                 if self._handshake:

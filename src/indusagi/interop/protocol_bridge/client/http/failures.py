@@ -16,11 +16,13 @@ from indusagi.interop.auth.contract import SignInRequired
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
 if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
     from indusagi.interop.auth.contract import AuthFault
     from indusagi.interop.protocol_bridge.contract import FaultReason
 
 _NOT_REACHED = "could not be reached: the proxy"
-_RESPONSE_TYPES = {"application/json", "text/event-stream"}
+JSON = "application/json"
+EVENTS = "text/event-stream"
 
 
 @record
@@ -30,6 +32,25 @@ class TransportFailure:
     message: str
     """Continues a sentence that starts with "it"; empty if the server's own message is better."""
     detail: FaultDetail
+
+
+class HttpRequestError(Exception):
+    """A request that failed in transit, or that the server refused.
+
+    Args:
+        failure: Why it failed.
+        error: The JSON-RPC error in the server's response, if any.
+    """
+
+    def __init__(self, failure: TransportFailure, error: JsonObject | None = None) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+        self.error = error
+
+    def describe(self) -> str:
+        """Return what happened as a sentence: ours, or the server's if it says more."""
+        message = (self.error or {}).get("message")
+        return f"it {self.failure.message}" if self.failure.message or message is None else str(message)
 
 
 def build_failure(
@@ -56,23 +77,18 @@ def build_redirect_failure(target: httpx2.URL, http_status: int | None = None) -
     return build_failure(message, "redirect", http_status)
 
 
-def check_response(
-    request: httpx2.Request, response: httpx2.Response, *, is_rpc_request: bool
-) -> TransportFailure | None:
-    """Return the failure to report if a response turns out not to contain a JSON-RPC response."""
-    status = response.status_code
-    if response.has_redirect_location:
-        target = request.url.join(response.headers["location"])
-        if get_origin(target) != get_origin(request.url):
-            return build_redirect_failure(target, status)
-        return build_failure(f"redirects without end (HTTP {status})", "redirect", status)
-    expected = {"text/event-stream"} if request.method == "GET" else _RESPONSE_TYPES
+def check_content_type(response: httpx2.Response, *expected: str) -> str:
+    """Return a body's media type.
+
+    Raises:
+        HttpRequestError: It isn't one of the expected ones.
+    """
     content_type = get_content_type(response)
-    if not is_rpc_request or content_type in expected:
-        return None
-    shown = content_type[:80] or "nothing"
+    if content_type in expected:
+        return content_type
+    status, shown = response.status_code, content_type[:80] or "nothing"
     message = f"answered with {shown}, not with {' or '.join(sorted(expected))} (HTTP {status})"
-    return build_failure(message, "malformed", status)
+    raise HttpRequestError(build_failure(message, "malformed", status))
 
 
 def get_content_type(response: httpx2.Response) -> str:
@@ -135,13 +151,13 @@ def classify_status(response: httpx2.Response, via: str | None = None) -> Transp
     return build_failure(f"refused the request ({shown})", "refused", status, retry_after_s)
 
 
-def is_rpc_error(body: bytes) -> bool:
-    """Return whether a body is a JSON-RPC error response."""
+def find_rpc_error(body: bytes) -> JsonObject | None:
+    """Return the error in a body that is a JSON-RPC error response."""
     try:
         message: object = json.loads(body, object_pairs_hook=build_object)
     except (ValueError, RecursionError):
-        return False
+        return None
     if not is_json_object(message) or not is_json_object(error := message.get("error")):
-        return False
-    code, text = error.get("code"), error.get("message")
-    return message.get("jsonrpc") == "2.0" and isinstance(code, int) and isinstance(text, str)
+        return None
+    is_valid = isinstance(error.get("code"), int) and isinstance(error.get("message"), str)
+    return error if is_valid and message.get("jsonrpc") == "2.0" else None
