@@ -14,7 +14,7 @@ from tests.support.servers import remote, remote_sse
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.http.streamable import PendingRequest
+from indusagi.interop.protocol_bridge.client.http.streamable import ResumableRequest
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 
@@ -204,4 +204,4 @@ async def test_finding_d9_on_the_old_transport_a_foreign_answer_is_never_taken()
     ],
 )  # fmt: skip
 async def test_finding_d9_ids_are_compared_by_value_and_kind(given_id: Any, asked: int | str, same: bool) -> None:
-    assert PendingRequest(asked, {"method": "x"}).is_own(answer(given_id)) is same
+    assert ResumableRequest(asked, {"method": "x"}).is_own(answer(given_id)) is same

@@ -89,8 +89,8 @@ class Pacer:
         self._began_at = loop.time()
 
 
-class PendingRequest:
-    """A request in transit."""
+class ResumableRequest:
+    """A request in transit, whose event stream can be resumed."""
 
     def __init__(self, request_id: RequestId, frame: JsonObject) -> None:
         self.id = request_id
@@ -154,7 +154,7 @@ class StreamableHttpTransport(QueuedTransport):
         self._is_verbatim = verbatim
         self._headers = McpHeaders()
         self._session_id: str | None = None
-        self._requests: dict[RequestId, PendingRequest] = {}
+        self._requests: dict[RequestId, ResumableRequest] = {}
         self._subjects: dict[RequestId, SubjectToken] = {}
         """Subjects of queued requests made on behalf of a client."""
         self._posts = FramePosts(http, limits.start_s, self._check_session)
@@ -181,7 +181,7 @@ class StreamableHttpTransport(QueuedTransport):
                     self.fail(request_id, f"it cannot be sent: {exc}")
                 continue
             if request_id is not None:
-                request = self._requests[request_id] = PendingRequest(request_id, frame)
+                request = self._requests[request_id] = ResumableRequest(request_id, frame)
                 # The task inherits it, and the authorizer reads it there.
                 acting_subject.set(subject)
                 tasks.start_soon(self._run_request, request, content, headers)
@@ -241,7 +241,7 @@ class StreamableHttpTransport(QueuedTransport):
 
     # -- requests ---------------------------------------------------------------------------
 
-    async def _run_request(self, request: PendingRequest, content: bytes, headers: dict[str, str]) -> None:
+    async def _run_request(self, request: ResumableRequest, content: bytes, headers: dict[str, str]) -> None:
         try:
             with request.scope:
                 try:
@@ -255,7 +255,7 @@ class StreamableHttpTransport(QueuedTransport):
             if self._requests.get(request.id) is request:
                 del self._requests[request.id]
 
-    async def _exchange(self, request: PendingRequest, content: bytes, headers: dict[str, str]) -> None:
+    async def _exchange(self, request: ResumableRequest, content: bytes, headers: dict[str, str]) -> None:
         parser = EventParser(self._limits.frame_bytes)
         async with self._http.request("POST", headers, content) as response:
             if request.method == "initialize":
@@ -266,7 +266,7 @@ class StreamableHttpTransport(QueuedTransport):
             await self._read_stream(request, response, parser)
         await self._resume(request, parser)
 
-    async def _resume(self, request: PendingRequest, parser: EventParser) -> None:
+    async def _resume(self, request: ResumableRequest, parser: EventParser) -> None:
         """Resume an event stream that ended before the answer, until a server refuses or fails too often."""
         pacer, failures = Pacer(), 0
         while not request.is_answered:
@@ -287,14 +287,14 @@ class StreamableHttpTransport(QueuedTransport):
                 # Whatever the refusal, whether the request took effect is unknown.
                 failures = failures + 1 if is_passing(exc.failure.detail) else _MAX_FAILED_RESUMES
 
-    async def _read_stream(self, request: PendingRequest, response: httpx2.Response, parser: EventParser) -> None:
+    async def _read_stream(self, request: ResumableRequest, response: httpx2.Response, parser: EventParser) -> None:
         try:
             await self._http.read_events(response, parser, partial(self._take_event, request))
         except HttpRequestError as exc:
             if exc.failure.detail.reason != "closed":
                 raise
 
-    def _read_answer(self, request: PendingRequest, body: bytes) -> None:
+    def _read_answer(self, request: ResumableRequest, body: bytes) -> None:
         frame = self._decode(body)
         if "result" not in frame and "error" not in frame:
             raise _build_invalid_error("answered with a message that is not an answer")
@@ -302,7 +302,7 @@ class StreamableHttpTransport(QueuedTransport):
             raise _build_foreign_error(frame)
         self._answer(request, frame)
 
-    def _take_event(self, request: PendingRequest | None, event: ServerEvent) -> None:
+    def _take_event(self, request: ResumableRequest | None, event: ServerEvent) -> None:
         """Deliver an event of a request's stream, or of the standing one."""
         if event.name != "message" or not event.data:
             return
@@ -324,7 +324,7 @@ class StreamableHttpTransport(QueuedTransport):
             if self.session is not None:
                 self.session.note(f"it {exc.failure.message}, which was ignored")
 
-    def _answer(self, request: PendingRequest, frame: JsonObject) -> None:
+    def _answer(self, request: ResumableRequest, frame: JsonObject) -> None:
         if request.is_answered:
             return
         self._finish_request(request)
@@ -337,7 +337,7 @@ class StreamableHttpTransport(QueuedTransport):
             frame = frame if learned is result else {**frame, "result": learned}
         self.deliver(frame if frame.get("id") == request.id else {**frame, "id": request.id})
 
-    def _finish_request(self, request: PendingRequest) -> None:
+    def _finish_request(self, request: ResumableRequest) -> None:
         request.is_answered = True
         request.scope.deadline = anyio.current_time() + _DRAIN_S
 
