@@ -89,7 +89,7 @@ async def ask(http: HttpClient, method: str = "POST", url: str | None = None) ->
             await http.read_events(response, parser, lambda event: found.append(event.data))
             return response.status_code, found, None
     except HttpRequestError as exc:
-        return exc.failure.detail.http_status, exc.error or found, exc.failure.detail.reason
+        return exc.detail.http_status, exc.error or found, exc.detail.reason
 
 
 # -- sizes ------------------------------------------------------------------------------------

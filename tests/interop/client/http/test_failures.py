@@ -14,7 +14,7 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     JSON,
     HttpRequestError,
-    build_redirect_failure,
+    build_redirect_error,
     check_content_type,
     classify_auth_fault,
     classify_network_error,
@@ -149,14 +149,14 @@ def test_an_expected_type_of_a_body_is_returned(kind: str) -> None:
 def test_another_type_of_a_body_is_a_failure(expected: list[str], status: int, headers: Any, message: str) -> None:
     with pytest.raises(HttpRequestError) as caught:
         check_content_type(httpx2.Response(status, headers=headers), *expected)
-    assert show(caught.value.failure) == (message, "malformed", status, None)
+    assert show(caught.value) == (message, "malformed", status, None)
 
 
 @pytest.mark.parametrize("url", ["https://host/mcp", "https://host:81/mcp?token=x"])
 def test_a_redirect_is_named_by_its_origin(url: str) -> None:
     origin = url.partition("/mcp")[0]
     message = f"redirects to {origin}, which is not followed: if that is right, use it"
-    assert show(build_redirect_failure(httpx2.URL(url), 307)) == (message, "redirect", 307, None)
+    assert show(build_redirect_error(httpx2.URL(url), 307)) == (message, "redirect", 307, None)
 
 
 def test_the_type_of_a_body_has_no_parameters() -> None:

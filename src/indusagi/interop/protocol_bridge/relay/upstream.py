@@ -81,11 +81,6 @@ class UpstreamConnection:
         """Seconds since the start."""
         return asyncio.get_running_loop().time() - self._began_at
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether the server keeps up with reading."""
-        return self._transport is None or self._transport.writable.is_set()
-
     def start(self, on_closed: Callable[[UpstreamConnection], None]) -> None:
         """Connect in a background task; `on_closed` runs once everything is released."""
         self._task.start(self._run(on_closed))

@@ -23,8 +23,8 @@ from indusagi.interop.protocol_bridge.client.http.events import EventTooLargeErr
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     HttpRequestError,
-    build_failure,
-    build_redirect_failure,
+    build_error,
+    build_redirect_error,
     classify_auth_fault,
     classify_network_error,
     classify_status,
@@ -88,11 +88,11 @@ class HttpClient:
             request = self._client.build_request(method, url or self.url, headers=uncompressed, content=content)
             response = await self._follow(request)
         except UnicodeEncodeError as exc:  # a session or event id of the server that isn't ASCII
-            raise HttpRequestError(build_failure("sent an id that no header can hold", "malformed")) from exc
+            raise build_error("sent an id that no header can hold", "malformed") from exc
         except AuthFault as exc:
-            raise HttpRequestError(classify_auth_fault(exc)) from exc
+            raise classify_auth_fault(exc) from exc
         except (TimeoutError, httpx2.TransportError) as exc:
-            raise HttpRequestError(classify_network_error(exc, self.via)) from exc
+            raise classify_network_error(exc, self.via) from exc
         try:
             await self._check(response)
             yield response
@@ -110,15 +110,15 @@ class HttpClient:
             await response.aclose()
             self._check_origin(target.url, status)
             if target.method != request.method:
-                raise HttpRequestError(build_redirect_failure(target.url, status))
+                raise build_redirect_error(target.url, status)
             if not redirects_left:
-                raise HttpRequestError(build_failure(f"redirects without end (HTTP {status})", "redirect", status))
+                raise build_error(f"redirects without end (HTTP {status})", "redirect", status)
             request = target
         raise AssertionError("the last redirect raises")
 
     def _check_origin(self, url: httpx2.URL, status: int | None = None) -> None:
         if get_origin(url) != get_origin(self.url):
-            raise HttpRequestError(build_redirect_failure(url, status))
+            raise build_redirect_error(url, status)
 
     async def _send(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request with the authorizer's credentials, retrying refusals it can handle."""
@@ -153,13 +153,14 @@ class HttpClient:
         is_plain = response.headers.get("content-encoding", "").strip().lower() in {"", "identity"}
         if status >= HTTPStatus.BAD_REQUEST:
             error = find_rpc_error(await self._read_refusal(response)) if is_plain else None
-            failure = classify_status(response, self.via)
-            if error is not None and failure.detail.reason not in {"auth", "rate_limited"}:
-                failure = build_failure("", None, status, failure.detail.retry_after_s)
-            raise HttpRequestError(failure, error)
+            refusal = classify_status(response, self.via)
+            if error is not None and refusal.detail.reason not in {"auth", "rate_limited"}:
+                refusal = build_error("", None, status, refusal.detail.retry_after_s)
+            refusal.error = error
+            raise refusal
         if not is_plain:
             message = "answered with a compressed body, which was not asked for"
-            raise HttpRequestError(build_failure(message, "malformed", status))
+            raise build_error(message, "malformed", status)
         # The events of a stream are limited one by one.
         if get_content_type(response) != EVENTS and length.isdecimal() and int(length) > self._limits.frame_bytes:
             raise self._build_size_error()
@@ -223,12 +224,12 @@ class HttpClient:
 
     def _build_size_error(self) -> HttpRequestError:
         message = f"sent a message of more than {self._limits.frame_bytes:,} bytes"
-        return HttpRequestError(build_failure(message, "frame_too_large"))
+        return build_error(message, "frame_too_large")
 
 
 def build_incomplete_error() -> HttpRequestError:
     """Build the error for a response that ended too early."""
-    return HttpRequestError(build_failure("ended its answer before it was complete", "closed"))
+    return build_error("ended its answer before it was complete", "closed")
 
 
 def _keep_headers(request: httpx2.Request) -> httpx2.Request:

@@ -18,7 +18,7 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     JSON,
     HttpRequestError,
-    build_redirect_failure,
+    build_redirect_error,
     check_content_type,
     get_origin,
 )
@@ -92,8 +92,8 @@ class SseTransport(QueuedTransport):
                 parser, url = EventParser(self._limits.frame_bytes), response.url
                 await self._http.read_events(response, parser, lambda event: self._handle_event(event, url))
         except HttpRequestError as exc:
-            if exc.failure.detail.reason != "closed":
-                message, detail = exc.failure.message, exc.failure.detail
+            if exc.detail.reason != "closed":
+                message, detail = exc.message, exc.detail
         self.finish(message, detail)
 
     def _handle_event(self, event: ServerEvent, url: httpx2.URL) -> None:
@@ -106,7 +106,7 @@ class SseTransport(QueuedTransport):
             if get_origin(target) == get_origin(url):
                 self._post_url.set_result(target)
             else:
-                failure = build_redirect_failure(target)
+                failure = build_redirect_error(target)
                 self.finish(failure.message, failure.detail)
         elif event.name == "message" and event.data:
             self.deliver(event.data)
@@ -153,6 +153,6 @@ class SseTransport(QueuedTransport):
                 async with self._http.request("POST", _POST_HEADERS, content, target) as response:
                     await self._http.discard_body(response)
         except HttpRequestError as exc:
-            self.fail(request_id, exc.describe(), exc.failure.detail, exc.error)
+            self.fail(request_id, exc.describe(), exc.detail, exc.error)
         finally:
             self._requests.pop(request_id, None)

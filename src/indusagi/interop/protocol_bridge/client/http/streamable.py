@@ -21,13 +21,7 @@ from indusagi.core.backoff import Backoff
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.http.client import build_incomplete_error, open_http_client
 from indusagi.interop.protocol_bridge.client.http.events import EventParser
-from indusagi.interop.protocol_bridge.client.http.failures import (
-    EVENTS,
-    JSON,
-    HttpRequestError,
-    build_failure,
-    check_content_type,
-)
+from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, JSON, HttpRequestError, check_content_type
 from indusagi.interop.protocol_bridge.client.http.headers import McpHeaders, is_modern
 from indusagi.interop.protocol_bridge.client.http.posts import INITIALIZED, FramePosts
 from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
@@ -227,7 +221,7 @@ class StreamableHttpTransport(QueuedTransport):
 
         https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#session-management
         """
-        if exc.failure.detail.http_status == HTTPStatus.NOT_FOUND and self._session_id is not None:
+        if exc.detail.http_status == HTTPStatus.NOT_FOUND and self._session_id is not None:
             self._session_id = None
             self.finish("no longer knows our session (HTTP 404)", _LOST)
 
@@ -250,7 +244,7 @@ class StreamableHttpTransport(QueuedTransport):
                     if _SESSION_HEADER in headers:
                         self._check_session(exc)
                     if not request.is_answered:
-                        self.fail(request.id, exc.describe(), exc.failure.detail, exc.error)
+                        self.fail(request.id, exc.describe(), exc.detail, exc.error)
         finally:
             if self._requests.get(request.id) is request:
                 del self._requests[request.id]
@@ -282,16 +276,16 @@ class StreamableHttpTransport(QueuedTransport):
                     failures = 0
                     await self._read_stream(request, response, parser)
             except HttpRequestError as exc:
-                if exc.failure.detail.reason == "frame_too_large":
+                if exc.detail.reason == "frame_too_large":
                     raise
                 # Whatever the refusal, whether the request took effect is unknown.
-                failures = failures + 1 if is_passing(exc.failure.detail) else _MAX_FAILED_RESUMES
+                failures = failures + 1 if is_passing(exc.detail) else _MAX_FAILED_RESUMES
 
     async def _read_stream(self, request: ResumableRequest, response: httpx2.Response, parser: EventParser) -> None:
         try:
             await self._http.read_events(response, parser, partial(self._take_event, request))
         except HttpRequestError as exc:
-            if exc.failure.detail.reason != "closed":
+            if exc.detail.reason != "closed":
                 raise
 
     def _read_answer(self, request: ResumableRequest, body: bytes) -> None:
@@ -319,10 +313,10 @@ class StreamableHttpTransport(QueuedTransport):
                 request.problem = exc
                 if find_response_id(event.data) == request.id:
                     self._finish_request(request)
-                    self.fail(request.id, exc.describe(), exc.failure.detail, exc.error)
+                    self.fail(request.id, exc.describe(), exc.detail, exc.error)
                     return
             if self.session is not None:
-                self.session.note(f"it {exc.failure.message}, which was ignored")
+                self.session.note(f"it {exc.message}, which was ignored")
 
     def _answer(self, request: ResumableRequest, frame: JsonObject) -> None:
         if request.is_answered:
@@ -368,14 +362,14 @@ class StreamableHttpTransport(QueuedTransport):
                     had_stream = True
                     await self._http.read_events(response, parser, partial(self._take_event, None))
             except HttpRequestError as exc:
-                if not is_open and not is_passing(exc.failure.detail):
+                if not is_open and not is_passing(exc.detail):
                     return
-                pause_s = exc.failure.detail.retry_after_s
+                pause_s = exc.detail.retry_after_s
             await pacer.wait(pause_s or parser.retry_s)
 
 
 def _build_invalid_error(problem: str) -> HttpRequestError:
-    return HttpRequestError(build_failure(problem, "malformed"), {"code": PARSE_ERROR})
+    return HttpRequestError(problem, FaultDetail(reason="malformed"), {"code": PARSE_ERROR})
 
 
 def _build_foreign_error(frame: JsonObject) -> HttpRequestError:
