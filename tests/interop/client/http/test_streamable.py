@@ -1,4 +1,4 @@
-"""The Streamable HTTP transport in front of a network in memory: headers, sessions, resumed streams, pauses."""
+"""The Streamable HTTP transport in front of a network in memory: headers, sessions, answers, resumed streams."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx2
 import pytest
-from tests.support.transports import LoopTime, settled
+from tests.support.transports import settled
 from tests.support.waiting import until
 
 from indusagi.interop.protocol_bridge.client.http import streamable
 from indusagi.interop.protocol_bridge.client.http.client import HttpClient
-from indusagi.interop.protocol_bridge.client.http.streamable import Pacer, StreamableHttpTransport
+from indusagi.interop.protocol_bridge.client.http.streamable import StreamableHttpTransport
 from indusagi.interop.protocol_bridge.contract import ServerLimits
 
 if TYPE_CHECKING:
@@ -375,28 +375,3 @@ async def test_the_standing_stream_passes_answers_and_continues_after_its_last_e
     assert line.frames[1:] == [{"id": 9, "result": {}}, {"method": "m"}]
     assert [headers.get("last-event-id") for headers in server.heard("GET")] == [None, "5", "5"]
     assert (len(gaps), notes) == (1, ["it answered with a message that is not an answer, which was ignored"])
-
-
-async def test_each_further_connection_waits_longer_until_one_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    time, slept = LoopTime(monkeypatch), list[float]()
-
-    async def sleep(pause_s: float) -> None:
-        slept.append(round(pause_s, 1))
-
-    pacer = Pacer()
-    monkeypatch.setattr(streamable.asyncio, "sleep", sleep)
-    for _ in range(3):
-        await pacer.wait(None)
-    await pacer.wait(7.0)
-    for _ in range(20):
-        await pacer.wait(None)
-    assert slept[:4] == [0.5, 0.8, 1.3, 7.0]
-    assert slept[-1] == 60.0
-    monkeypatch.undo()
-    time = LoopTime(monkeypatch)
-    await time.passes(200)
-    monkeypatch.setattr(streamable.asyncio, "sleep", sleep)
-    await pacer.wait(None)
-    await pacer.wait(None)
-    assert slept[-2] <= 0
-    assert slept[-1] == 0.8

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import anyio
 from mcp.client import Client
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Generator
     from contextlib import AbstractAsyncContextManager
 
-    from anyio.abc import AsyncResource, TaskGroup
+    from anyio.abc import TaskGroup
     from mcp.client.session import IncomingMessage, MessageHandlerFnT
 
     from indusagi.core.json import JsonObject
@@ -66,15 +66,8 @@ _FLUSH_S = 1.0
 _raw: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
 
 
-class Writer(Protocol):
-    """The half of a stream pair that accepts messages."""
-
-    async def send(self, item: SessionMessage, /) -> None:
-        """Wait until a message is accepted."""
-        ...
-
-
-Streams: TypeAlias = "tuple[AsyncIterable[SessionMessage | Exception], Writer]"
+# Any: the SDK's send streams have no type in common.
+Streams: TypeAlias = "tuple[AsyncIterable[SessionMessage | Exception], Any]"
 
 
 # -- stream pairs ---------------------------------------------------------------------------
@@ -155,8 +148,8 @@ async def stream_transport(streams: Streams, *, owned: bool) -> AsyncGenerator[S
                     await transport.wait_flushed()
                 transport.finish("was let go", _CLOSED)
                 tasks.cancel_scope.cancel()
-                for stream in streams if owned else ():
-                    await cast("AsyncResource", stream).aclose()
+                for stream in cast("tuple[Any, Any]", streams) if owned else ():
+                    await stream.aclose()
 
 
 # -- sessions -------------------------------------------------------------------------------

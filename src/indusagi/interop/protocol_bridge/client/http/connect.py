@@ -16,7 +16,7 @@ from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RpcError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.json import JsonObject
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import Transport
 
-RemoteConfig: TypeAlias = "SseServerConfig | StreamableHttpServerConfig"
+    RemoteConfig: TypeAlias = SseServerConfig | StreamableHttpServerConfig
+    Opening: TypeAlias = AbstractAsyncContextManager[SseTransport | StreamableHttpTransport]
+    Connect: TypeAlias = Callable[..., Awaitable[ClientSession]]
 
 _SSE_ONLY = frozenset({404, 405})
 """Statuses with which an HTTP+SSE server refuses a POST to its URL."""
@@ -42,42 +44,36 @@ async def remote_session(
     https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#backwards-compatibility
     """
     async with AsyncExitStack() as stack:
-        if config.kind == "sse":
-            session = await _open_sse_or_http(config, handlers, client_info, stack)
-        else:
-            session = await _open_http_or_sse(config, handlers, client_info, stack)
-        yield session
+
+        async def connect(opening: Opening, open_s: float | None = None) -> ClientSession:
+            return await stack.enter_async_context(_connect(opening, config, handlers, client_info, open_s))
+
+        yield await (_open_sse_or_http if config.kind == "sse" else _open_http_or_sse)(config, connect)
 
 
-async def _open_http_or_sse(
-    config: StreamableHttpServerConfig, handlers: Handlers, client_info: JsonObject, stack: AsyncExitStack
-) -> ClientSession:
+async def _open_http_or_sse(config: RemoteConfig, connect: Connect) -> ClientSession:
     try:
-        return await stack.enter_async_context(_connect(streamable_transport(config), config, handlers, client_info))
+        return await connect(streamable_transport(config))
     except RpcError as exc:
         if exc.detail is None or exc.detail.http_status not in _SSE_ONLY:
             raise
         refusal = exc
     try:
-        session = await stack.enter_async_context(_connect(sse_transport(config), config, handlers, client_info))
+        session = await connect(sse_transport(config))
     except (RpcError, ConnectionClosedError):
         raise refusal from None
     session.notes.append("it speaks only the old HTTP transport (SSE)")
     return session
 
 
-async def _open_sse_or_http(
-    config: SseServerConfig, handlers: Handlers, client_info: JsonObject, stack: AsyncExitStack
-) -> ClientSession:
+async def _open_sse_or_http(config: RemoteConfig, connect: Connect) -> ClientSession:
     """Connect with HTTP+SSE, falling back to Streamable HTTP.
 
     A Streamable HTTP server refuses the GET that opens HTTP+SSE (405, or another 4xx because there's no session), or
     opens a stream but never sends the `endpoint` event on it.
     """
     try:
-        return await stack.enter_async_context(
-            _connect(sse_transport(config), config, handlers, client_info, config.limits.probe_s)
-        )
+        return await connect(sse_transport(config), config.limits.probe_s)
     except TimeoutError as exc:
         refusal = exc
     except ConnectionClosedError as exc:
@@ -88,11 +84,11 @@ async def _open_sse_or_http(
             raise
         refusal = exc
     try:
-        session = await stack.enter_async_context(_connect(streamable_transport(config), config, handlers, client_info))
+        session = await connect(streamable_transport(config))
     except (RpcError, ConnectionClosedError):
         if not isinstance(refusal, TimeoutError):
             raise refusal from None
-        return await stack.enter_async_context(_connect(sse_transport(config), config, handlers, client_info))
+        return await connect(sse_transport(config))
     session.notes.append("it is configured as SSE and speaks the present HTTP transport")
     return session
 
@@ -111,11 +107,7 @@ async def remote_transport(config: RemoteConfig) -> AsyncGenerator[Transport]:
 
 @asynccontextmanager
 async def _connect(
-    opening: AbstractAsyncContextManager[SseTransport | StreamableHttpTransport],
-    config: RemoteConfig,
-    handlers: Handlers,
-    client_info: JsonObject,
-    open_s: float | None = None,
+    opening: Opening, config: RemoteConfig, handlers: Handlers, client_info: JsonObject, open_s: float | None
 ) -> AsyncGenerator[ClientSession]:
     """Connect over a transport; an HTTP+SSE server must open its stream within `open_s`."""
     failure: Exception | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 import httpx2
 
-from indusagi.interop.protocol_bridge.client.http.client import open_http_client
+from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, open_http_client
 from indusagi.interop.protocol_bridge.client.http.events import EventParser
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
@@ -22,7 +22,6 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     check_content_type,
     get_origin,
 )
-from indusagi.interop.protocol_bridge.client.http.posts import INITIALIZED, FramePosts
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import (

@@ -19,11 +19,15 @@ import anyio
 
 from indusagi.core.backoff import Backoff
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.client.http.client import build_incomplete_error, open_http_client
+from indusagi.interop.protocol_bridge.client.http.client import (
+    INITIALIZED,
+    FramePosts,
+    build_incomplete_error,
+    open_http_client,
+)
 from indusagi.interop.protocol_bridge.client.http.events import EventParser
 from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, JSON, HttpRequestError, check_content_type
 from indusagi.interop.protocol_bridge.client.http.headers import McpHeaders, is_modern
-from indusagi.interop.protocol_bridge.client.http.posts import INITIALIZED, FramePosts
 from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.client.transient import is_passing
 from indusagi.interop.protocol_bridge.contract import FaultDetail
@@ -63,24 +67,8 @@ _DRAIN_S = 1.0
 """How long the server may keep a stream open after the answer; the connection is reused if it ends by then."""
 _FIRST_PAUSE_S, _PAUSE_FACTOR, _LONGEST_PAUSE_S = 0.5, 1.6, 60.0
 """Backoff between two GETs for the same stream."""
+_NO_ANSWER = "answered with a message that is not an answer"
 _LOST = FaultDetail(reason="closed", http_status=HTTPStatus.NOT_FOUND)
-
-
-class Pacer:
-    """Growing pauses between the GETs for one stream. A stream that lasted for a while resets them."""
-
-    def __init__(self) -> None:
-        self._began_at = asyncio.get_running_loop().time()
-        self._backoff = Backoff(_FIRST_PAUSE_S, factor=_PAUSE_FACTOR, longest_s=_LONGEST_PAUSE_S, jitter=0)
-
-    async def wait(self, at_least_s: float | None) -> None:
-        """Wait for the next GET; the time since the last one counts."""
-        loop = asyncio.get_running_loop()
-        lasted_s = loop.time() - self._began_at
-        if lasted_s > _LONGEST_PAUSE_S:
-            self._backoff.reset()
-        await asyncio.sleep(max(at_least_s or 0.0, self._backoff.next_pause() - lasted_s))
-        self._began_at = loop.time()
 
 
 class ResumableRequest:
@@ -255,18 +243,21 @@ class StreamableHttpTransport(QueuedTransport):
             if request.method == "initialize":
                 self._session_id = response.headers.get(_SESSION_HEADER)
             if check_content_type(response, JSON, EVENTS) == JSON:
-                self._read_answer(request, await self._http.read_body(response))
+                frame = self._decode(await self._http.read_body(response))
+                if not _is_response(frame):
+                    raise _build_invalid_error(_NO_ANSWER)
+                self._answer(request, frame)
                 return
             await self._read_stream(request, response, parser)
         await self._resume(request, parser)
 
     async def _resume(self, request: ResumableRequest, parser: EventParser) -> None:
         """Resume an event stream that ended before the answer, until a server refuses or fails too often."""
-        pacer, failures = Pacer(), 0
+        backoff, failures = _make_backoff(), 0
         while not request.is_answered:
             if parser.last_id is None or failures == _MAX_FAILED_RESUMES:
                 raise request.problem or build_incomplete_error()
-            await pacer.wait(parser.retry_s)
+            await backoff.pause(parser.retry_s)
             if request.is_cancelled:
                 return
             try:
@@ -288,26 +279,16 @@ class StreamableHttpTransport(QueuedTransport):
             if exc.detail.reason != "closed":
                 raise
 
-    def _read_answer(self, request: ResumableRequest, body: bytes) -> None:
-        frame = self._decode(body)
-        if "result" not in frame and "error" not in frame:
-            raise _build_invalid_error("answered with a message that is not an answer")
-        if not request.is_own(frame):
-            raise _build_foreign_error(frame)
-        self._answer(request, frame)
-
     def _take_event(self, request: ResumableRequest | None, event: ServerEvent) -> None:
         """Deliver an event of a request's stream, or of the standing one."""
         if event.name != "message" or not event.data:
             return
         try:
             frame = self._decode(event.data)
-            if request is None or not ("result" in frame or "error" in frame):
+            if request is None or not _is_response(frame):
                 self.deliver(frame)
-            elif request.is_own(frame):
-                self._answer(request, frame)
             else:
-                raise _build_foreign_error(frame)
+                self._answer(request, frame)
         except HttpRequestError as exc:
             if request is not None and not request.is_answered:
                 request.problem = exc
@@ -319,6 +300,10 @@ class StreamableHttpTransport(QueuedTransport):
                 self.session.note(f"it {exc.message}, which was ignored")
 
     def _answer(self, request: ResumableRequest, frame: JsonObject) -> None:
+        if not request.is_own(frame):
+            # https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#sending-messages-to-the-server
+            shown = json.dumps(frame.get("id"))[:80]
+            raise _build_invalid_error(f"answered a request that was not asked (id {shown})")
         if request.is_answered:
             return
         self._finish_request(request)
@@ -341,17 +326,17 @@ class StreamableHttpTransport(QueuedTransport):
         except (ValueError, RecursionError) as exc:
             raise _build_invalid_error(f"sent a message that cannot be read: {exc}") from exc
         if not is_json_object(frame):
-            raise _build_invalid_error("answered with a message that is not an answer")
+            raise _build_invalid_error(_NO_ANSWER)
         return frame
 
     # -- the standing stream ----------------------------------------------------------------
 
     async def _keep_stream_open(self) -> None:
         """Read messages that belong to no request, reopening the stream until the server refuses it."""
-        pacer, parser = Pacer(), EventParser(self._limits.frame_bytes)
+        loop, backoff, parser = asyncio.get_running_loop(), _make_backoff(), EventParser(self._limits.frame_bytes)
         had_stream = False
         while True:
-            is_open, pause_s = False, None
+            began_at, is_open, retry_s = loop.time(), False, None
             try:
                 headers = self._build_stream_headers(last_id=parser.last_id)
                 async with self._http.request("GET", headers) as response:
@@ -364,18 +349,19 @@ class StreamableHttpTransport(QueuedTransport):
             except HttpRequestError as exc:
                 if not is_open and not is_passing(exc.detail):
                     return
-                pause_s = exc.detail.retry_after_s
-            await pacer.wait(pause_s or parser.retry_s)
+                retry_s = exc.detail.retry_after_s
+            if loop.time() - began_at > _LONGEST_PAUSE_S:
+                backoff.reset()
+            await backoff.pause(retry_s or parser.retry_s)
+
+
+def _is_response(frame: JsonObject) -> bool:
+    return "result" in frame or "error" in frame
+
+
+def _make_backoff() -> Backoff:
+    return Backoff(_FIRST_PAUSE_S, factor=_PAUSE_FACTOR, longest_s=_LONGEST_PAUSE_S)
 
 
 def _build_invalid_error(problem: str) -> HttpRequestError:
     return HttpRequestError(problem, FaultDetail(reason="malformed"), {"code": PARSE_ERROR})
-
-
-def _build_foreign_error(frame: JsonObject) -> HttpRequestError:
-    """Build the error for a response to another request.
-
-    The response to a POST may only answer the request in that POST:
-    https://modelcontextprotocol.io/specification/2025-11-25/basic/transports#sending-messages-to-the-server
-    """
-    return _build_invalid_error(f"answered a request that was not asked (id {json.dumps(frame.get('id'))[:80]})")
