@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -91,10 +92,10 @@ class Line:
 
 
 @asynccontextmanager
-async def connected(server: Server, *, verbatim: bool = False) -> AsyncGenerator[Line]:
+async def connected(server: Server, *, verbatim: bool = False, limits: ServerLimits = LIMITS) -> AsyncGenerator[Line]:
     """Run a transport; end its session after the block."""
-    http = HttpClient(httpx2.AsyncClient(transport=server), httpx2.URL(URL), LIMITS)
-    transport = StreamableHttpTransport(http, LIMITS, verbatim=verbatim)
+    http = HttpClient(httpx2.AsyncClient(transport=server), httpx2.URL(URL), limits)
+    transport = StreamableHttpTransport(http, limits, verbatim=verbatim)
     line = Line(transport)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(transport.write, tasks)
@@ -307,6 +308,25 @@ async def test_a_cancelled_request_is_closed_and_only_the_older_protocol_is_told
         assert line.failures == {}
 
 
+@pytest.mark.parametrize("modern", [False, True])
+async def test_a_late_cancellation_is_dropped_in_the_newer_protocol_alone(modern: bool) -> None:
+    server = Server(legacy)
+    async with connected(server) as line:
+        await line.ask(HELLO)
+        await line.ask({**CALL, "params": {"name": "t", **(STAMP if modern else {})}})
+        line.transport.send({"method": "notifications/cancelled", "params": {"requestId": 2}})
+        await line.ask({**CALL, "id": 3})
+        await until(lambda: len(server.heard("notifications/cancelled")) == (not modern))
+
+
+async def test_only_the_first_answer_counts() -> None:
+    twice = stream('data: {"id":2,"result":{"n":1}}', 'data: {"id":2,"result":{"n":2}}', 'data: {"method":"m"}')
+    async with connected(Server(lambda _, frame: twice)) as line:
+        line.transport.send(CALL)
+        await until(lambda: {"method": "m"} in line.frames)
+        assert line.frames == [{"id": 2, "result": {"n": 1}}, {"method": "m"}]
+
+
 # -- streams that break off -------------------------------------------------------------------
 
 
@@ -331,6 +351,18 @@ async def test_a_stream_that_cannot_be_resumed_leaves_the_outcome_open(event_id:
         assert line.failures == {2: "closed"}
     assert [headers["last-event-id"] for headers in server.heard("GET")] == ["e7"] * tries
     assert line.ends == []
+
+
+@pytest.mark.usefixtures("_hasty")
+async def test_an_event_that_is_too_large_is_not_asked_for_again() -> None:
+    def respond(request: httpx2.Request, frame: Any) -> httpx2.Response:
+        return stream("data: " + "x" * 200) if request.method == "GET" else stream("id: a\ndata:")
+
+    server = Server(respond)
+    async with connected(server, limits=replace(LIMITS, frame_bytes=100)) as line:
+        await line.ask(CALL)
+        assert line.failures == {2: "frame_too_large"}
+    assert len(server.heard("GET")) == 1
 
 
 @pytest.mark.usefixtures("_hasty")
