@@ -274,6 +274,13 @@ async def test_a_failed_renewal_closes_the_refused_response() -> None:
     assert response.extensions["body"].is_closed
 
 
+async def test_an_authorizer_that_breaks_fails_its_request_alone() -> None:
+    response = respond(status=401)
+    found = await ask(make_client(response, authorizer=Authorizer(0, KeyError("keyring")))[0])
+    assert found[2] == "auth"
+    assert response.extensions["body"].is_closed
+
+
 async def test_other_statuses_renew_nothing() -> None:
     authorizer = Authorizer(9)
     found = await ask(make_client(respond(status=400, dpop_nonce="n"), authorizer=authorizer)[0])

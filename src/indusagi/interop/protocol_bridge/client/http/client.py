@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import anyio
 import httpx2
 
+from indusagi.core.faults import describe_error
 from indusagi.interop.auth.contract import AuthFault, Refusal
 from indusagi.interop.protocol_bridge.client.http.events import EventTooLargeError
 from indusagi.interop.protocol_bridge.client.http.failures import (
@@ -100,6 +101,10 @@ class HttpClient:
             raise classify_auth_fault(exc) from exc
         except (TimeoutError, httpx2.TransportError) as exc:
             raise classify_network_error(exc, self.via) from exc
+        except HttpRequestError:
+            raise
+        except Exception as exc:  # boundary: an authorizer that fails ends its request, not the session
+            raise build_error(f"could not be signed in to: {describe_error(exc)}", "auth") from exc
         try:
             await self._check(response)
             yield response
