@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format reference docs wheel bench soak gate-fuzz host-fuzz cluster-faults mutants properties repeats stalls scoreboard
-.PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart floors lock clean
+.PHONY: page interop conformance clients demo-search clients-search adapters neighbours connectors search-bench signin resource-server coldstart floors lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -124,6 +124,9 @@ clients-search: setup  ## let three of them use indus serve --search (installs t
 
 adapters: setup  ## let other authors' frameworks use a toolbox, and run the examples (installs them into .outside)
 	@.venv/bin/python -m outside.adapters
+
+neighbours: setup  ## install the wheel alone, next to frameworks with mcp 1, and next to mcp 2
+	@.venv/bin/python -m outside.neighbours
 
 connectors: setup  ## judge connectors by a real OpenAPI document (fetches it into .outside)
 	@.venv/bin/python -m outside.connectors

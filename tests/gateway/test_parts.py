@@ -17,7 +17,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.gateway import composition, run, sharing
+from induscode.gateway import run, sharing
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.page import source as page
 from induscode.gateway.page.contract import ActionReply
@@ -213,18 +213,17 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
                 raise PermissionError(13, "read-only")
             raise KeyError("written")
 
-    monkeypatch.setattr("induscode.cluster.node.open_node", open_part)
-    monkeypatch.setattr("induscode.cluster.sessions.open_sessions", open_part)
-    monkeypatch.setattr("induscode.cluster.shared.state.open_shared_state", open_shared)
+    monkeypatch.setattr(sharing, "open_node", open_part)
+    monkeypatch.setattr(sharing, "open_sessions", open_part)
+    monkeypatch.setattr(sharing, "open_shared_state", open_shared)
     monkeypatch.setattr(sharing, "GatewaySharing", Sharing)
-    for module in (run, composition):
-        monkeypatch.setattr(module, "print_status", said.append)
-    options: Any = SimpleNamespace(cluster=object())
+    monkeypatch.setattr(sharing, "print_status", said.append)
+    context: Any = SimpleNamespace(invocation=None, options=SimpleNamespace(cluster=object()))
     if is_writable:
         with pytest.raises(KeyError):
-            await run._run_gateway(cast("Any", None), options, cast("Any", None), cast("Any", None))
+            await run._run_gateway(context)
     else:
-        assert await run._run_gateway(cast("Any", None), options, cast("Any", None), cast("Any", None)) == 1
+        assert await run._run_gateway(context) == 1
         assert said[1] == "the servers of the cluster cannot be written: [Errno 13] read-only"
     assert (said[0], said[-1]) == ("node 'one' of a cluster, with two", "closed")
 

@@ -183,14 +183,14 @@ def to_plain_object(value: Any) -> dict[str, Any]:
 
 @contextmanager
 def explain_missing(distribution: str) -> Generator[None]:
-    """Name the package to install if an adapter's library is missing.
+    """Name the package to install if an adapter's library is missing or too old.
 
     Raises:
-        ImportError: It's missing.
+        ImportError: It's missing or too old.
     """
     try:
         yield
-    except ModuleNotFoundError as exc:
+    except ImportError as exc:
         raise ImportError(f"this adapter needs {distribution}: pip install {distribution}", name=exc.name) from exc
 
 

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from indusagi.runtime.calls import current_completion, current_wait
-from induscode.calls.record import DECLINED, classify, find_tool_ref
+from induscode.calls.record import DECLINED, classify_end, find_tool_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,8 +115,8 @@ class MeasuredCall:
             self._complete(outcome)
 
     def _complete(self, outcome: ToolOutcome | None, seconds: float | None = None) -> None:
-        name, _ = classify(outcome, is_remote=self._ref is not None)
         ref = self._ref
+        name, _ = classify_end(outcome, is_remote=ref is not None)
         kind, server, tool = ("tool", "", self._name) if ref is None else (ref.kind, ref.server, ref.name)
         took = perf_counter() - self._began
         took = took if seconds is None else min(took, seconds)

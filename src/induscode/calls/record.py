@@ -129,12 +129,12 @@ def find_outcome(*, is_cancelled: bool, is_error: bool, code: str, is_remote: bo
     return "fault" if is_remote and code in FAULT_CODES else "error"
 
 
-def classify(outcome: ToolOutcome | None, *, is_remote: bool) -> tuple[Outcome, str]:
-    """Classify how a call ended, and return its error code too, or "". None: it was cancelled."""
-    code = None if outcome is None else outcome.details.get("code")
-    code = code if isinstance(code, str) else ""
-    is_error = outcome is not None and outcome.is_error
-    return find_outcome(is_cancelled=outcome is None, is_error=is_error, code=code, is_remote=is_remote), code
+def classify_end(outcome: ToolOutcome | None, *, is_remote: bool) -> tuple[Outcome, str]:
+    """Return how a call ended (`None`: its task was cancelled), and the code of its error."""
+    code = "" if outcome is None else outcome.result.details.get("code")
+    text = code if isinstance(code, str) else ""
+    is_error = outcome is not None and outcome.result.is_error
+    return find_outcome(is_cancelled=outcome is None, is_error=is_error, code=text, is_remote=is_remote), text
 
 
 def measure_result(result: ToolResult) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from indusagi.runtime.calls import (
     current_trace,
     current_wait,
 )
-from induscode.calls.record import DECLINED, classify, find_tool_ref, report_new_notes
+from induscode.calls.record import DECLINED, classify_end, find_tool_ref, report_new_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -237,7 +237,7 @@ class ObservedSpan:
         """End the span, and measure the call if it came from a gateway's client."""
         current_requests.reset(self._requests)
         current_trace.reset(self._trace)
-        name, code = classify(outcome, is_remote=self.ref is not None)
+        name, code = classify_end(outcome, is_remote=self.ref is not None)
         # A declined call isn't a tool error.
         error = {"ok": "", DECLINED: "", "fault": code, "error": "tool_error"}.get(name, name)
         waited = 0.0 if self._wait is None else self._wait.seconds

@@ -53,11 +53,12 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.provision import DeckToolBox
-    from induscode.gateway.options import Schemas
+    from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.recursion import GatewayInfo, ListenAddress
     from induscode.gateway.reload import FileWatch
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
+    from induscode.launch.invocation import Invocation
     from induscode.permissions.gate import CardChecks
     from induscode.search.finder import SearchReport
     from induscode.servers.plan import ServerPlan
@@ -74,22 +75,23 @@ _DEBOUNCE_S = 0.05
 
 @record(kw_only=True)
 class GatewayContext:
-    """The parts of a gateway that outlive a reload of its servers."""
+    """What a gateway is built from, and reads its configuration again with."""
 
+    invocation: Invocation
+    options: ServeOptions
+    plan: ServerPlan
+    """The servers to start with."""
     info: GatewayInfo
-    options: BootOptions
+    boot: BootOptions
     address: ListenAddress | None
     consented: ConsentedRows
     watch: FileWatch | None
     """`None` without configuration files (`--no-mcp`)."""
     files: Sequence[str]
-    schemas: Schemas = "raw"
     node: ClusterNode | None = None
     """This gateway as a cluster node."""
     hooks: NodeHooks = field(default_factory=NodeHooks)
     """State shared with the other nodes."""
-    has_principals: bool = False
-    """Whether each client authenticates with its own access token, i.e. several users share the gateway."""
 
 
 @record
@@ -161,7 +163,8 @@ class GatewayBox:
                 outcome = ToolOutcome(call.id, refusal)
                 observer = self.native.context.framework.observer
                 if observer is not None:
-                    observer.start(call, self.gateway.find_disabled(call.name)).finish(outcome)
+                    disabled = self.gateway.session.mcp.enrolment.find_disabled(call.name)
+                    observer.start(call, disabled).finish(outcome)
                 return outcome
             # Approved or listed in the meantime: the current box has it.
             return await self.gateway.box().run(call, cancel, on_progress=on_progress)
@@ -185,7 +188,7 @@ class GatewayBox:
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         """List tools that can't be called until someone approves their definitions."""
-        return [tool for tool in self.gateway.list_disabled() if tool.ref.kind == "tool"]
+        return [tool for tool in self.gateway.session.mcp.disabled if tool.ref.kind == "tool"]
 
     def _find_card(self, name: str) -> Capability | None:
         name = self.qualified.get(name, name)
@@ -264,20 +267,14 @@ class Gateway:
     """A served deck and the servers behind it."""
 
     def __init__(
-        self,
-        session: Session,
-        plan: ServerPlan,
-        context: GatewayContext,
-        checks: CardChecks,
-        content: GatewayContent,
-        lines: StatusLines,
+        self, session: Session, context: GatewayContext, checks: CardChecks, content: GatewayContent, lines: StatusLines
     ) -> None:
         self.session = session
-        self.plan = plan
+        self.plan = context.plan
         self.content = content
         self.listed = anyio.Event()
         """Set by the first `tools/list`."""
-        self._context = context
+        self._context, self.node = context, context.node
         self._started_ms = now_ms()
         self.checks = checks
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
@@ -294,9 +291,10 @@ class Gateway:
         """Sign-ins to servers. Clients may start one only if the gateway serves a single user on this machine."""
         from induscode.gateway.sign_in import GatewaySignIns  # noqa: PLC0415 — only for servers with a sign-in
 
-        address = self._context.address
+        address, http = self._context.address, self._context.options.settings
         is_local = address is None or address.host in {"127.0.0.1", "::1", "localhost"}
-        is_personal = is_local and not self._context.has_principals
+        # With access tokens, several users share the gateway.
+        is_personal = is_local and (http is None or http.auth is None)
         return GatewaySignIns(self._bridge, self._started_ms, is_personal=is_personal)
 
     def waits_for_sign_in(self) -> bool:
@@ -338,7 +336,7 @@ class Gateway:
             named.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
             qualified = choose_plain_names([(tool.ref.name, tool.name) for tool in named], taken)
         self._box = GatewayBox(
-            native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.schemas, qualified
+            native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.options.schemas, qualified
         )
         self._boxed = ledger
         return self._box
@@ -359,15 +357,6 @@ class Gateway:
     def _list_live(self) -> list[BridgeCapability]:
         return [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
 
-    def list_disabled(self) -> Sequence[DisabledTool]:
-        """List disabled tools and items of other kinds."""
-        return self._enrolment.disabled
-
-    @property
-    def node(self) -> ClusterNode | None:
-        """This gateway as a cluster node."""
-        return self._context.node
-
     def approve(self, ref: RemoteToolRef, digest: str) -> bool:
         """Approve the definition with this digest and notify clients. Return False if it changed since."""
         if not self._enrolment.approve(ref, digest):
@@ -379,10 +368,6 @@ class Gateway:
         """Replace the permission checks."""
         self.checks, self._box = checks, None
         self._changed.set()
-
-    def find_disabled(self, name: str) -> DisabledTool | None:
-        """Find a disabled tool by the name clients call."""
-        return self._enrolment.find_disabled(name)
 
     def find_unlisted(self, name: str) -> str | None:
         """Return the server of an unlisted tool: one that's disabled, or whose server hasn't listed its tools yet."""

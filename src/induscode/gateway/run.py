@@ -28,14 +28,7 @@ from induscode.cli.process import handle_signals, non_blocking_stderr
 from induscode.cli.terminal import print_status
 from induscode.conversations.contract import ExitCode
 from induscode.deck.mcp.boot import BootOptions
-from induscode.gateway.composition import (
-    ClusterJoinError,
-    GatewayInputs,
-    build_parts,
-    join_cluster,
-    open_gateway,
-    print_note,
-)
+from induscode.gateway.composition import GatewayParts, open_gateway, print_note
 from induscode.gateway.gateway import FIRST_S, GatewayContext
 from induscode.gateway.page.serving import announce_page
 from induscode.gateway.recursion import (
@@ -61,7 +54,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.relay import RelayHost
     from induscode.cli.process import SignalState
-    from induscode.gateway.composition import GatewayParts
     from induscode.gateway.gateway import Gateway
     from induscode.gateway.options import ServeOptions
     from induscode.gateway.page.site import PageSite
@@ -102,18 +94,19 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             print_status(refusal)
             return int(ExitCode.USAGE)
         context = GatewayContext(
+            invocation=invocation,
+            options=options,
+            plan=served,
             info=GatewayInfo(options.name, __version__),
-            options=BootOptions(reloadable=True, decorate_config=partial(add_ancestry, above)),
+            boot=BootOptions(reloadable=True, decorate_config=partial(add_ancestry, above)),
             address=address,
             consented=ConsentedRows(invocation.cwd, plan, lambda row: f"look at it: {name_trust_command(row)}"),
             watch=watch,
             files=files,
-            schemas=options.schemas,
-            has_principals=settings is not None and settings.auth is not None,
         )
         try:
             with usage_errors():
-                return anyio.run(_run_gateway, invocation, options, served, context)
+                return anyio.run(_run_gateway, context)
         except CoreError as exc:
             from induscode.permissions import InvalidRuleError  # noqa: PLC0415 — only for this error
 
@@ -125,24 +118,24 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
 # -- gateway ----------------------------------------------------------------------------------
 
 
-async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: ServerPlan, context: GatewayContext) -> int:
+async def _run_gateway(context: GatewayContext) -> int:
     async with AsyncExitStack() as stack:
-        inputs = GatewayInputs(invocation, options, plan, context)
-        if options.cluster is not None:
-            try:
-                inputs = await join_cluster(stack, inputs)
-            except ClusterJoinError as exc:
-                print_status(str(exc))
+        if context.options.cluster is not None:
+            from induscode.gateway.sharing import join_cluster  # noqa: PLC0415 — only with --cluster
+
+            joined = await join_cluster(stack, context, context.options.cluster)
+            if joined is None:
                 return int(ExitCode.FAILED)
-        return await _GatewayRun(build_parts(inputs)).run()
+            context = joined
+        return await _GatewayRun(GatewayParts(context)).run()
 
 
 class _GatewayRun:
     """Serves a gateway's host while its servers are opened and followed."""
 
     def __init__(self, parts: GatewayParts) -> None:
-        self._parts, self._options = parts, parts.inputs.options
-        self._what = f"as {parts.inputs.context.info.name!r}"
+        self._parts, self._options = parts, parts.context.options
+        self._what = f"as {parts.context.info.name!r}"
         self._up = anyio.Event()
         self._following = anyio.CancelScope()
         self._code = 0

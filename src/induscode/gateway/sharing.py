@@ -17,21 +17,29 @@ from anyio import to_thread
 
 from indusagi.core.app_dirs import make_private_dir, replace_file, state_dir
 from indusagi.core.json import compact_json, is_json_object
+from induscode.boot.plans import plan_servers
 from induscode.cli.terminal import print_status
 from induscode.cluster.contract import ClusterFault
+from induscode.cluster.node import open_node
+from induscode.cluster.opening import describe_fault
+from induscode.cluster.sessions import open_sessions
 from induscode.cluster.shared.calls import CallPublisher
 from induscode.cluster.shared.state import KIND as CONSENT
-from induscode.cluster.shared.state import SharedTrust, keep_running
+from induscode.cluster.shared.state import SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
 from induscode.gateway.cluster import NodeHooks
+from induscode.gateway.recursion import drop_own_address
 
 if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
     from anyio.abc import TaskGroup
 
     from indusagi.core.json import JsonObject
+    from induscode.cluster.contract import ClusterSettings
     from induscode.cluster.shared.state import SharedState
     from induscode.deck.contract import Capability
-    from induscode.gateway.gateway import Gateway
+    from induscode.gateway.gateway import Gateway, GatewayContext
     from induscode.launch.invocation import Invocation
     from induscode.permissions.gate import CardChecks, Wrap
 
@@ -148,3 +156,43 @@ class GatewaySharing:
             except ClusterFault:
                 self._consented.set()  # retry later
                 raise
+
+
+async def join_cluster(
+    stack: AsyncExitStack, context: GatewayContext, settings: ClusterSettings
+) -> GatewayContext | None:
+    """Make the gateway a cluster node until `stack` closes, with the servers and the state of all nodes.
+
+    Prints the problem and returns `None` if it can't join.
+    """
+    invocation, options = context.invocation, context.options
+    try:
+        node = await stack.enter_async_context(open_node(settings, guarded=True))
+        sessions = await stack.enter_async_context(open_sessions(node))
+        shared = await stack.enter_async_context(open_shared_state(node))
+    except ClusterFault as fault:
+        print_status(f"the cluster cannot be joined: {describe_fault(fault)}")
+        return None
+    node.on_note.add(print_status)
+    others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
+    print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
+    if shared is None:
+        print_status("no key of the cluster: its ledger and its approvals stay on this machine")
+    else:
+        sharing = GatewaySharing(shared, invocation)
+        stack.push_async_callback(sharing.calls.close)
+        try:
+            await to_thread.run_sync(sharing.write_servers)
+        except OSError as exc:
+            print_status(f"the servers of the cluster cannot be written: {exc}")
+            return None
+        planned = await to_thread.run_sync(plan_servers, invocation, sharing.trust)
+        held_back = await to_thread.run_sync(context.consented.hold_back, planned)
+        if context.watch is not None:
+            context.watch.poll_s = WATCH_S
+        plan = drop_own_address(held_back, context.address)
+        context = replace(context, plan=plan, hooks=sharing.build_hooks())
+    boot = replace(context.boot, open_session=node.open_session, node=node.info.node)
+    if options.settings is not None:
+        options = replace(options, settings=replace(options.settings, router=sessions))
+    return replace(context, options=options, boot=boot, node=node)

@@ -26,6 +26,7 @@ from indusagi.capabilities.sandbox.capture import Capture, open_capture
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
 from indusagi.core.records import record
+from indusagi.core.tasks import run_shielded
 
 if TYPE_CHECKING:  # loads the event loop, and isn't part of public signatures
     from indusagi.core.process.child import ChildProcess
@@ -256,7 +257,6 @@ class LocalShell:
             SandboxMissing: A sandbox is required, but none works on this machine.
             OSError: The command can't be started.
         """
-        from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
         async def discard(process: LocalProcess) -> None:
             # The caller got cancelled before it received the process.

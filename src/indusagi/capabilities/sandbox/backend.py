@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -98,8 +99,6 @@ class SandboxBackend:
             )
         with self._lock:
             if self._private is None or not os.path.isdir(self._private.root):
-                import atexit  # noqa: PLC0415 — the first command pays
-
                 private = PrivateDir(make_owned_dir())
                 os.mkdir(private.tmp, 0o700)
                 os.mkdir(private.notes, 0o700)
@@ -148,8 +147,6 @@ class SandboxBackend:
 
     def remove(self) -> None:
         """Remove the private directory; a later command creates a new one."""
-        import atexit  # noqa: PLC0415 — loaded with the first command
-
         with self._lock:
             private, self._private = self._private, None
         if private is not None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from induscode.calls.database import Payload
     from induscode.calls.record import CallRecord
-    from induscode.gateway.page.contract import PageRequest
+    from induscode.gateway.page.access import PageRequest
 
 _WINDOWS = {"15min": ("15 minutes", 15_000), "1h": ("1 hour", 60_000), "24h": ("24 hours", 1_440_000),
             "7d": ("7 days", 10_080_000)}  # fmt: skip

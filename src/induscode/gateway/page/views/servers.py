@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from induscode.deck.mcp.drift import Drift
-    from induscode.gateway.page.contract import PageRequest, ServerSummary
+    from induscode.gateway.page.access import PageRequest
+    from induscode.gateway.page.contract import ServerSummary
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
 _STEPS, _STEP_MS = 30, 120_000

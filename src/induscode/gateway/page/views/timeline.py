@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store.events import Row, RunFacts
-    from induscode.gateway.page.contract import PageRequest
+    from induscode.gateway.page.access import PageRequest
 
 _RUNS = 50
 _MINUTE = re.compile(r"(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d")

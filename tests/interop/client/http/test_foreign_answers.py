@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.support.http_behaviours import Legacy, Modern, OldSse
 from tests.support.http_peer import http_server
 from tests.support.servers import remote, remote_sse
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, until
 
-from indusagi.interop.protocol_bridge.client.http.responses import EventFilter, classify_message, is_same_id
+from indusagi.interop.protocol_bridge.client.handlers import Handlers
+from indusagi.interop.protocol_bridge.client.http.streamable import ResumableRequest
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 
@@ -125,24 +124,43 @@ async def test_finding_w2_an_answer_of_an_address_with_a_name_twice_is_refused(e
         assert caught.value.detail.reason == "malformed"
 
 
-@pytest.mark.parametrize("request_id", [1, None], ids=["of a request", "standing"])
+@pytest.mark.parametrize("standing", [True, False])
 @pytest.mark.parametrize(
     "twice",
     [
-        b'{"id":9,"method":"roots/list","method":"ping"}',
-        b'{"method":"notifications/message","params":{"data":1,"data":2}}',
-        b'{"id":1,"result":{},"result":{"text":"%b"}}' % (b"x" * 300_000),
-        b'{"result":{"a":1,"a":"%b"},"id":1}' % (b"x" * 300_000),
-        b'{"id":1,"result":{"a":1,"a":"\xff"}}',
+        '{"id":9,"method":"roots/list","method":"ping"}',
+        '{"method":"notifications/message","params":{"data":1,"data":2}}',
+        '{"id":"OWN","result":{},"result":{"text":"%s"}}' % ("x" * 300_000),
+        '{"result":{"a":1,"a":"%s"},"id":"OWN"}' % ("x" * 300_000),
     ],
 )
-def test_finding_w2_no_message_with_a_name_twice_passes_a_stream(request_id: int | None, twice: bytes) -> None:
-    stream, ping = EventFilter(request_id), b'data: {"id":9,"method":"ping"}\n\n'
-    whole = b"event: message\ndata: %b\n\n%b" % (twice, ping)
-    parts = [whole[start : start + 50_000] for start in range(0, len(whole), 50_000)]
-    assert b"".join([*map(stream.take, parts), stream.finish()]) == ping
-    assert stream.problem is not None
-    assert "occurs twice" in stream.problem
+async def test_finding_w2_no_message_with_a_name_twice_passes_a_stream(standing: bool, twice: str) -> None:
+    honest, heard = Legacy(events=True), list[str]()
+
+    async def behave(exchange: Exchange) -> None:
+        if not exchange.request.is_a("tools/call"):
+            await honest(exchange)
+        elif standing:
+            await until(lambda: honest.is_standing)
+            await honest.write(b"%x\r\ndata: %b\n\n\r\n" % (len(twice) + 8, twice.encode()))
+            await honest.push({"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "last"}})
+            await honest(exchange)
+        else:
+            await exchange.open_events()
+            await exchange.event(data=twice.replace('"OWN"', "1000000"))
+            await exchange.event(answer(exchange.request.rpc["id"], "mine"))
+            await exchange.end_events()
+
+    async with http_server(behave) as server:
+        handlers = Handlers(on_notification=lambda method, params: heard.append(str(params)))
+        endpoint = create_server_endpoint(remote(server, limits=PATIENT), handlers=handlers)
+        await endpoint.open()
+        try:
+            await endpoint.invoke("echo", {})
+            await until(lambda: "occurs twice" in str(endpoint.status().notes))
+            await until(lambda: heard == (["{'data': 'last'}"] if standing else []))
+        finally:
+            await endpoint.close()
 
 
 @pytest.mark.parametrize("events", [False, True], ids=["json", "events"])
@@ -185,38 +203,5 @@ async def test_finding_d9_on_the_old_transport_a_foreign_answer_is_never_taken()
         (2, 1, False), (1, "1", False), ([1], 1, False), ("1.0", 1, False), (False, 0, False),
     ],
 )  # fmt: skip
-def test_finding_d9_ids_are_compared_by_value_and_kind(given_id: object, asked: int | str, same: bool) -> None:
-    assert is_same_id(given_id, asked) is same
-    assert (classify_message(json.dumps(answer(given_id)).encode(), asked).kind == "own") is same
-
-
-@pytest.mark.parametrize("order", [["id", "result"], ["result", "id"]])
-@pytest.mark.parametrize(("identity", "kind"), [(7, "own"), (8, "foreign"), ("x", "foreign")])
-def test_finding_d9_the_id_of_a_large_answer_is_found_at_its_edges(
-    order: list[str], identity: object, kind: str
-) -> None:
-    parts = {"id": identity, "result": {"id": 7, "text": "x" * 300_000}}
-    whole = json.dumps({"jsonrpc": "2.0", **{key: parts[key] for key in order}})
-    assert classify_message(whole.encode(), 7).kind == kind
-
-
-@given(st.data())
-def test_finding_d9_a_stream_loses_foreign_answers_and_nothing_else(data: st.DataObject) -> None:
-    """However its lines end, and wherever it is cut."""
-    line_end = data.draw(st.sampled_from([b"\n", b"\r\n", b"\r"]))
-    ids = data.draw(st.lists(st.sampled_from([1, 2, "1", "2", None]), max_size=5))
-    events = [
-        b"event: message%bdata: %b%b%b" % (line_end, json.dumps(answer(i)).encode(), line_end, line_end)
-        if i is not None
-        else b": alive%bid: 3%b%b" % (line_end, line_end, line_end)
-        for i in ids
-    ]
-    whole = b"".join(events)
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=8)))
-    stream = EventFilter(1)
-    parts = [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
-    got = b"".join([*map(stream.take, parts), stream.finish()])
-    kept = [event for event, i in zip(events, ids, strict=True) if i in {1, "1", None}]
-    # Of a line end that is cut in two a half may be left: an empty line, which means nothing.
-    assert got.split() == b"".join(kept).split()
-    assert (stream.problem is None) == all(i in {1, "1", None} for i in ids)
+async def test_finding_d9_ids_are_compared_by_value_and_kind(given_id: Any, asked: int | str, same: bool) -> None:
+    assert ResumableRequest(asked, {"method": "x"}).is_own(answer(given_id)) is same
