@@ -6,6 +6,7 @@ setting is made from it. A command declares flags that only it takes by itself, 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from enum import StrEnum
 from functools import cache
@@ -197,6 +198,12 @@ def flag_specs() -> tuple[FlagSpec, ...]:
         ),
         FlagSpec("--cwd", ("-C",), value, general, "The working directory.", metavar="DIRECTORY"),
     )
+
+
+def find_conflict(specs: Sequence[FlagSpec], names: Collection[str]) -> str | None:
+    """Describe the first two of the given flags that exclude each other."""
+    conflicts = ((other, spec.name) for spec in specs for other in spec.excludes if {other, spec.name} <= {*names})
+    return next((f"{other} and {name} exclude each other" for other, name in conflicts), None)
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:

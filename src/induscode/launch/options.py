@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from induscode.launch.flags import FlagGroup, FlagKind, flag_specs
+from induscode.launch.flags import FlagGroup, FlagKind, find_conflict, flag_specs
 from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import load_settings
 
@@ -74,16 +74,6 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-def flags(*names: str) -> Callable[[click.Command], click.Command]:
-    """Add flags from the table to a command. They also work before its name."""
-
-    def add(command: click.Command) -> click.Command:
-        command.params.extend(build_option(spec) for spec in flag_specs() if spec.name in names)
-        return command
-
-    return add
-
-
 def add_flags(specs: Sequence[FlagSpec]) -> Callable[[click.Command], click.Command]:
     """Add a command's own flags from its table."""
 
@@ -94,15 +84,18 @@ def add_flags(specs: Sequence[FlagSpec]) -> Callable[[click.Command], click.Comm
     return add
 
 
+def flags(*names: str) -> Callable[[click.Command], click.Command]:
+    """Add flags of a session to a command. They also work before its name."""
+    return add_flags([spec for spec in flag_specs() if spec.name in names])
+
+
 def refuse_combinations(context: click.Context, specs: Sequence[FlagSpec]) -> None:
     """Raise a usage error for given flags that exclude each other, or that have no effect without another one."""
     table = {spec.name: spec for spec in specs}
     given = [spec for spec in specs if is_given(context, spec.key)]
     names = {spec.name for spec in given}
-    for spec in given:
-        for other in spec.excludes:
-            if other in names:
-                raise click.UsageError(f"{other} and {spec.name} exclude each other", context)
+    if conflict := find_conflict(specs, names):
+        raise click.UsageError(conflict, context)
     for spec in given:
         chain = [spec.needs] if spec.needs else []
         while chain and table[chain[-1]].needs:
