@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -19,6 +17,7 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.broker import check_key
 from induscode.cluster.contract import ClusterFault, NodeInfo
 from induscode.cluster.key import create_key, read_key
+from induscode.cluster.membership import open_membership
 from induscode.cluster.opening import (
     broker_option,
     describe_fault,
@@ -29,6 +28,8 @@ from induscode.cluster.opening import (
     read_settings,
     run_with_broker,
 )
+from induscode.cluster.placement import Placements, find_replica
+from induscode.cluster.report import read_report
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import read_invocation
 
@@ -65,14 +66,6 @@ _POLL_INTERVAL_S = 0.25
 )
 def command() -> None:
     """Prepare and examine a cluster of gateways. Without a command: status."""
-
-
-@asynccontextmanager
-async def _observe(broker: Broker) -> AsyncGenerator[Membership]:
-    from induscode.cluster.membership import open_membership  # noqa: PLC0415 — not for the help
-
-    async with open_membership(broker, observer=True) as membership:
-        yield membership
 
 
 @click.command("init")
@@ -198,10 +191,8 @@ def status(context: click.Context, *, brokers: str | None, key_file: str | None,
     """
 
     async def work(broker: Broker) -> int:
-        from induscode.cluster.report import read_report  # noqa: PLC0415 — not for the help
-
         try:
-            async with _observe(broker) as membership:
+            async with open_membership(broker, observer=True) as membership:
                 report = await read_report(broker, membership)
                 _print_status(report, membership.times.ttl_s, as_json=as_json)
         except ClusterFault as fault:
@@ -251,10 +242,9 @@ def _format_node(node: NodeInfo) -> tuple[object, ...]:
 @click.pass_context
 def placements(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Show which node runs which server, and since which epoch."""
-    from induscode.cluster.placement import Placements, find_replica  # noqa: PLC0415 — not for the help
 
     async def work(broker: Broker) -> int:
-        async with _observe(broker) as membership:
+        async with open_membership(broker, observer=True) as membership:
             entries = await broker.open_bucket(broker.settings.placements)
             found = await Placements(entries, membership).list_all()
             rows: list[JsonObject] = []
@@ -288,7 +278,7 @@ def drain(context: click.Context, *, node: str, brokers: str | None, key_file: s
     """
 
     async def work(broker: Broker) -> int:
-        async with _observe(broker) as membership:
+        async with open_membership(broker, observer=True) as membership:
             named = [info for info in membership.list_nodes() if info.node == node]
             if not named:
                 known = ", ".join(info.node for info in membership.list_nodes()) or "none"
