@@ -21,6 +21,7 @@ from induscode.cli.terminal import print_line, print_status, print_text
 from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool, no_check
 from induscode.deck.catalog import has_capability
 from induscode.launch.options import flags, name_profile, read_invocation
+from induscode.servers.remedies import format_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -244,8 +245,6 @@ def search(
     else:
         print_status(f"nothing found among {answer.searched:,}: {cut_text(query, _MAX_ABOUT)}")
         if not answer.searched and kinds and "tool" not in kinds:
-            from induscode.servers.remedies import format_command  # noqa: PLC0415 — for a search without a hit
-
             commands = " and ".join(format_command(f"{kind}s") for kind in dict.fromkeys(kinds))
             print_status(f"prompts and resources are found after they were listed once: {commands}")
     return 0 if answer.hits else _NOTHING_FOUND
