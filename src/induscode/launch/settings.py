@@ -56,34 +56,33 @@ class Setting(Generic[T]):
     """The environment variable that applies if no file sets it."""
 
 
-def _choice(*names: str) -> Values[str]:
-    def read(value: JsonValue) -> str:
-        if isinstance(value, str) and value in names:
-            return value
-        raise ValueError(f"takes one of {', '.join(names)}")
+def _checked(
+    is_valid: Callable[[Any], bool], takes: str, schema: JsonObject, convert: Callable[[Any], Any] = lambda value: value
+) -> Values[Any]:
+    """Build values from a check, the message about valid ones, and their schema."""
 
-    return Values(read, {"enum": [*names]})
+    def read(value: JsonValue) -> Any:
+        if is_valid(value):
+            return convert(value)
+        raise ValueError(f"takes {takes}")
+
+    return Values(read, schema)
+
+
+def _choice(*names: str) -> Values[str]:
+    return _checked(lambda value: value in names, f"one of {', '.join(names)}", {"enum": [*names]})
 
 
 def _integer(low: int, high: int) -> Values[int]:
-    def read(value: JsonValue) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-            return value
-        raise ValueError(f"takes a whole number from {low:,} to {high:,}")
-
-    return Values(read, {"type": "integer", "minimum": low, "maximum": high})
-
-
-def _parse_text(value: JsonValue) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise ValueError("takes a text")
+    schema: JsonObject = {"type": "integer", "minimum": low, "maximum": high}
+    # Not `isinstance`: a bool is an int.
+    return _checked(
+        lambda value: type(value) is int and low <= value <= high, f"a whole number from {low:,} to {high:,}", schema
+    )
 
 
-def _parse_ports(value: JsonValue) -> tuple[int, ...]:
-    if isinstance(value, list):
-        return tuple(map(_PORT.read, value))
-    raise ValueError("takes a list of ports")
+def _is_text(value: JsonValue) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def parse_hosts(value: JsonValue) -> tuple[str, ...]:
@@ -100,35 +99,32 @@ def parse_hosts(value: JsonValue) -> tuple[str, ...]:
     return cast("tuple[str, ...]", hosts)
 
 
-def _parse_web_address(value: JsonValue) -> str:
-    if isinstance(value, str) and value.startswith(("http://", "https://")):
-        return value
-    raise ValueError("takes an address that starts with http:// or https://")
-
-
-def _parse_names(value: JsonValue) -> tuple[str, ...]:
-    if isinstance(value, list) and all(isinstance(name, str) and name for name in value):
-        return cast("tuple[str, ...]", tuple(value))
-    raise ValueError("takes a list of names")
-
-
-def _parse_switch(value: JsonValue) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ValueError("takes true or false")
-
-
-def _parse_patterns(value: JsonValue) -> Mapping[str, str]:
-    if is_json_object(value) and all(isinstance(pattern, str) and pattern for pattern in value.values()):
-        return cast("Mapping[str, str]", value)
-    raise ValueError("takes an object of patterns by the names of servers")
-
-
+_SOME_TEXT: JsonObject = {"type": "string", "minLength": 1}
 _PORT = _integer(1, 65_535)
-_TEXT: Values[str | None] = Values(_parse_text, {"type": "string", "minLength": 1})
-_NAMES = Values(_parse_names, {"type": "array", "items": {"type": "string", "minLength": 1}})
-_PATTERNS = Values(_parse_patterns, {"type": "object", "additionalProperties": {"type": "string", "minLength": 1}})
-_WEB_ADDRESS: Values[Any] = Values(_parse_web_address, {"type": "string", "pattern": "^https?://"})
+_PORTS: Values[tuple[int, ...]] = _checked(
+    lambda value: isinstance(value, list),
+    "a list of ports",
+    {"type": "array", "items": _PORT.schema},
+    lambda value: tuple(map(_PORT.read, value)),
+)
+_TEXT: Values[str | None] = _checked(_is_text, "a text", _SOME_TEXT)
+_NAMES: Values[tuple[str, ...]] = _checked(
+    lambda value: isinstance(value, list) and all(map(_is_text, cast("list[JsonValue]", value))),
+    "a list of names",
+    {"type": "array", "items": _SOME_TEXT},
+    tuple,
+)
+_PATTERNS: Values[Mapping[str, str]] = _checked(
+    lambda value: is_json_object(value) and all(map(_is_text, value.values())),
+    "an object of patterns by the names of servers",
+    {"type": "object", "additionalProperties": _SOME_TEXT},
+)
+_WEB_ADDRESS = _checked(
+    lambda value: isinstance(value, str) and value.startswith(("http://", "https://")),
+    "an address that starts with http:// or https://",
+    {"type": "string", "pattern": "^https?://"},
+)
+_SWITCH: Values[bool] = _checked(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
 _HOSTS = Values(parse_hosts, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
 # -- the settings -----------------------------------------------------------------------------
@@ -140,7 +136,7 @@ WEB_PORTS = Setting(
     "web.ports",
     "The ports that webfetch and connectors may connect to.",
     (80, 443, 8080, 8443),
-    Values(_parse_ports, {"type": "array", "items": _PORT.schema}),
+    _PORTS,
     tighten=lambda user, project: tuple(port for port in user if port in project),
 )
 WEB_MAX_BYTES = Setting(
@@ -269,7 +265,7 @@ CODE_ENABLED = Setting(
     "code.enabled",
     "Whether models get run_code, which runs a script that calls the other tools.",
     False,  # noqa: FBT003 — the default of a switch
-    Values(_parse_switch, {"type": "boolean"}),
+    _SWITCH,
     flag="--code",
 )
 CODE_CALLS = Setting("code.max_calls", "The most calls of one script.", 200, _integer(1, 10_000), tighten=min)

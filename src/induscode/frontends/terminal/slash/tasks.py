@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.jobs.table import list_jobs
 from indusagi.core.ids import is_ulid
 from indusagi.core.records import record
 from indusagi.core.text import format_count
-from indusagi.core.time import now_ms
 from induscode.cli.console import format_age
 from induscode.cli.dialog import Choice, Question
 from induscode.conversations.agents.task import find_objective
@@ -56,6 +54,8 @@ def list_task_commands() -> Sequence[SlashCommand]:
 
 async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
     """Ask before reopening the session ends running jobs or tasks. True if there are none."""
+    from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
+
     jobs = [job for job in list_jobs(host.conversation.session.native.context) if (await job.look()).running]
     tasks = host.conversation.resources.delegate.list_running()
     counts = [format_count(len(jobs), "job", "jobs")] if jobs else []
@@ -123,6 +123,9 @@ async def _resume(host: SlashHost, row: _Task, text: str) -> None:
 
 
 async def _list_tasks(host: SlashHost) -> Sequence[_Task]:
+    from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
+    from indusagi.core.time import now_ms  # noqa: PLC0415 — with the list
+
     tasks: list[_Task] = []
     for job in list_jobs(host.conversation.session.native.context):
         state = await job.look()
