@@ -34,7 +34,7 @@ from induscode.commands.arguments import (
     read_arguments,
     read_object,
 )
-from induscode.commands.groups import complete_tool
+from induscode.commands.groups import complete_tool, output_option
 from induscode.commands.outcome import format_block, print_blocks, save_blocks, to_json
 from induscode.deck.catalog import capability_cards, has_capability
 from induscode.deck.contract import Profile
@@ -79,13 +79,7 @@ _PROGRESS_INTERVAL_S = 0.2
     metavar="OBJECT|@FILE|-",
     help="All arguments as one JSON object: here, in a file, or on standard input.",
 )
-@click.option(
-    "--output",
-    type=click.Choice(("text", "json", "raw")),
-    default="text",
-    show_default=True,
-    help="Format of the result: text safe for a terminal, JSON with everything, or the texts unchanged.",
-)
+@output_option
 @click.option("--save", metavar="DIR", help="Write images, audio and other data of the result to new files in DIR.")
 @click.option("--stdio", "line", metavar="COMMAND", help="Call a tool of the server that COMMAND starts.")
 @click.option("--url", metavar="URL", help="Call a tool of the server at URL.")

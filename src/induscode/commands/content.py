@@ -8,16 +8,9 @@ from __future__ import annotations
 import click
 
 from induscode.cli.output import as_json
-from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, no_check
+from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, no_check, output_option
 from induscode.launch.options import flags
 
-_output = click.option(
-    "--output",
-    type=click.Choice(("text", "json", "raw")),
-    default="text",
-    show_default=True,
-    help="Text safe for a terminal, JSON with everything, or the texts unchanged.",
-)
 _server = click.argument("server", required=False, shell_complete=complete_server)
 _servers = flags("--mcp", "--cwd")
 
@@ -77,7 +70,7 @@ def list_prompts(context: click.Context, *, as_json: bool, no_check: bool, **_: 
 @_servers
 @click.command("read")
 @click.argument("resource", metavar="@SERVER:URI")
-@_output
+@output_option
 @click.option("--save", metavar="DIR", help="Write images and other data to new files in DIR.")
 @click.pass_context
 def read(context: click.Context, resource: str, *, output: str, save: str | None, **_: object) -> int:
@@ -91,7 +84,7 @@ def read(context: click.Context, resource: str, *, output: str, save: str | None
 @click.command("get")
 @click.argument("prompt", metavar="/SERVER:PROMPT")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
-@_output
+@output_option
 @click.pass_context
 def get(context: click.Context, prompt: str, arguments: tuple[str, ...], *, output: str, **_: object) -> int:
     """Get the messages of a prompt: the same as `indus call /SERVER:PROMPT KEY=VALUE`."""

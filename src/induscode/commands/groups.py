@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 HELP = ("-h", "--help")
 no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
+output_option = click.option(
+    "--output",
+    type=click.Choice(("text", "json", "raw")),
+    default="text",
+    show_default=True,
+    help="Format of the result: text safe for a terminal, JSON with everything, or the texts unchanged.",
+)
 
 
 class LazyCommand(NamedTuple):
