@@ -158,7 +158,7 @@ def _is_library(module: object) -> bool:
 
 def run(request: dict[str, Any]) -> int:
     """Run pytest in this process."""
-    os.setsid()
+    os.setpgid(0, 0)
     with open(os.devnull, "rb") as nothing, open(request["log"], "wb") as log:
         os.dup2(nothing.fileno(), 0)
         os.dup2(log.fileno(), 1)
@@ -214,6 +214,8 @@ def end_descendants() -> None:
 
 def main(preload: list[str]) -> None:
     """Serve requests until the end of standard input."""
+    # Not in the runs: a terminal that a test opens would become that of the run, and end it when it hangs up.
+    os.setsid()
     for name in preload:
         with suppress(BaseException):  # some need more than is installed
             importlib.import_module(name)

@@ -149,6 +149,18 @@ def test_problems_say_where() -> None:
     )
 
 
+def test_chain_that_replaces_another_is_named_and_goes_on_to_be_anchored() -> None:
+    script, book = StreamScript(), ChainBook()
+    rows = make_rows(BEGIN, 2)
+    reason = "the file was damaged"
+    batch = ChainBatch(node="n", previous=BEGIN, rows=rows, is_first=True, former="old", reason=reason)
+    script.add(SETTINGS.chain_subject("new"), batch.encode())
+    take_message(book, SETTINGS, KEY, 1, script.messages[0])
+    (problem,) = book.problems
+    assert str(problem) == f"node 'n', chain new, message 1: it replaces chain old: {reason}"
+    assert book.list_heads() == {"new": ChainEnd(2, rows[-1].digest)}
+
+
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{", b'{"rows":[]}', b'{"rows":[[1]],"previous":[0,"x"]}', b'{"rows":[[1,2]]}', b"9" * 5_000]
 )

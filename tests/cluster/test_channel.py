@@ -14,7 +14,7 @@ from induscode.cluster.channel import Channel, ChannelTable
 from induscode.cluster.contract import ClusterSettings
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.requests import GRACE_S
-from induscode.cluster.seals import ReplayGuard, Seal, is_opening
+from induscode.cluster.seals import ChannelCipher, ReplayGuard, Seal, is_opening
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
@@ -209,3 +209,11 @@ def test_numbers_of_a_sender_count_once_in_any_order_within_a_window() -> None:
 @pytest.mark.parametrize("data", [b"", b"\x02", b"\x02\xff", b"\x02\x03ab", b"{}", b"\x01" + bytes(40), b"\x02\x00"])
 def test_what_is_no_envelope_opens_as_nothing(data: bytes) -> None:
     assert SEAL.open("place", data) is None
+
+
+async def test_first_node_that_answers_is_the_other_end_for_good() -> None:
+    connecting = ChannelCipher(SEAL, SUBJECT, "inbox")
+    first, second = (ChannelCipher(SEAL, SUBJECT, "inbox", inbox) for inbox in ("first", "second"))
+    assert connecting.decrypt(first.encrypt(b"d", b"x"), "first") == (b"d", 1, b"x")
+    assert connecting.decrypt(second.encrypt(b"d", b"y"), "second") is None
+    assert connecting.decrypt(first.encrypt(b"d", b"z"), "first") == (b"d", 2, b"z")

@@ -14,10 +14,10 @@ from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, Http
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from induscode.cluster.contract import ClusterSettings
-from induscode.cluster.sessions import ClusterSessions, ForwardedConnection, SealedIds
+from induscode.cluster.sessions import ClusterSessions, ForwardedConnection, SealedIds, open_sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from indusagi.core.json import JsonObject
 
@@ -184,6 +184,25 @@ async def test_ids_of_another_secret_or_form_name_no_node() -> None:
 
 
 # -- at the node that has the session ---------------------------------------------------------
+
+
+async def test_node_takes_requests_inside_of_the_block_alone() -> None:
+    taken: dict[str, object] = {}
+
+    async def subscribe(subject: str, receive: object) -> Callable[[], Awaitable[object]]:
+        async def stop() -> None:
+            del taken[subject]
+
+        taken[subject] = receive
+        return stop
+
+    settings = ClusterSettings(brokers=[], node="n")
+    broker = SimpleNamespace(settings=settings, subscribe=subscribe)
+    node: Any = SimpleNamespace(info=SimpleNamespace(instance="here"), secret=SECRET, broker=broker)
+    async with open_sessions(node) as sessions:
+        assert taken == {settings.http_subject("here"): sessions.receive}
+    assert taken == {}
+
 
 FRAME: dict[str, Any] = {
     "method": "GET",

@@ -167,6 +167,26 @@ async def test_server_that_is_claimed_while_its_node_begins_to_drain_is_given_up
         assert await node.placements.find("key") is None
 
 
+async def test_server_of_a_node_with_a_lease_is_claimed_by_that_node_alone(broker: BrokerProcess) -> None:
+    settings = await new_cluster(broker)
+    async with open_node(name_node(settings, "one")) as one, open_node(name_node(settings, "two")) as two:
+        first = await one.placements.claim("key", "server")
+        assert first is not None
+        assert await two.placements.claim("key", "server") is None
+        assert await two.placements.find("key") == await one.placements.find("key")
+        second = await one.placements.claim("key", "server")
+        assert second is not None
+        assert second.epoch > first.epoch
+        # Its entry is as it should be, whichever revision the node knows.
+        restored = await one.placements.restore(replace(second, revision=first.revision))
+        assert restored is not None
+        assert restored.revision == second.revision
+        await one.placements.release(second)
+        third = await two.placements.claim("key", "server")
+        assert third is not None
+        assert (third.node, third.epoch > second.epoch) == ("two", True)
+
+
 async def test_node_without_its_lease_ends_its_servers_before_it_answers(broker: BrokerProcess) -> None:
     """As after a sleep: the clock has jumped past the end of the lease, and a response waits in the pipe."""
     settings, clock = await new_cluster(broker, SHORT_LEASE_S), LeaseClock()

@@ -56,11 +56,12 @@ def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(
     hold = tmp_path / "hold"
     for verb, server, program, line in (
         ("list", "files", tmp_path / "npx", "files: npx may be downloading it"),
+        ("doctor", "files", tmp_path / "npx", "files: starting (npx)"),
         ("doctor", "slow", None, "slow: no answer yet"),
     ):
         hold.touch()
         configured(user_file(), {server: held(hold, command=program)})
-        assert line in on_terminal("mcp", verb, cwd=tmp_path, release=(line, hold))
+        assert line in on_terminal("mcp", verb, cwd=tmp_path, release=(f"start of {server!r}: ", hold))
     configured(user_file(), {"slow": faulty("slow-start", 0.2)})
     assert run("mcp", "list", cwd=tmp_path).stderr == ""
 

@@ -334,6 +334,13 @@ async def test_a_compression_bomb_is_cut(tmp_path: Path) -> None:
     assert len(str(answer["body"])) < 3_000_000
 
 
+async def test_xml_of_any_kind_is_text(tmp_path: Path) -> None:
+    async with http_server(_answer(200, b"<feed/>", Content_Type="application/atom+xml")) as server:
+        gateway = await _open(tmp_path, server.url)
+        answer = _object(await gateway.execute("SHOP_LIST_CUSTOMERS", {}))
+    assert answer["body"] == "<feed/>"
+
+
 async def test_a_binary_answer_is_saved_in_a_private_file(tmp_path: Path) -> None:
     data = bytes(range(256)) * 40
     async with http_server(_answer(200, data, Content_Type="application/zip")) as server:

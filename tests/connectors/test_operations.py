@@ -263,7 +263,7 @@ def test_a_header_cannot_hold_line_ends(value: str) -> None:
         ({"application/merge-patch+json": {}}, [1], "application/merge-patch+json", b"[1]"),
         ({"text/plain": {}}, "hé", "text/plain", "hé".encode()),
         (
-            {"application/x-www-form-urlencoded": {"encoding": {"c": {"style": "deepObject"}}}},
+            {"application/x-www-form-urlencoded": {"encoding": {"b": {"style": "form"}, "c": {"style": "deepObject"}}}},
             {"a": "x y", "b": [1, 2], "c": {"d": 3}},
             "application/x-www-form-urlencoded",
             b"a=x+y&b=1&b=2&c%5Bd%5D=3",

@@ -29,7 +29,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from induscode.conversations.model_loop.chat.messages import build_connection_error, write_messages
+from induscode.conversations.model_loop.chat.messages import build_connection_error, replace_images, write_messages
 from induscode.conversations.model_loop.providers import open_model, to_model_fault
 from induscode.conversations.models import ModelChoice
 
@@ -318,6 +318,17 @@ async def test_answer_without_streaming_is_read(kind: str) -> None:
     assert [type(part) for part in found.parts] == [TextPart, ToolCallPart, ToolCallPart]
     assert found.finish_reason == "tool_call"
     assert [one.tool_call_id for one in found.parts if isinstance(one, ToolCallPart)] == ["c1", "c2"]
+
+
+def test_images_of_prompts_are_replaced_and_results_of_any_kind_stay() -> None:
+    png = BinaryContent(b"p", media_type="image/png")
+    result = ToolReturnPart("count", 7, "1")
+    plain = ModelRequest(parts=[result, UserPromptPart("look"), UserPromptPart(["look", "again"])])
+    assert replace_images(plain) is plain
+    changed = replace_images(ModelRequest(parts=[result, UserPromptPart(["look", png])]))
+    assert changed.parts[0] is result
+    assert isinstance(changed.parts[1], UserPromptPart)
+    assert changed.parts[1].content == ["look", "[image/png, 1 bytes: left out, this model does not take it]"]
 
 
 async def test_refusal_and_stream_with_another_content_type_are_read() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from anyio import to_thread
+from tests.deck.mcp.test_additions import CHANGED, DEFINITIONS, boot_with, items, live
+from tests.support.stores import stored
 
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, RemoteToolRef, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
@@ -14,7 +17,8 @@ from induscode.boot.config_watch import ConsentedRows
 from induscode.boot.plans import plan_servers
 from induscode.boot.runners import StartAnnouncer
 from induscode.cli.terminal import print_status, redirected_status_lines
-from induscode.conversations.servers import LateServers, ServerPhases
+from induscode.conversations.servers import LateServers, ServerPhases, SessionServers
+from induscode.deck.mcp.capability import definition_pin
 from induscode.launch.invocation import Invocation
 from induscode.servers.config.trust import TrustStore
 
@@ -147,3 +151,27 @@ def test_a_switched_off_row_is_read_for_a_run_that_switches_it_on(tmp_path: Path
     invocation = Invocation(cwd=str(tmp_path), mcp=(str(file),))
     assert [*plan_servers(invocation).configs] == ["b"]
     assert [*plan_servers(invocation, None, ["a"]).configs] == ["a", "b"]
+
+
+@pytest.mark.anyio
+async def test_a_session_takes_over_what_another_process_has_approved(tmp_path: Path) -> None:
+    async with stored(tmp_path) as store:
+        ours = await boot_with(store)
+        for definition in (DEFINITIONS["tool"], CHANGED):
+            ours.enrolment.sync_tools("s", items("tool", definition))
+        files: Any = SimpleNamespace(has_changed=lambda: False)
+        invocation = Invocation(cwd=str(tmp_path))
+        servers = await to_thread.run_sync(SessionServers, invocation, ours, files, ServerPhases())
+        assert await servers.apply_changes() == []
+        ours.enrolment.sync_tools("s", items("tool", CHANGED))
+        assert live(ours.enrolment) == []
+
+        theirs = await boot_with(store)
+        theirs.enrolment.sync_tools("s", items("tool", CHANGED))
+        assert theirs.enrolment.approve(theirs.enrolment.disabled[0].ref, definition_pin(CHANGED))
+        await theirs.aclose()
+        assert await servers.apply_changes() == []
+        ours.enrolment.sync_tools("s", items("tool", CHANGED))
+        assert live(ours.enrolment) == [("tool", "one")]
+        await servers.aclose()
+        await ours.aclose()

@@ -380,6 +380,22 @@ def test_a_home_directory_is_not_covered(tmp_path: Path, monkeypatch: pytest.Mon
     assert WorktreeSnapshots(tmp_path / "s", "/").take("n").method == "none"
 
 
+def test_a_file_that_goes_while_the_tree_is_read_is_left_out(
+    work: Path, snapshots: WorktreeSnapshots, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        (work / name).write_bytes(b"")
+    scan = file_tree.scan_folder
+
+    def scan_late(root: str, relative: str) -> object:
+        listed = scan(root, relative)
+        (work / "b").unlink(missing_ok=True)
+        return listed
+
+    monkeypatch.setattr(file_tree, "scan_folder", scan_late)
+    assert [*snapshots.take("n").entries] == ["a", "c"]
+
+
 def test_directories_of_tools_are_skipped_outside_of_git_and_named(work: Path, snapshots: WorktreeSnapshots) -> None:
     (work / "node_modules/x").mkdir(parents=True)
     (work / "a").write_bytes(b"")

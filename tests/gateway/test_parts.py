@@ -102,7 +102,7 @@ async def test_the_page_shows_where_to_sign_in_and_waits_for_the_redirect(monkey
         def expect(self, state: str) -> None:
             steps.append(("expect", state))
 
-        async def wait(self, state: str) -> dict[str, str]:
+        async def wait(self, state: str, within_s: float) -> dict[str, str]:
             steps.append(("wait", state))
             return {"code": "c1", "state": state}
 
@@ -282,6 +282,7 @@ async def test_a_sign_in_at_the_page_gives_an_address_a_problem_or_is_done(monke
         sign_ins=SimpleNamespace(is_personal=True),
         plan=SimpleNamespace(configs={"one": None}),
         session=SimpleNamespace(mcp=SimpleNamespace(wake=wake)),
+        node=None,
     )
     ours = page.GatewayPage(cast("Any", gateway))
     assert (await ours._sign_in("one")).url == "https://issuer.example/authorize"

@@ -161,7 +161,9 @@ async def test_an_unknown_name_is_answered_with_the_nearest(index: ToolIndex) ->
     )
     assert answer.endswith("or search with find_tools.")
     assert "The nearest:\ncalendar__create_event(" in await ask(box, "describe_tools", names=["create_events"])
-    assert "there are: calendar, mail, music" in await ask(box, "find_tools", queries=["x"], server="calender")
+    unknown = await box.run(ToolCall("1", "find_tools", {"queries": ["x"], "server": "calender"}))
+    assert "there are: calendar, mail, music" in str(unknown.output)
+    assert unknown.details["code"] == "unknown_server"
     assert "Nothing matches among 527 tools." in await ask(box, "find_tools", queries=["zygote"])
     assert "one query with words" in await ask(box, "find_tools", queries=[" "])
     assert "cannot call itself" in await ask(box, "call_tool", name="call_tool")

@@ -112,6 +112,12 @@ def test_any_spelling_of_a_name_finds_its_item_first(names: set[str], data: st.D
     assert normalize_name(name) in {*spellings, *(f"{first.item.server}{text}" for text in spellings)}
 
 
+def test_a_tool_is_found_by_its_name_at_its_server() -> None:
+    # The name for a model may be another: shortened, or renamed by a view.
+    renamed = build_tool_item(ToolDescriptor("t_1f3a", "", {}), "archive", "store_everything")
+    assert list_names(ToolIndex([*ITEMS, renamed]).search(["store everything"])) == ["t_1f3a"]
+
+
 def test_a_resource_comes_first_by_its_uri() -> None:
     assert list_names(ToolIndex(ITEMS).search(["file:///manual.md"]))[0] == "@files:file:///manual.md"
 

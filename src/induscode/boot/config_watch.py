@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.config_file import read_config_file
-from indusagi.core.faults import Note
+from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import is_json_object
-from induscode.boot.plans import is_in_workspace
+from induscode.boot.plans import ConfigPathError, is_in_workspace, plan_servers
 from induscode.core.consent import digest_facts
 from induscode.servers.config import find_shape_problem, list_config_paths
 from induscode.servers.config.trust import TrustStore, consent_facts
@@ -78,7 +78,35 @@ class ConfigFiles:
         return tuple(signatures)
 
 
-def find_broken_files(files: Sequence[str]) -> Sequence[Note]:
+class BrokenConfigError(CoreError):
+    """Configuration files or rows are unusable, so the servers didn't change. The message has a line for each."""
+
+
+def reread_plan(
+    invocation: Invocation,
+    files: Sequence[str],
+    present: ServerPlan,
+    trust: TrustStore | None = None,
+    switched_on: Collection[str] = (),
+) -> ServerPlan:
+    """Read the servers of a run again, to replace the `present` plan. Blocks.
+
+    Raises:
+        BrokenConfigError: A file, or the row of a present server, is missing or broken.
+    """
+    notes = _find_broken_files(files)
+    if not notes:
+        try:
+            plan = plan_servers(invocation, trust, switched_on)
+        except ConfigPathError as exc:
+            raise BrokenConfigError(f"{exc}; {_UNCHANGED}") from exc
+        notes = _find_broken_rows(present, plan)
+        if not notes:
+            return plan
+    raise BrokenConfigError("\n".join(map(str, notes)))
+
+
+def _find_broken_files(files: Sequence[str]) -> Sequence[Note]:
     """Return a note for each existing file that's unreadable or not shaped like a configuration."""
     notes: list[Note] = []
     for path in files:
@@ -94,7 +122,7 @@ def find_broken_files(files: Sequence[str]) -> Sequence[Note]:
     return notes
 
 
-def find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
+def _find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
     """Return a note for each server of the `present` plan whose new row is unreadable."""
     lost = {row.id for row in present.rows} - {row.id for row in plan.rows}
     owners = tuple(f"server {server!r} of " for server in lost)

@@ -122,33 +122,14 @@ Capability: TypeAlias = Card
 """A built, callable card."""
 
 
-@runtime_checkable
-class DescribedCard(Protocol):
-    """A card with a complete descriptor, including annotations and output schema."""
-
-    @property
-    def descriptor(self) -> ToolDescriptor:
-        """The descriptor for models and clients."""
-        ...
-
-
 def describe(card: Capability) -> ToolDescriptor:
-    """Return the descriptor of a card."""
-    if isinstance(card, DescribedCard):
-        return card.descriptor
+    """Return a card's own descriptor, which may have annotations and an output schema, or build one."""
+    descriptor = getattr(card, "descriptor", None)
+    if isinstance(descriptor, ToolDescriptor):
+        return descriptor
     return ToolDescriptor(
         card.name, card.description, card.parameters, title=card.label, annotations={"readOnlyHint": card.read_only}
     )
-
-
-@runtime_checkable
-class ForeignCard(Protocol):
-    """A card with third-party results, in which invisible characters are made visible."""
-
-    @property
-    def foreign(self) -> bool:
-        """Whether results come from a third party."""
-        ...
 
 
 @runtime_checkable
@@ -180,23 +161,17 @@ class CardWrapper:
         return await self.inner.run(arguments, ctx)
 
 
-@runtime_checkable
-class _Wrapper(Protocol):
-    @property
-    def inner(self) -> Capability: ...
-
-
 def iter_layers(card: Capability) -> Iterator[Capability]:
-    """Yield a card and the cards it wraps, innermost last."""
-    yield card
-    while isinstance(card, _Wrapper):
-        card = card.inner
-        yield card
+    """Yield a card and the cards it wraps (`inner`), innermost last."""
+    layer: Capability | None = card
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "inner", None)
 
 
 def is_foreign(card: Capability) -> bool:
-    """Tell whether the results of a card, or of one it wraps, come from a third party."""
-    return any(isinstance(layer, ForeignCard) and layer.foreign for layer in iter_layers(card))
+    """Tell whether results of a card, or of one it wraps, come from a third party (`foreign`)."""
+    return any(getattr(layer, "foreign", False) for layer in iter_layers(card))
 
 
 def only_reads(card: Capability) -> bool:

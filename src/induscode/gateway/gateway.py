@@ -17,8 +17,7 @@ from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_
 from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
-from induscode.boot.config_watch import find_broken_files, find_broken_rows
-from induscode.boot.plans import ConfigPathError, plan_servers
+from induscode.boot.config_watch import BrokenConfigError, reread_plan
 from induscode.boot.session import graft_addon_cards
 from induscode.calls.record import find_tool_ref
 from induscode.cli.terminal import print_status
@@ -511,17 +510,17 @@ class Gateway:
 
     async def _read_plan(self) -> ServerPlan | None:
         """Read the files, or return `None` (keeping the servers) if one of them is broken."""
-        if self._lines.print_again(await to_thread.run_sync(find_broken_files, self._context.files)):
-            return None
+        context = self._context
         try:
-            plan = await to_thread.run_sync(plan_servers, self.session.invocation, self._context.hooks.trust)
-        except ConfigPathError as exc:
-            print_status(f"{exc}; the servers stay as they were")
+            plan = await to_thread.run_sync(
+                reread_plan, context.invocation, context.files, self.plan, context.hooks.trust
+            )
+        except BrokenConfigError as exc:
+            for line in str(exc).splitlines():
+                print_status(line)
             return None
-        if self._lines.print_again(find_broken_rows(self.plan, plan)):
-            return None
-        plan = await to_thread.run_sync(self._context.consented.hold_back, plan)
-        return drop_own_address(plan, self._context.address)
+        plan = await to_thread.run_sync(context.consented.hold_back, plan)
+        return drop_own_address(plan, context.address)
 
     async def _apply_plan(self, plan: ServerPlan, tasks: TaskGroup) -> None:
         ours = [server for server, config in self._ourselves.items() if plan.configs.get(server) == config]
@@ -541,14 +540,7 @@ class Gateway:
             self._box = None
             self._changed.set()
         if changes:
-            held_back = [server for server in (*changes.replaced, *changes.added) if server not in plan.configs]
-            parts = {
-                "removed": changes.removed,
-                "replaced": [server for server in changes.replaced if server not in held_back],
-                "added": [server for server in changes.added if server not in held_back],
-                "held back": held_back,
-            }
-            texts = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
+            texts = [f"{what} {names}" for what, names in changes.group(plan, "replaced").items()]
             print_status(f"the configuration has changed: {'; '.join(texts)}")
         tasks.start_soon(self._bridge.wake, changes.to_start)
 

@@ -12,7 +12,7 @@ from induscode.cli.terminal import print_status
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.deck.mcp.boot import BootedBridge
@@ -44,12 +44,6 @@ class StatusLines:
             if key(note) not in self._printed:
                 self._printed.add(key(note))
                 print_status(str(note))
-
-    def print_again(self, notes: Sequence[Note]) -> bool:
-        """Print notes even if printed before, and return whether there were any."""
-        self._printed -= set(map(str, notes))
-        self.print_notes(notes)
-        return bool(notes)
 
     def print_fault(self, server: str, status: EndpointStatus) -> None:
         """Print why a server is missing."""

@@ -51,3 +51,35 @@ async def test_requests_need_a_known_method_and_a_greeting_first(agent: AcpAgent
         assert failed.value.code == code
     with pytest.raises(RpcError, match="protocolVersion must be a number"):
         await agent._handle_request("initialize", {"protocolVersion": "1"})
+
+
+class ClosingSession:
+    """A session that was told to close, and ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.is_closing = False
+
+    def close(self) -> None:
+        self.is_closing = True
+
+
+async def test_an_agent_is_closed_once_every_session_has_ended(agent: AcpAgent) -> None:
+    """What a session says while it closes still reaches the editor."""
+    open_session, opening = ClosingSession(), ClosingSession()
+    agent._sessions["a"] = cast("Any", open_session)
+    agent._opening.add(cast("Any", opening))
+    closed: list[bool] = []
+
+    async def close() -> None:
+        await agent.aclose()
+        closed.append(True)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(close)
+        for session in (open_session, opening):
+            await anyio.wait_all_tasks_blocked()
+            assert session.is_closing
+            assert not closed
+            session.ended.set()
+    assert closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from itertools import combinations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -18,6 +19,7 @@ from indusagi.interop import HttpSettings, create_provider_host
 from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
 from indusagi.interop.protocol_bridge.host.identity import (
     NOBODY,
+    SCOPES,
     ClientIdentity,
     Credential,
     PageMode,
@@ -239,6 +241,18 @@ async def test_finding_p3_a_read_only_page_acts_for_nobody(path: str, monkeypatc
         refused = await host.client.post(f"{host.url}{path}", headers=headers, data={"action": "trust"})
         assert (refused.status_code, "this page is read-only" in refused.text.lower()) == (403, True)
         assert host.acted == []
+
+
+@pytest.mark.parametrize("page", MODES)
+@pytest.mark.parametrize("count", range(len(SCOPES) + 1))
+def test_a_token_tries_tools_on_the_page_only_with_every_scope(page: PageMode, count: int) -> None:
+    for scopes in combinations(SCOPES, count):
+        rights = find_rights(ClientIdentity(scopes=frozenset(scopes), credential="principal"), page)
+        is_full = page == "full"
+        assert (rights.can_list, rights.can_call, rights.can_operate) == tuple(scope in scopes for scope in SCOPES)
+        assert rights.can_look == (rights.can_list and page != "off")
+        assert rights.can_act == (is_full and rights.can_list and rights.can_operate)
+        assert rights.can_try == (is_full and count == len(SCOPES))
 
 
 @pytest.mark.parametrize("page", MODES)

@@ -347,12 +347,15 @@ async def test_a_cancel_notice_for_something_else_changes_nothing(identity: Any)
 
 async def test_r52_a_client_that_vanishes_has_its_calls_cancelled() -> None:
     bench = Bench()
-    async with raw_client(create_provider_host(bench.box())) as client:
-        client.ask(1, "tools/call", modern(name="hang"))
+    async with raw_client(create_provider_host(bench.box(), limits=HostLimits(waiting=1))) as client:
+        for identity in range(3):
+            client.ask(identity, "tools/call", modern(name="hang"))
         await bench.began.wait()
         client.link.finish("went away")
-        await bench.ended.wait()
-        assert bench.reasons == ["the client went away"]
+        assert client.running is not None
+        await client.running.waiting()
+        # Those in the queue never began.
+        assert (bench.reasons, bench.seen["hang"]) == (["the client went away"], 1)
 
 
 async def test_finding_r6_calls_are_queued_and_keep_their_order() -> None:

@@ -69,10 +69,11 @@ def test_an_elision_that_the_file_contains_already_is_kept() -> None:
     assert find_elisions(f"x\n    {line}\r\n", f"{line}\n", "a.py") == []
 
 
+@pytest.mark.parametrize("path", ["README.md", "a.markdown", "a.mdx", "a.rst", "a.txt", "A.ADOC"])
 @pytest.mark.parametrize("line", ["# The rest of the file ...", "* ... other methods ..."])
-def test_headings_and_lists_in_prose_are_not_elisions(line: str) -> None:
-    assert find_elisions(line, "", "README.md") == []
-    assert find_elisions("<!-- rest of the file unchanged -->", "", "README.md")
+def test_headings_and_lists_in_prose_are_not_elisions(line: str, path: str) -> None:
+    assert find_elisions(line, "", path) == []
+    assert find_elisions("<!-- rest of the file unchanged -->", "", path)
 
 
 def test_a_long_line_is_not_an_elision() -> None:

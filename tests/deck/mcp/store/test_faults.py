@@ -21,7 +21,7 @@ from induscode.deck.mcp.store import SilentStoreError, ThreadedStore, open_store
 from induscode.deck.mcp.store import database as store_db
 from induscode.deck.mcp.store import fallback as store_keeper
 from induscode.deck.mcp.store.database import store_path
-from induscode.deck.mcp.store.events import Batch, Retention
+from induscode.deck.mcp.store.events import Batch, PruneResult, Retention
 from induscode.deck.mcp.store.fallback import FallbackStore
 
 if TYPE_CHECKING:
@@ -284,6 +284,24 @@ async def test_lock_of_another_process_puts_off_upkeep_and_keeps_the_file(
         assert part is not None
         assert (store.path, part.unpublished) == (str(store_file(tmp_path)), 0)
         assert await store.prune(Retention(runs=1, days=180), "r2") is not None
+
+
+async def test_damage_that_upkeep_finds_replaces_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, failures = store_keeper.prune, [sqlite3.DatabaseError("database disk image is malformed")]
+
+    def fail_once(db: store_keeper.LedgerDb, keep: Retention, own_run: str) -> PruneResult | None:
+        if failures:
+            raise failures.pop()
+        return original(db, keep, own_run)
+
+    await fill_store(tmp_path, 3)
+    monkeypatch.setattr(store_keeper, "prune", fail_once)
+    async with stored(tmp_path) as store:
+        await store.prune(Retention(runs=1), "later")
+        assert ["it is damaged" in note.message for note in store.notes] == [True]
+        store.append(batch(9))
+        assert await store.flush()
+    assert list(store_file(tmp_path).parent.glob("ledger.db.corrupt-*"))
 
 
 # -- through real processes -------------------------------------------------------------------

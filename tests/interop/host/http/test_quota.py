@@ -56,6 +56,21 @@ def write_call(port: int, name: str, *lines: str, accept: str = "application/jso
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
+def write_initialize(port: int) -> bytes:
+    """Write the first request of a session."""
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}
+    body = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}).encode()
+    head = [
+        "POST /mcp HTTP/1.1",
+        f"Host: 127.0.0.1:{port}",
+        f"Authorization: Bearer {TOKEN}",
+        "Content-Type: application/json",
+        "Accept: application/json, text/event-stream",
+        f"Content-Length: {len(body)}",
+    ]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
 async def read_status(reader: asyncio.StreamReader) -> int:
     """Read one response; return its status, and 0 if there is none."""
     with anyio.fail_after(LIMIT_S):
@@ -215,6 +230,7 @@ async def test_finding_f12_every_route_takes_from_one_quota() -> None:
         await page.began.wait()
         assert await ask(write_call(port, "echo")) == 503
         assert await ask(look) == 503
+        assert await ask(write_initialize(port)) == 503
         page.let_go.set()
         await until(lambda: bench.seen["echo"] == 0)
 
@@ -224,6 +240,38 @@ async def test_finding_f12_every_route_takes_from_one_quota() -> None:
         await until(is_free)
         for path in ("/messages?session_id=x", "/sse"):
             assert await ask(write_call(port, "echo").replace(b"/mcp", path.encode(), 1)) == 404
+
+
+async def test_event_streams_of_a_site_are_limited() -> None:
+    class Events(Page):
+        """A site that sends an event, and no more."""
+
+        async def respond(self, request: HttpRequest) -> SiteResponse:
+            async def list_events() -> AsyncGenerator[bytes]:
+                yield b"data: 1\n\n"
+                await self.let_go.wait()
+
+            return SiteResponse(events=list_events())
+
+    async with serving(streams=1, site=Events()) as (port, _):
+
+        async def ask() -> tuple[bytes, asyncio.StreamWriter]:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET /ui HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode())
+            with anyio.fail_after(LIMIT_S):
+                head = await reader.readuntil(b"\r\n")
+            return head.split(b" ")[1], writer
+
+        async def is_free() -> bool:
+            status, writer = await ask()
+            writer.transport.abort()
+            return status == b"200"
+
+        status, streaming = await ask()
+        assert status == b"200"
+        assert not await is_free()
+        streaming.transport.abort()
+        await until(is_free)
 
 
 async def test_finding_f15_a_client_that_pipelined_and_hangs_up_has_its_call_cancelled(

@@ -12,7 +12,8 @@ from anyio import to_thread
 from indusagi.core.text import format_count
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
-from induscode.conversations.servers import RELOAD, BrokenConfigError
+from induscode.boot.config_watch import BrokenConfigError
+from induscode.conversations.servers import RELOAD
 from induscode.deck.mcp.drift import describe_causes
 from induscode.frontends.terminal.calls import format_duration
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, name_slash_commands, split_words
