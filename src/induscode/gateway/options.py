@@ -187,8 +187,14 @@ def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
         requests=params["http_requests"] or REQUESTS,
         requests_each=params["max_requests_per_token"] or REQUESTS_PER_TOKEN,
     )
-    settings = _limit_sessions(context, settings, is_relay=is_relay)
-    return replace(settings, auth=None if params["auth"] is None else _parse_auth(context, settings))
+    # Each session of a relay starts its own server process.
+    sessions, most = params["max_sessions"], settings.sessions
+    if is_relay and sessions is not None and sessions > most:
+        message = f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
+        raise click.UsageError(message, context)
+    sessions = sessions or (most if is_relay else SESSIONS)
+    auth = None if params["auth"] is None else _parse_auth(context, settings)
+    return replace(settings, sessions=sessions, streams=max(settings.streams, sessions), auth=auth)
 
 
 def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
@@ -207,17 +213,6 @@ def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
         message = f"--http {text!r}: {six or host!r} is neither the name of a host nor an address"
         raise click.UsageError(message, context) from None
     return six or host
-
-
-def _limit_sessions(context: click.Context, settings: HttpSettings, *, is_relay: bool) -> HttpSettings:
-    """Set the limits for sessions and streams. Each session of a relay starts its own server process."""
-    sessions: int | None = context.params["max_sessions"]
-    most = settings.sessions
-    if is_relay and sessions is not None and sessions > most:
-        message = f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
-        raise click.UsageError(message, context)
-    chosen = sessions or (most if is_relay else SESSIONS)
-    return replace(settings, sessions=chosen, streams=max(settings.streams, chosen))
 
 
 # -- auth -------------------------------------------------------------------------------------
