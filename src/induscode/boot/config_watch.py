@@ -10,6 +10,9 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio
+from anyio import to_thread
+
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import is_json_object
@@ -21,11 +24,15 @@ from induscode.servers.config.trust import TrustStore, consent_facts
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from induscode.cli.process import SignalState
     from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import Scope, ServerRow
     from induscode.servers.plan import ServerPlan
 
 _UNCHANGED = "the servers stay as they were"
+_POLL_S = 1.0
+_STABLE_S = 0.2
+"""A changed file is read once it's been stable for this long, as it may still be being written."""
 
 
 def list_config_files(invocation: Invocation) -> Sequence[str]:
@@ -76,6 +83,27 @@ class ConfigFiles:
             except OSError as exc:
                 signatures.append(exc.errno)
         return tuple(signatures)
+
+
+class FileWatch(ConfigFiles):
+    """Polls the files of a gateway for changes."""
+
+    poll_s = _POLL_S
+
+    async def wait_for_change(self, signals: SignalState) -> None:
+        """Wait for a changed file, or for SIGHUP, after which all files are reread."""
+        while True:
+            with anyio.move_on_after(self.poll_s):
+                await signals.reload.wait()
+            changed = await to_thread.run_sync(self.has_changed)
+            if signals.reload.is_set():
+                signals.reload = anyio.Event()
+                return
+            if changed:
+                while changed:
+                    await anyio.sleep(_STABLE_S)
+                    changed = await to_thread.run_sync(self.has_changed)
+                return
 
 
 class BrokenConfigError(CoreError):

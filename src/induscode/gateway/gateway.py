@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.uris import Convert
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
-    from induscode.boot.config_watch import ConsentedRows
+    from induscode.boot.config_watch import ConsentedRows, FileWatch
     from induscode.boot.session import Session
     from induscode.cli.process import SignalState
     from induscode.cluster.node import ClusterNode
@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from induscode.deck.provision import DeckToolBox
     from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.recursion import GatewayInfo, ListenAddress
-    from induscode.gateway.reload import FileWatch
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
     from induscode.launch.invocation import Invocation
@@ -411,13 +410,8 @@ class Gateway:
             for server in awaited:
                 await self._bridge.wait_listed(server)
         self._bridge.record_late(awaited)
-        await self.wait_for_required()
+        await self._bridge.wait_for_required()
         self.content.refresh()
-
-    async def wait_for_required(self, limit_s: float | None = None) -> None:
-        """Wait until the required servers came up or failed."""
-        with anyio.move_on_after(limit_s):
-            await self._bridge.wait_for_required()
 
     async def follow(self, host: ProviderHost, signals: SignalState) -> None:
         """Announce tool changes to clients, and apply configuration changes to servers."""

@@ -20,7 +20,7 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
-from induscode.boot.config_watch import ConsentedRows, list_config_files
+from induscode.boot.config_watch import ConsentedRows, FileWatch, list_config_files
 from induscode.boot.plans import load_plan, usage_errors
 from induscode.cli.collector import spare_start_objects
 from induscode.cli.output import can_ask_user
@@ -40,7 +40,6 @@ from induscode.gateway.recursion import (
     read_ancestry,
     refuse_recursion,
 )
-from induscode.gateway.reload import FileWatch
 from induscode.gateway.searched_boxes import report_idle_patterns
 from induscode.gateway.view_box import report_unknown_servers
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
@@ -179,7 +178,8 @@ class _GatewayRun:
                 await gateway.follow(self._parts.host, signals)
         if self._following.cancelled_caught and not self._parts.ready.is_set() and not signals.end.cancelled:
             # The client left immediately; still report missing servers.
-            await gateway.wait_for_required(FIRST_S)
+            with anyio.move_on_after(FIRST_S):
+                await gateway.session.mcp.wait_for_required()
             self._report_missing(gateway)
 
     def _announce_tools(self, gateway: Gateway) -> None:

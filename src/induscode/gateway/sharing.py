@@ -67,12 +67,6 @@ class GatewaySharing:
         self._base: CardChecks | None = None
         self._consented = asyncio.Event()
 
-    def build_hooks(self) -> NodeHooks:
-        """Return the hooks for the gateway."""
-        return NodeHooks(
-            share_store=self.state.open_store, trust=self.trust, limit_checks=self.limit_checks, on_follow=self.follow
-        )
-
     def write_servers(self) -> None:
         """Write the cluster's servers to this node's file. Blocks.
 
@@ -191,7 +185,9 @@ async def join_cluster(
         if context.watch is not None:
             context.watch.poll_s = WATCH_S
         plan = drop_own_address(held_back, context.address)
-        context = replace(context, plan=plan, hooks=sharing.build_hooks())
+        limit, follow = sharing.limit_checks, sharing.follow
+        hooks = NodeHooks(share_store=shared.open_store, trust=sharing.trust, limit_checks=limit, on_follow=follow)
+        context = replace(context, plan=plan, hooks=hooks)
     boot = replace(context.boot, open_session=node.open_session, node=node.info.node)
     if options.settings is not None:
         options = replace(options, settings=replace(options.settings, router=sessions))
