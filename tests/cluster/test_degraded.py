@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
     from pathlib import Path
 
+    from tests.support.broker import BrokerProcess
+
     from induscode.cluster.broker import Broker
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -188,6 +190,17 @@ def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> 
     assert health.state == "ready"
     health.take_unread()
     assert health.state == "slow"
+
+
+async def test_messages_that_come_faster_than_they_are_read_are_said(broker: BrokerProcess) -> None:
+    async with open_broker(await new_cluster(broker)) as opened:
+        states: list[str] = []
+        opened.on_state = states.append
+        client: Any = opened.client
+        await client.subscribe("crowded", pending_msgs_limit=1)
+        for _ in range(3):
+            await client.publish("crowded", b"x")
+        await until(lambda: "slow" in states)
 
 
 async def test_slow_broker_is_named_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
