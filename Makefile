@@ -1,8 +1,8 @@
 # Recipes use relative paths only: the path of the clone may contain spaces.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format docs wheel bench soak gate-fuzz host-fuzz cluster-faults mutants properties repeats stalls scoreboard
-.PHONY: page interop conformance clients demo-search clients-search adapters connectors search-bench signin resource-server coldstart floors lock clean
+.PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format reference docs wheel bench soak gate-fuzz host-fuzz cluster-faults mutants properties repeats stalls scoreboard
+.PHONY: page interop conformance clients demo-search clients-search adapters neighbours connectors search-bench signin resource-server coldstart floors lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -70,7 +70,10 @@ coverage: setup  ## run all tests and measure their coverage
 	@.venv/bin/coverage combine -q
 	@.venv/bin/coverage report
 
-docs: setup  ## build the documentation into site/
+reference: setup  ## write the reference pages of the command from its tables
+	@.venv/bin/python scripts/reference.py
+
+docs: reference  ## build the documentation into site/
 	@sh scripts/docs
 
 wheel: setup  ## build dist/, install the wheel into a fresh environment and run it
@@ -121,6 +124,9 @@ clients-search: setup  ## let three of them use indus serve --search (installs t
 
 adapters: setup  ## let other authors' frameworks use a toolbox, and run the examples (installs them into .outside)
 	@.venv/bin/python -m outside.adapters
+
+neighbours: setup  ## install the wheel alone, next to frameworks with mcp 1, and next to mcp 2
+	@.venv/bin/python -m outside.neighbours
 
 connectors: setup  ## judge connectors by a real OpenAPI document (fetches it into .outside)
 	@.venv/bin/python -m outside.connectors

@@ -29,8 +29,8 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.process.procfs import read_cpu_demand
 from induscode.cli.dialog import Reply
 from induscode.conversations.contract import RequestBudget, ToolAnswered, ToolCalled
-from induscode.conversations.conversation import open_conversation
 from induscode.conversations.models import OWN_KEY
+from induscode.conversations.opening import open_conversation
 from induscode.launch.invocation import Invocation
 from induscode.search.weights import WeightsError
 from outside.engine import host

@@ -30,7 +30,7 @@ PYTHON = {
     "clients/modern": "fastmcp==4.1.* openai-agents==0.24.*",
     "clients/legacy": "langchain-mcp-adapters==0.3.*",
     "adapters/frameworks": (
-        ". openai anthropic langchain langchain-openai langchain-anthropic openai-agents==0.24.*"
+        ". mcp>=2.3,<3 openai anthropic langchain langchain-openai langchain-anthropic openai-agents==0.24.*"
         " pydantic-ai-slim[openai,anthropic] claude-agent-sdk"
     ),
 }

@@ -25,8 +25,8 @@ import anyio
 
 from indusagi.core.cancel import CancelToken
 from induscode.conversations.contract import RequestBudget, ToolAnswered, ToolCalled
-from induscode.conversations.conversation import open_conversation
 from induscode.conversations.models import OWN_KEY
+from induscode.conversations.opening import open_conversation
 from induscode.launch.invocation import Invocation
 from induscode.launch.settings import TOOL_SEARCH_MODE
 from outside.engine.model import QWEN_CODER

@@ -164,7 +164,7 @@ def measure_gateway(demo):
             pairs.append((direct.time_call("add", arguments), gateway.time_call("notes__add", arguments)))
         log = gateway.close()
     near, far = (statistics.median(times) for times in zip(*pairs, strict=True))
-    demo.show([*log, f"tools listed: {', '.join(tools)}"], ("native tools:", "tools listed:"))
+    demo.show([*log, f"tools listed: {', '.join(tools)}"], ("ready)", "tools listed:"))
     print(f"  {len(pairs)} calls each, p50: {near:.2f} ms direct, {far:.2f} ms through the gateway")
     return f"One entry for your client, {far - near:.2f} ms more per call, and the broken server stops no other."
 
@@ -194,10 +194,10 @@ def ask_in_session(demo):
         with Terminal([INDUS], demo.project, demo.environment) as terminal:
             terminal.wait_for(lambda rows: ">" in rows)
             terminal.type(f"{PROMPT}\r")
-            rows = terminal.wait_for(lambda rows: any("[n] no, and" in row for row in rows))
+            rows = terminal.wait_for(lambda rows: any("[n] No, and" in row for row in rows))
             expect(todo.read_text(encoding="utf-8") == TODO, "the file was changed before the answer")
             begin = rows.index(f"> {PROMPT}")
-            end = next(index for index, row in enumerate(rows) if "[n] no, and" in row)
+            end = next(index for index, row in enumerate(rows) if "[n] No, and" in row)
             print("  […]")
             demo.show(rows[begin : end + 1])
             print("  […]    # the demo presses y", flush=True)
@@ -207,8 +207,8 @@ def ask_in_session(demo):
             terminal.type("\x04")  # Ctrl-D
             rows, code = terminal.wait_for_end()
     expect(code == 0, f"the session ended with exit code {code}:\n" + "\n".join(rows))
-    expect_texts(rows, "→ yes, once")
-    begin = next(index for index, row in enumerate(rows) if "→ yes, once" in row)
+    expect_texts(rows, "→ Yes")
+    begin = next(index for index, row in enumerate(rows) if "→ Yes" in row)
     demo.show([row for row in rows[begin:] if row])
     text = todo.read_text(encoding="utf-8")
     expect(text == f"{TODO}call Ada\n", f"the file has {text!r}")

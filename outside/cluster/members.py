@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from tests.support.broker_proxy import BrokerProxy, open_proxy
 
 from indusagi.core.json import is_json_object
+from indusagi.core.listeners import Listeners
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault, ServerLimits, StdioServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
@@ -173,7 +174,7 @@ def _break_node(node: ClusterNode, broken: Break) -> None:
     members = node.membership
     if broken == "fencing":
         members.is_held = lambda: True
-        members.on_lost = lambda: None
+        members.on_lost = Listeners()
     elif broken == "leases":
 
         async def end_lease(lease: str) -> bool:

@@ -239,7 +239,7 @@ def _use_servers(scene: Scene, page: PageRun, options: _Options) -> None:
     browser.wait_for_text("approved as it is now")
     say("  a drift: seen, refused, approved")
     page.open("/server?name=ours")
-    page.press("Trust it as it is")
+    page.press("Trust and start")
     browser.wait_for_text("trusted as it is")
     # The page that answered the form follows what happens.
     browser.wait_for_text("ready")

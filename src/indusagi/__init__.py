@@ -7,4 +7,4 @@ asking for them loads nothing.
 
 DISTRIBUTION = "indus-deck"
 """Which distribution this package is from; another one on PyPI has a package of the same name."""
-__version__ = "0.2.0"
+__version__ = "0.3.0"

@@ -84,16 +84,18 @@ async def open_deck(
     permissions = await to_thread.run_sync(
         load_permissions, invocation, None, GateApprover(gate) if gate else None, "open_deck"
     )
-    origin = CallOrigin(via="library")
     async with AsyncExitStack() as stack:
         opening = open_session(
-            invocation, profile=None if profile == "none" else Profile(profile), wrap=permissions.wrap, origin=origin
+            invocation,
+            profile=None if profile == "none" else Profile(profile),
+            wrap=permissions.wrap,
+            origin=CallOrigin(via="library"),
+            on_note=lambda note: _log.warning("%s", note),
         )
         session = await stack.enter_async_context(opening)
         session = replace(session, native=session.native.graft(cards))
         for note in (*permissions.notes, *session.notes):
             _log.warning("%s", note)
-        session.calls.report_to(lambda note: _log.warning("%s", note))
         yield SessionToolBox(session, stack)
 
 

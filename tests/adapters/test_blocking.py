@@ -60,7 +60,7 @@ def test_a_gate_of_a_script_may_wait_for_a_person() -> None:
     shelf = Shelf()
     with open_blocking(open_shelf(shelf, [])) as box:
         (*_, item) = to_openai(box, gate=gate).run_sync(responses(("echo", {"text": "hi"})))
-    assert item["output"] == "Error: echo was not run: the user said no"
+    assert item["output"] == "Error: echo was not run: the user declined"
     assert (len(threads), shelf.events) == (1, [])
 
 

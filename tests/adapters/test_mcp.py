@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
 import anyio
+import pytest
 from mcp import Client
 from mcp_types import EmbeddedResource, ImageContent, TextContent
 from tests.support.adapters import Shelf
@@ -51,3 +57,11 @@ async def test_a_cancelled_request_cancels_the_call() -> None:
         with anyio.fail_after(60):
             await shelf.ended.wait()
     assert shelf.events == ["slow begins", "slow is cancelled"]
+
+
+@pytest.mark.parametrize("other", [None, ModuleType("mcp.server")])
+def test_missing_or_older_sdk_is_named_with_its_extra(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "indusagi.adapters.mcp", raising=False)
+    monkeypatch.setitem(sys.modules, "mcp.server", other)
+    with pytest.raises(ImportError, match=r"pip install 'indus-deck\[mcp\]'"):
+        import_module("indusagi.adapters.mcp")

@@ -141,10 +141,10 @@ async def test_calls_that_change_something_run_alone_and_in_order() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (False, "Error: echo was not run: the user said no"),
-        ("ask me tomorrow", "Error: echo was not run: the user said no: ask me tomorrow"),
-        (None, "Error: echo was not run: the user said no"),
-        (1, "Error: echo was not run: the user said no"),
+        (False, "Error: echo was not run: the user declined"),
+        ("ask me tomorrow", "Error: echo was not run: the user declined: ask me tomorrow"),
+        (None, "Error: echo was not run: the user declined"),
+        (1, "Error: echo was not run: the user declined"),
     ],
     ids=["no", "reason", "nothing", "number"],
 )

@@ -65,7 +65,7 @@ async def test_an_error_of_a_tool_is_a_failed_result() -> None:
 async def test_a_denied_call_is_a_failed_result() -> None:
     shelf = Shelf()
     returned = await Script("echo", {"text": "hi"}).run(shelf, lambda request: "not today")
-    assert (returned.outcome, returned.content) == ("failed", "echo was not run: the user said no: not today")
+    assert (returned.outcome, returned.content) == ("failed", "echo was not run: the user declined: not today")
     assert shelf.events == []
 
 

@@ -270,9 +270,8 @@ def test_addons_are_closed_in_reverse_and_a_failure_is_noted(work: Path) -> None
         close = f"close=lambda: os.mkdir({str(work)!r} + '/{name}' + str(len(os.listdir({str(work)!r}))))"
         add_project_addon(work, name, build_source(options=close))
     add_project_addon(work, "c", build_source(options="close=lambda: 1 / 0"))
-    addons = load(work)
     heard: list[object] = []
-    addons.on_note = heard.append
+    addons = load(work, on_note=heard.append)
     anyio.run(addons.aclose)
     assert heard == [addons.notes[-1]]
     assert sorted(path.name for path in work.iterdir()) == [".indusvx", "a2", "b1"]

@@ -84,7 +84,7 @@ import induscode.boot.catalog, induscode.deck.mcp.known
 from induscode.deck.catalog import capability_cards
 from induscode.deck.contract import DeckContext
 assert len([card.build(DeckContext("/")) for card in capability_cards()]) > 12
-unwanted = ("indusagi.capabilities.tools.runs", "indusagi.interop.protocol_bridge.fleet")
+unwanted = ("indusagi.capabilities.tools.change", "indusagi.capabilities.web", "indusagi.interop.protocol_bridge.fleet")
 loaded = [name for name in sys.modules if name.startswith(unwanted)]
 assert not loaded, loaded
 """

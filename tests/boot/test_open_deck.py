@@ -70,7 +70,7 @@ async def test_the_gate_decides_about_calls_that_the_rules_leave_open(tmp_path: 
         call = {"type": "function_call", "call_id": "c", "name": "echo", "arguments": '{"text": "hi"}'}
         assert (await tools.run({"output": [call]}))[-1]["output"] == "hi"
         denied = (await tools.run({"output": [call]}))[-1]["output"]
-    assert denied.startswith("Error: echo was not run: the user said no: once is enough")
+    assert denied.startswith("Error: echo was not run: the user declined: once is enough")
     assert shelf.events == ["echo hi"]
     assert (asked[0].tool, asked[0].arguments) == ("echo", {"text": "hi"})
     assert asked[0].title.endswith('{"text": "hi"}')

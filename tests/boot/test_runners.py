@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.interop import StdioServerConfig
+    from induscode.deck.provision import ToolDeck
     from induscode.launch.invocation import SandboxMode
 
 pytestmark = pytest.mark.anyio
@@ -163,6 +164,28 @@ async def test_a_second_session_shows_the_tools_before_the_server_is_up(work: Pa
         assert len(diary(log, "start")) == 2
 
 
+class CountedLimit:
+    """Keeps every card, and counts how often."""
+
+    def __init__(self) -> None:
+        self.revision = self.fitted = 0
+
+    def fit(self, deck: ToolDeck, /) -> ToolDeck:
+        self.fitted += 1
+        return deck
+
+
+async def test_a_deck_is_built_again_for_another_model_only(work: Path) -> None:
+    limit = CountedLimit()
+    async with open_session(Invocation(cwd=str(work)), limit=limit) as session:
+        assert session.deck() is session.deck()
+        assert session.box() is session.box()
+        assert (limit.fitted, session.notes) == (1, ())
+        limit.revision += 1
+        session.deck()
+        assert limit.fitted == 2
+
+
 @pytest.mark.process
 async def test_what_a_server_lists_later_is_in_the_next_box(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     defaults = ServerLimits.__init__.__kwdefaults__
@@ -170,7 +193,9 @@ async def test_what_a_server_lists_later_is_in_the_next_box(work: Path, monkeypa
     monkeypatch.setitem(defaults, "relist_gap_s", 0.01)
     put(work / "a.json", h=row(honest()))
     async with open_session(Invocation(cwd=str(work), mcp=("a.json",))) as session:
-        before = len(session.box().descriptors())
+        before, deck = len(session.box().descriptors()), session.deck()
+        await session.box().runner.run(ToolCall("1", "h__echo", {"text": "hi"}))
+        assert session.deck() is deck, "nothing has changed"
         await session.box().runner.run(ToolCall("1", "h__grow", {"count": 2}))
         await until(lambda: len(session.mcp.disabled) == 2)
         assert len(session.box().descriptors()) == before

@@ -45,8 +45,7 @@ async def run(metrics: CallMetrics, *names: str) -> None:
 
 
 async def test_calls_are_counted_by_tool_and_outcome_with_a_histogram() -> None:
-    metrics = CallMetrics()
-    metrics.find_dropped = lambda: 7
+    metrics = CallMetrics(lambda: 7)
     await run(metrics, "echo", "echo", "fail")
     samples = read_samples(metrics.render())
     assert samples['indus_calls_total{kind="tool",server="",tool="echo",outcome="ok"}'] == 2

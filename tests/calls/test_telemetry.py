@@ -186,7 +186,7 @@ def test_finding_u2_declined_call_is_no_error_of_a_span_and_its_wait_is_an_attri
     with waiting_for_user():
         now[0] += 60
     now[0] += 1
-    call.finish(ToolOutcome("1", ToolResult.error("the user said no", code="denied")))
+    call.finish(ToolOutcome("1", ToolResult.error("the user declined", code="denied")))
     current_wait.reset(token)
     (span,) = collector.spans()
     attributes = span.attributes or {}
@@ -296,8 +296,7 @@ async def test_a_collector_that_does_not_listen_is_one_note_with_its_variable(
     observe_dead_collector(monkeypatch, *given)
     notes: list[Note] = []
     async with AsyncExitStack() as stack:
-        observers = await open_observers(stack, Settings(), CallOrigin())
-        observers.report_to(notes.append)
+        observers = await open_observers(stack, Settings(), CallOrigin(), notes.append)
         observer = observers.combine()
         assert observer is not None
         current_client.set(CallingClient("editor"))

@@ -176,7 +176,7 @@ async def test_finding_r2_leases_and_placements_outlive_a_client_without_the_key
     settings, log = await new_cluster(broker, lease_s=8.0), tmp_path / "input"
     async with attacker_at(settings) as attacker, open_pair(settings, logged(log)) as (owner, other):
         lease, lost = owner.node.info.lease, list[str]()
-        owner.node.on_note = lost.append
+        owner.node.on_note.add(lost.append)
         await echo(other, "before.")
         [placement] = await owner.node.placements.list_all()
         for _ in range(2):
@@ -324,7 +324,7 @@ async def test_cluster_of_an_earlier_version_is_refused_until_it_is_prepared_aga
         await prepare_cluster(opened, replicas=1)
         async with open_node(settings) as node:
             notes: list[str] = []
-            node.on_note = notes.append
+            node.on_note.add(notes.append)
             report = {**node.info.to_json(), "node": "old", "instance": "old"}
             await opened.publish(settings.beats, json.dumps(report).encode())
             await until(lambda: any("'old' runs an earlier version of indus" in note for note in notes))

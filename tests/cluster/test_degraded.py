@@ -129,7 +129,7 @@ async def test_full_account_is_said_by_all_and_left_when_there_is_room(
         await prepare_cluster(other, replicas=1, lease_s=SHORT_LEASE_S)
         notes: list[str] = []
         async with open_node(small_account, clock) as node, open_ledger(small_account, tmp_path / "ledger") as ledger:
-            node.on_note = notes.append
+            node.on_note.add(notes.append)
             async with full_account(other):
                 await until(lambda: node.broker.state == "full")
                 clock.pass_lease()

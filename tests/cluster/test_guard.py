@@ -16,10 +16,10 @@ from tests.support.scripts import ROOT
 from tests.support.servers import honest
 from tests.support.waiting import is_alive, until
 
-from indusagi.core.process.tree import MARK
+from indusagi.core.process.tree import MARK, end_marked
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.cluster.broker import open_broker
-from induscode.cluster.guard import LastWord, can_guard, end_dead_lease, end_servers
+from induscode.cluster.guard import LastWord, can_guard, end_dead_lease
 from induscode.cluster.seals import Seal
 
 if TYPE_CHECKING:
@@ -108,6 +108,6 @@ def test_servers_that_ignore_requests_to_end_are_killed_with_their_descendants(t
     with subprocess.Popen(["sh", "-c", script], env=environment, stdin=subprocess.DEVNULL) as process:
         while not pids.exists() or len(pids.read_text().split()) != 2:
             assert process.poll() is None
-        assert end_servers(mark)
+        assert end_marked(mark, 0.5, 5.0)
         assert not any(is_alive(int(pid)) for pid in pids.read_text().split())
-    assert end_servers(mark)
+    assert end_marked(mark, 0.5, 5.0)

@@ -89,11 +89,11 @@ class Stage:
         self.node = Membership(broker, cast("Any", self.leases), TIMES, self.clock, ring, is_observer=self.is_observer)
         self.node.ask = self.ask
         self.node._challenges.append(CHALLENGE)
-        self.node.on_lost = lambda: self.told.append(("lost",))
-        self.node.on_gone = lambda info: self.told.append(("gone", info.node, info.lease))
-        self.node.on_joined = lambda info: self.told.append(("joined", info.node, info.lease))
-        self.node.on_restored = lambda: self.told.append(("restored",))
-        self.node.on_unsealed = lambda name: self.told.append(("unsealed", name))
+        self.node.on_lost.add(lambda: self.told.append(("lost",)))
+        self.node.on_gone.add(lambda info: self.told.append(("gone", info.node, info.lease)))
+        self.node.on_joined.add(lambda info: self.told.append(("joined", info.node, info.lease)))
+        self.node.on_restored.add(lambda: self.told.append(("restored",)))
+        self.node.on_unsealed.add(lambda name: self.told.append(("unsealed", name)))
         self.node.before_join = lambda lease, ended, gone: self.told.append(("before", str(len(self.leases.entries))))
 
     async def publish(self, subject: str, data: bytes) -> None:

@@ -234,7 +234,7 @@ async def test_lost_broker_cuts_calls_off_and_is_found_again(tmp_path: Path) -> 
         async with open_pair(settings, honest(), clock=clock) as (owner, other):
             leases = [member.node.info.lease for member in (owner, other)]
             notes: list[str] = []
-            owner.node.on_note = notes.append
+            owner.node.on_note.add(notes.append)
             began = asyncio.Event()
             cut = [owner.endpoint(), other.endpoint()]
             async with asyncio.TaskGroup() as tasks:

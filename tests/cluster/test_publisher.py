@@ -79,11 +79,8 @@ class Stage:
     counts: list[int] = field(default_factory=list[int])
 
     def open(self) -> LedgerPublisher:
-        publisher = LedgerPublisher(
-            cast("Any", self.stream), SETTINGS, KEY, cast("Any", self.source), self.notes.append, 1_000_000
-        )
-        publisher.on_count = self.counts.append
-        return publisher
+        stream, source = cast("Any", self.stream), cast("Any", self.source)
+        return LedgerPublisher(stream, SETTINGS, KEY, source, self.notes.append, 1_000_000, self.counts.append)
 
 
 async def test_rows_are_published_once_and_counted() -> None:

@@ -138,7 +138,7 @@ async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_not
     assert settings.key is not None
     async with open_node(name_node(settings, "away"), clock) as node:
         notes: list[str] = []
-        node.on_note = notes.append
+        node.on_note.add(notes.append)
         table = await open_table(node.broker, notes.append)
         await table.put(table.build_key("server", "a"), {"name": "a"})
         # As a rotation does after the lease has ended, with another key.

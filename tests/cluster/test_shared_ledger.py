@@ -50,10 +50,11 @@ class LedgerNode:
     def __init__(self, broker: Broker, settings: ClusterSettings, store: ThreadedStore) -> None:
         assert settings.key is not None
         self.notes: list[str] = []
+        self.counts: list[int] = []
         self.broker, self.store = broker, store
         self.stream = Stream(broker, settings.ledger)
         self.publisher = LedgerPublisher(
-            self.stream, settings, settings.key, store, self.notes.append, broker.payload_bytes
+            self.stream, settings, settings.key, store, self.notes.append, broker.payload_bytes, self.counts.append
         )
         self.auditor = LedgerAuditor(self.stream, settings, settings.key, self.notes.append)
 
@@ -109,7 +110,7 @@ async def test_two_processes_publish_one_file_once(
     broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A disk that takes longer moves the ledger to memory, with one row more: the one that says so.
-    monkeypatch.setattr("induscode.deck.mcp.store.database.BUSY_S", 60.0)
+    monkeypatch.setattr("indusagi.core.sqlite.BUSY_S", 60.0)
     settings = await new_cluster(broker)
     async with open_ledger(settings, tmp_path) as one, open_ledger(settings, tmp_path) as other:
         running = [asyncio.create_task(node.publisher.run()) for node in (one, other)]  # noqa: TID251 — awaited below
@@ -135,8 +136,7 @@ async def test_rows_wait_in_the_file_while_the_broker_is_away(tmp_path: Path) ->
     with broker_process(tmp_path / "broker") as broker:
         settings = await new_cluster(broker)
         async with open_ledger(settings, tmp_path) as node:
-            counts: list[int] = []
-            node.publisher.on_count = counts.append
+            counts = node.counts
             running = asyncio.create_task(node.publisher.run())  # noqa: TID251 — awaited below
             await until(lambda: counts == [0])
             await asyncio.to_thread(broker.stop)

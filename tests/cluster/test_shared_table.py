@@ -58,7 +58,7 @@ async def open_tables(settings: ClusterSettings) -> AsyncGenerator[tuple[SharedT
 async def test_change_reaches_the_other_nodes(broker: BrokerProcess) -> None:
     async with open_tables(await new_cluster(broker)) as (writer, reader, _, notes):
         changes: list[frozenset[str]] = []
-        reader.on_change = changes.append
+        reader.on_change.add(changes.append)
         key = writer.build_key("server", "secret name")
         assert "secret" not in key
         await writer.put(key, {"name": "a"})
@@ -159,7 +159,7 @@ async def test_definition_approved_at_one_node_is_approved_at_all(broker: Broker
         for store in (one.store, two.store):
             store.identities = lambda: [server_identity(server)]
         heard = asyncio.Event()
-        two.on_pins = heard.set
+        two.on_pins.add(heard.set)
         pins = await open_pins(Journal(one.store, [server], node="one"), [server])
         assert pins.check(tool, first) is None
         pins.approve(tool, changed)

@@ -70,7 +70,7 @@ class Stage:
         )
         table = SharedTable(broker, cast("Any", self.bucket), KEY, self.notes.append)
         table._stream = cast("Any", self.bucket)
-        table.on_change = self.changes.append
+        table.on_change.add(self.changes.append)
         return table
 
     def check_write(self) -> None:

@@ -43,11 +43,11 @@ def test_rule_that_asks_is_put_to_the_person(project: Path) -> None:
     words = ("write", "path=a.txt", "content=x")
     with started(project, *words) as terminal:
         shown = terminal.answer(ASKED, "n not today\n")
-        assert "why it is asked: rule ask write" in shown
+        assert "asks because: rule ask write" in shown
         assert "[s]" not in shown
         code, rest = terminal.wait()
     assert code == 1
-    assert "the user said no: not today" in rest
+    assert "the user declined: not today" in rest
     assert not (project / "a.txt").exists()
     with started(project, *words) as terminal:
         terminal.answer(ASKED, "y\n")

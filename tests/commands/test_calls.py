@@ -47,7 +47,7 @@ def shown(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_records_it_says_so(shown: Any) -> None:
-    assert shown() == "No call has been recorded yet.\n"
+    assert shown() == "No calls yet. Try: indus call ls\n"
     assert json.loads(shown("--json")) == {"calls": [], "dropped": 0}
     assert json.loads(shown("--by", "tool", "--json"))["groups"] == []
     assert shown("--export", "csv") == ""
@@ -165,7 +165,7 @@ def test_an_age_beyond_1970_and_an_outcome_that_its_code_repeats(shown: Any) -> 
 def test_a_file_without_a_table_is_a_file_without_calls(shown: Any) -> None:
     calls_file().parent.mkdir(parents=True, exist_ok=True)
     calls_file().touch()  # as a process leaves it that had no room
-    assert "No call has been recorded yet." in shown()
+    assert "No calls yet. Try: indus call ls" in shown()
     assert json.loads(shown("--json")) == {"calls": [], "dropped": 0}
 
 

@@ -214,7 +214,7 @@ async def test_two_nodes_of_one_name_are_told(tmp_path: Path, monkeypatch: pytes
             await prepare_cluster(broker, replicas=1)
         async with open_node(settings) as one:
             notes: list[str] = []
-            one.on_note = notes.append
+            one.on_note.add(notes.append)
             async with open_node(settings):
                 await until(
                     lambda: "another node is named 'same' too: stop one of them (indus cluster status)" in notes

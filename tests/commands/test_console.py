@@ -147,13 +147,13 @@ def test_only_a_terminal_has_a_console() -> None:
 def test_finding_b10_a_slow_server_has_a_line_when_it_waits_and_when_it_is_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hold, waits = tmp_path / "hold", "first start of 'slow': still waiting for its first answer"
+    hold, waits = tmp_path / "hold", "slow: no answer yet"
     hold.touch()
     configured(user_file(), {"slow": held(hold)})
     monkeypatch.setitem(CONSTANTS, SLOW_S, 0.05)
     shown = ESCAPE.sub("", on_terminal("mcp", "list", cwd=tmp_path, release=(waits, hold)))
     assert waits in shown
-    assert re.search(r"server 'slow' is ready after \d+ s", shown)
+    assert re.search(r"slow ready \(\d+ s\)", shown)
     configured(user_file(), {"quick": row()})
     monkeypatch.setitem(CONSTANTS, SLOW_S, 60)
     assert "server 'quick'" not in on_terminal("mcp", "list", cwd=tmp_path)

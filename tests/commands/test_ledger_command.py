@@ -86,7 +86,7 @@ def test_a_tool_a_key_and_a_row_are_shown_with_their_documents(past: Path) -> No
 
 
 def test_nothing_yet_is_said(tmp_path: Path) -> None:
-    assert run("ledger", cwd=tmp_path).stdout == "Nothing has happened yet.\n"
+    assert run("ledger", cwd=tmp_path).stdout == "No events yet. They appear after the first session or indus serve.\n"
     assert told("ledger", "--json", cwd=tmp_path) == {"rows": []}
     assert run("ledger", "export", cwd=tmp_path).stdout == ""
     assert "all 0 rows" in run("ledger", "verify", cwd=tmp_path).stdout

@@ -29,7 +29,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         report(1, 0)
         await to_thread.run_sync(make_weights)
 
-    monkeypatch.setattr(weights, "fetch_weights", fetch)
+    monkeypatch.setattr(search, "fetch_weights", fetch)
     return names
 
 

@@ -55,13 +55,13 @@ def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(
     monkeypatch.setitem(CONSTANTS, SLOW_S, 0.05)
     hold = tmp_path / "hold"
     for verb, server, program, line in (
-        ("list", "files", tmp_path / "npx", "first start of 'files': npx may be downloading it"),
-        ("doctor", "files", tmp_path / "npx", "start of 'files': waiting for npx"),
-        ("doctor", "slow", None, "first start of 'slow': still waiting"),
+        ("list", "files", tmp_path / "npx", "files: npx may be downloading it"),
+        ("doctor", "files", tmp_path / "npx", "files: starting (npx)"),
+        ("doctor", "slow", None, "slow: no answer yet"),
     ):
         hold.touch()
         configured(user_file(), {server: held(hold, command=program)})
-        assert line in on_terminal("mcp", verb, cwd=tmp_path, release=(f"start of {server!r}: ", hold))
+        assert line in on_terminal("mcp", verb, cwd=tmp_path, release=(line, hold))
     configured(user_file(), {"slow": faulty("slow-start", 0.2)})
     assert run("mcp", "list", cwd=tmp_path).stderr == ""
 
@@ -69,10 +69,10 @@ def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(
 @pytest.mark.parametrize(
     ("slow", "said"),
     [
-        (SlowStart(True, "npx"), "first start of 'x': npx may be downloading it"),
-        (SlowStart(True), "first start of 'x': still waiting for its first answer"),
-        (SlowStart(False, "npx"), "start of 'x': waiting for npx"),
-        (SlowStart(False), "start of 'x': still waiting for its first answer"),
+        (SlowStart(True, "npx"), "x: npx may be downloading it"),
+        (SlowStart(True), "x: no answer yet"),
+        (SlowStart(False, "npx"), "x: starting (npx)"),
+        (SlowStart(False), "x: no answer yet"),
     ],
 )
 def test_the_line_of_a_slow_start_says_what_is_known(slow: SlowStart, said: str) -> None:

@@ -48,11 +48,11 @@ async def test_question_says_what_will_happen_why_it_is_asked_and_which_rule_is_
     (question,) = dialog.questions
     assert question.title == "bash wants to run: git push origin"
     assert 'command: "git push origin"' in question.lines
-    assert "why it is asked: runs: git push origin" in question.lines
+    assert "asks because: runs: git push origin" in question.lines
     assert question.default == "n"
     labels = {choice.key: choice.label for choice in question.choices}
     assert [*labels] == ["y", "s", "a", "n"]
-    assert "a yes for longer than once stores the rule: allow bash(git push *)" in question.lines
+    assert "rule: allow bash(git push *)" in question.lines
     assert not any("agent" in line for line in question.lines)
 
 
@@ -79,10 +79,10 @@ async def test_question_about_a_server_names_the_server_and_its_tool(tmp_path: P
 @pytest.mark.parametrize(
     ("name", "arguments", "title"),
     [
-        ("write", {"path": "b.txt", "content": "x"}, "write wants to write to {folder}/b.txt"),
-        ("read", {"path": "/etc/hosts"}, "read wants to read /etc/hosts"),
+        ("write", {"path": "b.txt", "content": "x"}, "Write {folder}/b.txt"),
+        ("read", {"path": "/etc/hosts"}, "Read /etc/hosts"),
         ("webfetch", {"url": "https://example.org/x"}, "webfetch wants to fetch https://example.org/x"),
-        ("websearch", {"query": "x"}, "websearch sends something to the network"),
+        ("websearch", {"query": "x"}, "websearch contacts the network"),
         ("bash", {"command": "echo a\necho b\u202e"}, "bash wants to run: echo a … and 1 more lines"),
     ],
 )
@@ -97,14 +97,14 @@ async def test_title_is_one_sentence_for_every_kind_of_call(
 async def test_reason_of_a_no_reaches_the_model(tmp_path: Path) -> None:
     result = await check_call(asking(scripted("n use make instead")), "bash", tmp_path, command="npm run test")
     assert not result.allowed
-    assert "the user said no: use make instead" in result.reason
+    assert "the user declined: use make instead" in result.reason
 
 
 @pytest.mark.parametrize("reply", ["n", Reply(cancelled=True)])
 async def test_plain_no_and_a_cancelled_question_deny_without_a_reason(reply: str | Reply, tmp_path: Path) -> None:
     result = await check_call(asking(scripted(reply)), "bash", tmp_path, command="npm run test")
     assert not result.allowed
-    assert "the user said no\n" in result.reason
+    assert "the user declined\n" in result.reason
 
 
 async def test_yes_for_the_session_is_asked_once_and_not_stored(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_scopes_outside_the_request_are_not_offered() -> None:
         )
         question = build_permission_question(request)
         assert [choice.key for choice in question.choices] == [key, "n"]
-        assert question.lines[0] == "why it is asked: a\\nb"
+        assert question.lines[0] == "asks because: a\\nb"
 
 
 # -- plans --------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ async def test_approved_plan_still_asks_about_edits(tmp_path: Path) -> None:
     dialog = scripted("y", "n")
     planning = Planning(tmp_path, dialog)
     await planning.present()
-    assert "the user said no" in await planning.write()
+    assert "the user declined" in await planning.write()
     assert len(dialog.questions) == 2
 
 

@@ -50,15 +50,15 @@ def test_yes_runs_the_call_once(server: ModelServer, tmp_path: Path) -> None:
     ]
     with started(setup) as terminal:
         shown = terminal.answer(ASKED, "y\n")
-        assert "write wants to write to" in shown
-        assert "stores the rule: allow write(a.txt)" in shown
+        assert "Write" in shown
+        assert "rule: allow write(a.txt)" in shown
         terminal.answer(ASKED, "n\n")
         terminal.answer("why?", "once is enough\n")
         code, rest = terminal.wait()
     assert code == 0
     assert "done" in rest
     assert (setup.cwd / "a.txt").read_text(encoding="utf-8") == "one"
-    assert "the user said no: once is enough" in last_answer(server)
+    assert "the user declined: once is enough" in last_answer(server)
     assert "The user is asked" in to_text(server.requests[0])
     assert not os.path.exists(rules_path())
 
@@ -128,7 +128,7 @@ def test_ctrl_d_at_a_question_means_no_and_the_run_goes_on(server: ModelServer, 
         code, shown = terminal.wait()
     assert code == 0
     assert "the end" in shown
-    assert "the user said no" in last_answer(server)
+    assert "the user declined" in last_answer(server)
 
 
 def test_plan_is_refused_with_a_comment_and_then_approved(server: ModelServer, tmp_path: Path) -> None:

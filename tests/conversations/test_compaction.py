@@ -26,7 +26,7 @@ from induscode.conversations.compaction import (
     measure_context,
 )
 from induscode.conversations.contract import Usage
-from induscode.conversations.conversation import Conversation
+from induscode.conversations.conversation import Conversation, ConversationNotes
 from induscode.conversations.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class Talk:
         self.context_tokens = 900
         self.usage = Usage(requests=1)
         self.stored: list[Usage] = []
-        self.said: list[str] = []
+        self.notes = ConversationNotes()
         self.transcript: Any = SimpleNamespace(append_rows=None)
 
         async def compact(*_: object, **__: object) -> CompactionReport:
@@ -258,9 +258,6 @@ class Talk:
 
     async def _store_usage(self, before: Usage) -> None:
         self.stored.append(self.usage.subtract(before))
-
-    def _note(self, note: str) -> None:
-        self.said.append(note)
 
     async def compact(self, *, cancel: CancelToken) -> CompactionReport:
         return await Conversation.compact(cast("Any", self), cancel=cancel)
@@ -290,7 +287,7 @@ def test_context_shrinks_by_what_the_summary_saves(
     talk = Talk(monkeypatch, report(before, after))
     talk.compact_if_full()
     assert talk.context_tokens == left
-    assert talk.said == [f"the context window was nearly full: {report(before, after)}"]
+    assert talk.notes == [f"the context window was nearly full: {report(before, after)}"]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +305,7 @@ def test_a_conversation_is_compacted_on_its_own_only_if_it_is_nearly_full(
     talk = Talk(monkeypatch, outcome)
     talk.context_tokens, talk.choice.context_window = tokens, window
     talk.compact_if_full()
-    assert talk.said == said
+    assert talk.notes == said
 
 
 @pytest.mark.parametrize(("usage", "marks"), [(Usage(requests=1), 1), (Usage(), 0)])

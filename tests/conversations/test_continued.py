@@ -87,7 +87,7 @@ def test_a_job_of_the_last_session_is_reported_to_the_person_and_to_the_model(se
 def test_another_model_is_named_when_it_goes_on(setup: SessionSetup) -> None:
     run(setup, says("one"))
     again = run(setup, says("two"), continue_last=True, model="openai:other")
-    assert "openai:scripted has answered so far; openai:other continues" in again["notes"]
+    assert "this conversation started with openai:scripted" in again["notes"]
 
 
 def test_usage_of_every_turn_is_stored(setup: SessionSetup) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 CHOICES = (
-    Choice(key="y", label="yes, once"),
+    Choice(key="y", label="Yes"),
     Choice(key="s", label="yes, for this session"),
     Choice(key="n", label="no", takes_text=True),
 )

@@ -10,7 +10,7 @@ import pytest
 
 from indusagi.capabilities.local import make_local_context
 from induscode.conversations.rewind import list_rewind_points, preview_rewind, rewind, rewind_conversation
-from induscode.conversations.transcript import ConversationReadState, Transcript
+from induscode.conversations.transcript import ConversationReadState, Transcript, add_session_note
 from induscode.deck.stores import FileCheckpoints
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ async def run(talk: Talk, number: int, scope: str = "both", **more: object) -> R
 def test_every_prompt_is_a_point_with_its_first_words_and_files(talk: Talk) -> None:
     talk.turn("one\n\x1b[31mred " + "long " * 40, a="1")
     talk.turn("two", a="2", b="2")
-    talk.turn("three")
+    talk.turn(add_session_note("three", ["a server came up"]))
     first, second, third = list_rewind_points(talk.transcript, talk.checkpoints)
     assert first.title.startswith("one red long long")
     assert len(first.title) <= 72

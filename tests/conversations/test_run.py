@@ -196,7 +196,7 @@ def test_jobs_of_a_crashed_run_are_reported(ran: Ran) -> None:
     with subprocess.Popen(["sleep", "600"], env={**env, MARK: mark}) as left:
         try:
             crashed = (
-                "from indusagi.capabilities.receipts import write_receipt\n"
+                "from indusagi.capabilities.leftovers import write_receipt\n"
                 f"write_receipt({mark!r}, {left.pid}, 'npm run\\x1b[2J dev', '/w')"
             )
             subprocess.run([sys.executable, "-c", crashed], check=True, timeout=60, env=env)

@@ -105,7 +105,7 @@ def test_slow_starts_are_announced_to_the_given_output(capfd: pytest.CaptureFixt
     announce(event("phase", EndpointPhase.CONNECTING))
     announce(event("slow_start", EndpointPhase.CONNECTING, SlowStart(False, "uvx")))
     announce(event("phase", EndpointPhase.READY))
-    assert lines == ["start of 'github': waiting for uvx", "server 'github' is ready after 0 s"]
+    assert lines == ["github: starting (uvx)", "github ready (0 s)"]
     assert capfd.readouterr().err == ""
 
 

@@ -15,7 +15,7 @@ from tests.support.servers import diary, honest
 from tests.support.sessions import SessionSetup, to_text
 from tests.support.waiting import is_alive, mentioning, running, until
 
-from indusagi.capabilities.receipts import find_leftover_jobs
+from indusagi.capabilities.leftovers import find_leftover_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -193,7 +193,9 @@ def test_requests_of_a_background_task_count_as_those_of_the_run(setup: SessionS
 async def test_finding_t1_end_of_the_parent_leaves_nothing(
     setup: SessionSetup, tmp_path: Path, number: signal.Signals, background: bool
 ) -> None:
-    log = tmp_path / "log"
+    log, temporary = tmp_path / "log", tmp_path / "temporary"
+    temporary.mkdir()
+    setup.environ["TMPDIR"] = str(temporary)
     setup.mount(honest("--log", log, id="srv"))
     write_agent(setup, "caller", "description: calls", "tools: srv__*, bash")
     # Found by a number of its own instead of by pids: in bubblewrap those are of another namespace.
@@ -223,3 +225,4 @@ async def test_finding_t1_end_of_the_parent_leaves_nothing(
         await until(setup.server.left.is_set)
     assert process.returncode == (-signal.SIGKILL if number == signal.SIGKILL else 130)
     assert await to_thread.run_sync(find_leftover_jobs) == []
+    await until(lambda: [*temporary.glob("indus-*")] == [])

@@ -75,7 +75,7 @@ def test_unknown_conversation_is_an_error(identity: str) -> None:
 
 def test_conversation_is_open_in_one_process_only() -> None:
     transcript = open_transcript("/a")
-    with pytest.raises(ConversationError, match="another process"):
+    with pytest.raises(ConversationError, match="is open elsewhere"):
         open_transcript("/a", resume=transcript.id)
     transcript.close()
     again = open_transcript("/a", resume=transcript.id)

@@ -233,7 +233,7 @@ def test_ignored_files_are_left_out_and_named(work: Path, snapshots: WorktreeSna
     before = snapshots.take("n")
     shell(work, "rm build.log")
     assert relative(work, snapshots, before, snapshots.take("n")) == []
-    assert "ignores" in before.notes[0]
+    assert "ignored files" in before.notes[0]
 
 
 def test_flags_in_the_index_hide_nothing(work: Path, snapshots: WorktreeSnapshots) -> None:
@@ -676,7 +676,9 @@ async def test_a_cancelled_command_is_recorded_too(work: Path, store: FileCheckp
     await blocking(store.begin, "one")
 
     class Cancelled:
-        name = "bash"
+        name = label = description = "bash"
+        parameters = None
+        read_only = False
 
         async def run(self, arguments: object, ctx: object) -> ToolResult:
             await anyio.Path(work / "a").write_text("x", encoding="utf-8")

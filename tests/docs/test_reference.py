@@ -1,12 +1,18 @@
-"""The API reference has an entry for every public name."""
+"""The API reference has an entry for every public name, and the pages of the command agree with its tables."""
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.scripts import ROOT
+from tests.support.scripts import ROOT, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 REFERENCE = ROOT / "docs/reference"
 PAGES = {
@@ -19,6 +25,8 @@ PAGES = {
     "induscode.deck.mcp": "deck-mcp",
     "induscode.addons": "addons",
 }
+
+SCRIPT: dict[str, Any] = runpy.run_path(str(ROOT / "scripts/reference.py"))
 
 
 def read_entries(page: str) -> list[str]:
@@ -47,3 +55,15 @@ def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     for path in [*(ROOT / "docs").glob("*.md"), *REFERENCE.glob("*.md")]:
         assert path.relative_to(ROOT / "docs").as_posix() in navigation
+
+
+@pytest.mark.parametrize("page", ["commands.md", "settings.md"])
+def test_pages_of_the_command_agree_with_its_tables(page: str) -> None:
+    assert (REFERENCE / page).read_text(encoding="utf-8") == SCRIPT["build_pages"]()[page], "run make reference"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("words", SCRIPT["JSON_FORMATS"])
+def test_json_has_the_members_of_the_reference(words: str, tmp_path: Path) -> None:
+    done = run(*words.split(), "--json", cwd=tmp_path)
+    assert tuple(json.loads(done.stdout)) == SCRIPT["JSON_FORMATS"][words]

@@ -224,5 +224,5 @@ def test_the_entry_of_a_client_has_the_public_url_and_no_token() -> None:
     assert "https://b.example/mcp" in result.stdout
     assert "INDUS_SERVE_TOKEN" not in result.output
     assert "hidden" not in result.output
-    again = "--auth https://a.example --public-url https://b.example/mcp --introspect me --require-dpop --audience"
+    again = "--audience api://x --public-url https://b.example/mcp --introspect me --require-dpop"
     assert again in " ".join(result.output.split())

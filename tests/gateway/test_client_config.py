@@ -62,14 +62,14 @@ def test_every_client_gets_the_command_with_its_flags(tmp_path: Path, client: st
     config = pasted(
         tmp_path, client, "--mcp", "servers.json", "--profile", "survey", "--name", "my-deck",
         "--allow", "bash(git status *)", "--approval", "auto-edit", "--sandbox", "required",
-        "--cwd", ".", "--tools", "read,ls", "--stdio", "--allow", odd, name="my-deck",
+        "--cwd", ".", "--tools", "read,ls", "--stdio", "--allow", odd, "--code", name="my-deck",
     )  # fmt: skip
     assert isinstance(config, StdioServerConfig)
     assert config.command == command()
     assert list(config.args) == [
         "serve", "--cwd", str(tmp_path), "--mcp", str(tmp_path / "servers.json"),
         "--tools", "read", "--tools", "ls", "--allow", "bash(git status *)", "--allow", odd,
-        "--approval", "auto-edit", "--sandbox", "required", "--profile", "coding",
+        "--code", "--approval", "auto-edit", "--sandbox", "required", "--profile", "coding",
         "--name", "my-deck",
     ]  # fmt: skip
 
@@ -120,11 +120,12 @@ def test_an_address_for_everybody_is_reached_from_here(tmp_path: Path, client: s
 
 def test_how_to_start_the_gateway_behind_an_address_is_told(tmp_path: Path) -> None:
     words = ["--http", "9000", "--allowed-host", "gate:9000", "--allowed-origin", "https://a b"]
-    words += ["--sessions", "9", "--max-requests-per-token", "5"]
+    words += ["--sessions", "9", "--max-requests-per-token", "5", "--page", "off"]
     done = run("serve", "--print-config", "codex", *words, "--no-mcp", cwd=tmp_path)
     line = (
-        f"{shlex.quote(command())} serve --no-mcp --http 9000 --max-sessions 9 "
-        "--max-requests-per-token 5 --allowed-host gate:9000 --allowed-origin 'https://a b'"
+        f"{shlex.quote(command())} serve --no-mcp --http 9000 "
+        "--allowed-host gate:9000 --allowed-origin 'https://a b' "
+        "--max-sessions 9 --max-requests-per-token 5 --page off"
     )
     assert f"the gateway must run: {line}\n" in done.stderr
     assert "set INDUS_SERVE_TOKEN" in done.stderr

@@ -192,7 +192,7 @@ def test_offered_server_is_used_by_its_name(tmp_path: Path, capsys: pytest.Captu
             "none",
         )
         with serving(*words, cwd=tmp_path) as ada:
-            wait_for(lambda: "tools of servers" in ada.said())
+            wait_for(lambda: "tools from" in ada.said())
             assert "native tools" not in ada.said()
             assert "serving no clients" in ada.said()
             with node(broker.url, "gw", tmp_path, "--doors-only", "--mcp", str(team)) as (gateway, url):

@@ -293,8 +293,7 @@ async def test_a_map_that_fails_is_told_once_and_tasks_go_on() -> None:
 
 
 def test_handles_are_given_unless_every_result_has_to_pass_through_here() -> None:
-    tasks = GatewayTasks(Server())
-    assert tasks.gives_handles()
-    tasks.holds_back = lambda: True
+    assert GatewayTasks(Server()).gives_handles()
+    tasks = GatewayTasks(Server(), holds_back=lambda: True)
     assert not tasks.gives_handles()
     assert not tasks.offers_core()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from anyio import to_thread
 
+from indusagi.core.listeners import Listeners
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
@@ -101,7 +102,7 @@ async def test_the_page_shows_where_to_sign_in_and_waits_for_the_redirect(monkey
         def expect(self, state: str) -> None:
             steps.append(("expect", state))
 
-        async def wait(self, state: str) -> dict[str, str]:
+        async def wait(self, state: str, within_s: float) -> dict[str, str]:
             steps.append(("wait", state))
             return {"code": "c1", "state": state}
 
@@ -187,9 +188,8 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
     said: list[str] = []
     info = SimpleNamespace(node="one")
     parts = SharedParts(tmp_path)
-    node = SimpleNamespace(
-        info=info, membership=SimpleNamespace(list_nodes=lambda: [info, SimpleNamespace(node="two")]), open_session=None
-    )
+    members = SimpleNamespace(list_nodes=lambda: [info, SimpleNamespace(node="two")])
+    node = SimpleNamespace(info=info, membership=members, open_session=None, on_note=Listeners[[str]]())
 
     @asynccontextmanager
     async def open_part(*_: object, **__: object) -> AsyncGenerator[Any]:
@@ -213,17 +213,17 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
                 raise PermissionError(13, "read-only")
             raise KeyError("written")
 
-    monkeypatch.setattr("induscode.cluster.node.open_node", open_part)
-    monkeypatch.setattr("induscode.cluster.sessions.open_sessions", open_part)
-    monkeypatch.setattr("induscode.cluster.shared.state.open_shared_state", open_shared)
+    monkeypatch.setattr(sharing, "open_node", open_part)
+    monkeypatch.setattr(sharing, "open_sessions", open_part)
+    monkeypatch.setattr(sharing, "open_shared_state", open_shared)
     monkeypatch.setattr(sharing, "GatewaySharing", Sharing)
-    monkeypatch.setattr(run, "print_status", said.append)
-    options: Any = SimpleNamespace(cluster=object())
+    monkeypatch.setattr(sharing, "print_status", said.append)
+    context: Any = SimpleNamespace(invocation=None, options=SimpleNamespace(cluster=object()))
     if is_writable:
         with pytest.raises(KeyError):
-            await run._run_gateway(cast("Any", None), options, cast("Any", None), cast("Any", None))
+            await run._run_gateway(context)
     else:
-        assert await run._run_gateway(cast("Any", None), options, cast("Any", None), cast("Any", None)) == 1
+        assert await run._run_gateway(context) == 1
         assert said[1] == "the servers of the cluster cannot be written: [Errno 13] read-only"
     assert (said[0], said[-1]) == ("node 'one' of a cluster, with two", "closed")
 
@@ -282,6 +282,7 @@ async def test_a_sign_in_at_the_page_gives_an_address_a_problem_or_is_done(monke
         sign_ins=SimpleNamespace(is_personal=True),
         plan=SimpleNamespace(configs={"one": None}),
         session=SimpleNamespace(mcp=SimpleNamespace(wake=wake)),
+        node=None,
     )
     ours = page.GatewayPage(cast("Any", gateway))
     assert (await ours._sign_in("one")).url == "https://issuer.example/authorize"

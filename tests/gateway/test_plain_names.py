@@ -10,8 +10,6 @@ from indusagi.runtime.contract import ToolDescriptor
 from induscode.boot.catalog import ListedTool
 from induscode.gateway import dry_run
 from induscode.gateway.gateway import GatewayBox
-from induscode.gateway.view_box import select_tools
-from induscode.launch.views import View
 
 if TYPE_CHECKING:
     from collections.abc import ItemsView
@@ -52,14 +50,13 @@ def test_a_dry_run_chooses_names_once_for_a_whole_list(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(dry_run, "choose_plain_names", count)
     tools = [ListedTool(ToolDescriptor(f"s__t{number}", "", {}), "s", tool=f"t{number}") for number in NUMBERS]
-    shown = select_tools(dry_run.ListedBox(tools, is_plain=True), View(name="all"))
-    assert [name for name, _ in shown] == [f"t{number}" for number in NUMBERS]
+    named = dry_run.name_tools(tools, is_plain=True)
+    assert [*named] == [f"t{number}" for number in NUMBERS]
     assert len(chosen) == 1
 
 
 def test_a_remote_tool_keeps_its_prefix_beside_a_native_one_of_its_name() -> None:
     native = ListedTool(ToolDescriptor("ls", "", {}), dry_run.NATIVE)
     remote = [ListedTool(ToolDescriptor(f"s__{name}", "", {}), "s", tool=name) for name in ("ls", "look")]
-    box = dry_run.ListedBox([native, *remote], is_plain=True)
-    assert [tool.name for tool in box.descriptors()] == ["ls", "s__ls", "look"]
-    assert [tool.name for tool in dry_run.ListedBox([native, *remote]).descriptors()] == ["ls", "s__ls", "s__look"]
+    assert [*dry_run.name_tools([native, *remote], is_plain=True)] == ["ls", "s__ls", "look"]
+    assert [*dry_run.name_tools([native, *remote])] == ["ls", "s__ls", "s__look"]

@@ -16,8 +16,8 @@ from tests.support.scripts import command, run
 from tests.support.servers import HONEST_TOOLS, diary
 from tests.support.waiting import LIMIT_S, is_alive
 
+from induscode.boot.config_watch import FileWatch
 from induscode.cli.process import SignalState
-from induscode.gateway.reload import FileWatch
 from induscode.servers.config.trust import TrustStore
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def test_a_hangup_of_the_terminal_is_an_end(tmp_path: Path) -> None:
     )
     os.close(theirs)
     seen = b""
-    while b"of which 1 ready" not in seen:  # it serves before its servers have started
+    while b"(1 ready)" not in seen:  # it serves before its servers have started
         seen += os.read(ours, 4096)
     os.close(ours)
     assert process.wait(LIMIT_S) == 128 + signal.SIGHUP
@@ -312,7 +312,7 @@ class Scripted(FileWatch):
 
 async def test_a_file_that_is_being_written_is_left_alone_until_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileWatch, "poll_s", 0.01)
-    monkeypatch.setattr("induscode.gateway.reload._STABLE_S", 0.01)
+    monkeypatch.setattr("induscode.boot.config_watch._STABLE_S", 0.01)
     Scripted.script = [1, 2, 3, 4, 4, 5]
     watch = Scripted(())
     told = SignalState()

@@ -55,7 +55,7 @@ def test_the_tools_of_all_servers_and_those_that_only_look_are_one_server(tmp_pa
         lines = gateway.said().splitlines()
     assert lines == [
         "indus: serving over standard input and output as 'indus'",
-        "indus: native tools: 6, tools of servers: 24, servers: 2, of which 2 ready",
+        "indus: 24 tools from 2 servers (2 ready), 6 native tools",
     ]
     assert gateway.process.returncode == 0
 
@@ -265,7 +265,7 @@ def test_what_is_known_of_a_server_is_listed_before_it_is_up(tmp_path: Path) -> 
     (tmp_path / "hold").touch()
     with greeted(cwd=tmp_path) as gateway:
         assert gateway.tools() == [*READ_ONLY, *of("late")]
-        assert "servers: 1, of which 0 ready" in gateway.said()
+        assert "from 1 server (0 ready)" in gateway.said()
         asked = gateway.send("tools/call", name="late__echo", arguments={"text": "now"})
         (tmp_path / "hold").unlink()
         assert gateway.answer(asked)["result"]["content"][0]["text"] == "now"
@@ -369,7 +369,7 @@ def test_a_server_that_fails_is_told_and_takes_nothing_with_it(tmp_path: Path) -
         assert gateway.tools() == [*READ_ONLY, *of("ok")]
         assert "API_KEY is missing" in gateway.said()
         assert "indus mcp doctor gone" in gateway.said()
-        assert "servers: 3, of which 1 ready" in gateway.said()
+        assert "from 3 servers (1 ready)" in gateway.said()
 
 
 def test_a_required_server_that_is_not_there_is_the_end(tmp_path: Path) -> None:

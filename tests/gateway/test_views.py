@@ -10,11 +10,12 @@ import pytest
 from tests.commands.helpers import configured, row, user_file, write_views
 from tests.commands.serving import greeted
 from tests.support.scripts import run
+from tests.support.searched import SearchableTools
 
 from indusagi.interop import HttpSettings, create_provider_host
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.calls import CallingClient
-from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
+from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor
 from induscode.commands import program
 from induscode.gateway.view_box import GatewayViews, ViewBox, check_view_tokens, read_view_tokens
 from induscode.launch.views import View, find_view, parse_views
@@ -27,36 +28,21 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-class Box:
+class Box(SearchableTools):
     """Tools of two servers and a native one; `git__gone` is disabled."""
 
     def __init__(self) -> None:
-        self.called: list[str] = []
-
-    @property
-    def runner(self) -> Box:
-        return self
-
-    def descriptors(self) -> list[ToolDescriptor]:
-        return [
-            ToolDescriptor("read", "Read.", {}, annotations={"readOnlyHint": True}),
-            remote("git__log", readOnlyHint=True),
-            remote("git__push"),
-            remote("web__get", readOnlyHint=True),
-        ]
-
-    def forwards_input(self, name: str) -> bool:
-        return False
-
-    async def run(self, call: ToolCall, *_: object, **__: object) -> ToolOutcome:
-        self.called.append(call.name)
-        return ToolOutcome(call.id, ToolResult.text(call.name))
+        super().__init__(
+            [
+                ToolDescriptor("read", "Read.", {}, annotations={"readOnlyHint": True}),
+                remote("git__log", readOnlyHint=True),
+                remote("git__push"),
+                remote("web__get", readOnlyHint=True),
+            ]
+        )
 
     def answers_unlisted(self, name: str) -> bool:
         return name == "git__gone"
-
-    def find_server(self, name: str) -> str | None:
-        return name.partition("__")[0] if "__" in name else None
 
 
 def remote(name: str, **hints: bool) -> ToolDescriptor:
@@ -94,15 +80,15 @@ async def test_a_hidden_tool_is_unknown_and_a_renamed_one_is_called_by_its_own_n
     for name in ("web__get", "read", "git__log", "nothing"):
         outcome = await box.run(ToolCall("1", name, {}))
         assert outcome.details["code"] == "unknown_tool"
-    assert (await box.run(ToolCall("1", "history", {}))).output == "git__log"
+    assert (await box.run(ToolCall("1", "history", {}))).structured == {"called": "git__log"}
     assert box.find_server("history") == "git"
-    assert inner.called == ["git__log"]
+    assert [call.name for call in inner.called] == ["git__log"]
 
 
 async def test_a_disabled_tool_says_why_only_where_it_would_be_shown() -> None:
     shown, hidden = ViewBox(Box(), View(name="v", servers=("git",))), ViewBox(Box(), View(name="v", servers=("web",)))
     assert (shown.answers_unlisted("git__gone"), hidden.answers_unlisted("git__gone")) == (True, False)
-    assert (await shown.run(ToolCall("1", "git__gone", {}))).output == "git__gone"
+    assert (await shown.run(ToolCall("1", "git__gone", {}))).structured == {"called": "git__gone"}
 
 
 async def test_finding_x3_a_read_only_view_passes_on_no_call_of_a_disabled_tool() -> None:
@@ -111,14 +97,14 @@ async def test_finding_x3_a_read_only_view_passes_on_no_call_of_a_disabled_tool(
     box = ViewBox(inner, View(name="v", read_only=True))
     assert not box.answers_unlisted("git__gone")
     assert (await box.run(ToolCall("1", "git__gone", {}))).details["code"] == "unknown_tool"
-    assert inner.called == []
+    assert [call.name for call in inner.called] == []
 
 
 async def test_a_disabled_tool_says_why_under_the_name_of_the_view_alone() -> None:
     inner = Box()
     box = ViewBox(inner, View(name="v", rename={"git__gone": "lost", "web__gone": "git__gone"}))
     assert [box.answers_unlisted(name) for name in ("lost", "git__gone", "web__gone")] == [True, False, False]
-    assert (await box.run(ToolCall("1", "lost", {}))).output == "git__gone"
+    assert (await box.run(ToolCall("1", "lost", {}))).structured == {"called": "git__gone"}
     assert (await box.run(ToolCall("1", "git__gone", {}))).details["code"] == "unknown_tool"
     assert box.find_server("lost") == "git"
     # A name that is not given is not the name of the disabled tool either.
@@ -218,10 +204,12 @@ async def test_each_token_and_each_client_gets_its_own_list_over_http() -> None:
         assert await list_names(two, "other") == ["web__get"]
         # A client with a view of its token cannot name itself out of it.
         assert await list_names(two, "ed") == ["web__get"]
-        assert (await ask(one, "ed", "tools/call", name="log", arguments={}))["content"][0]["text"] == "git__log"
+        assert (await ask(one, "ed", "tools/call", name="log", arguments={}))["structuredContent"] == {
+            "called": "git__log"
+        }
         refused = await ask(two, "other", "tools/call", name="git__push", arguments={})
         assert "there is no tool named 'git__push'" in refused["message"]
-    assert box.called == ["git__log"]
+    assert [call.name for call in box.called] == ["git__log"]
     assert host.find_target("tools/call", {"name": "log"}) == ("tools/call", "git")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from mcp.shared.memory import create_client_server_memory_streams
@@ -20,6 +22,7 @@ from indusagi.interop import (
     create_server_endpoint,
     linked_pair,
 )
+from indusagi.interop.protocol_bridge import client as client_package
 from indusagi.mcp import MCPClient, MCPServer
 
 if TYPE_CHECKING:
@@ -95,6 +98,27 @@ async def test_value_that_is_not_a_transport_is_refused() -> None:
     endpoint = create_server_endpoint(CONFIG, lambda: _held("text"))
     with pytest.raises(ProtocolFault, match=r"yields str; it must yield .*transport"):
         await endpoint.open()
+
+
+@pytest.fixture(params=["missing", "older"])
+def without_sdk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the SDK, or leave one whose names are different."""
+    monkeypatch.delattr(client_package, "sdk", raising=False)
+    monkeypatch.delitem(sys.modules, f"{client_package.__name__}.sdk", raising=False)
+    other: Any = None if request.param == "missing" else ModuleType("mcp.client")
+    monkeypatch.setitem(sys.modules, "mcp.client", other)
+
+
+@pytest.mark.usefixtures("without_sdk")
+async def test_streams_without_the_sdk_name_the_extra_and_pairs_need_none() -> None:
+    async with create_client_server_memory_streams() as (ours, theirs):
+        endpoint = create_server_endpoint(CONFIG, ours)
+        with pytest.raises(ProtocolFault, match=r"version 2: pip install 'indus-deck\[mcp\]'"):
+            await endpoint.open()
+        with pytest.raises(ProtocolFault, match=r"pip install 'indus-deck\[mcp\]'"):
+            await MCPServer([greet_tool()]).connect(theirs)
+    async with transports("link by a factory") as (_, transport), MCPClient(CONFIG, transport) as client:
+        assert len(await client.list_tools()) == 1
 
 
 async def test_finding_1a6_the_facade_serves_and_calls_over_a_pair() -> None:

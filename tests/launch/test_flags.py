@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from induscode.gateway.flags import SERVE_FLAGS
 from induscode.launch.flags import FlagGroup, FlagKind, flag_specs, split_list
 from induscode.launch.invocation import Invocation, build_invocation
-from induscode.launch.settings import Settings
+from induscode.launch.settings import SANDBOX, SETTINGS, Settings
 
 
 def test_the_table_has_every_flag_once() -> None:
@@ -18,6 +19,19 @@ def test_the_table_has_every_flag_once() -> None:
     assert len(set(names)) == len(names)
     assert flag_specs() is flag_specs()
     assert all(spec.describe.endswith(".") or spec.describe.endswith(").") for spec in flag_specs())
+
+
+def test_flags_that_a_row_names_exist() -> None:
+    rows = (*flag_specs(), *SERVE_FLAGS)
+    named = {setting.flag for setting in SETTINGS.values()} | {spec.needs for spec in rows}
+    named |= {name for spec in rows for name in spec.excludes}
+    assert named - {None, ""} <= {spec.name for spec in rows}
+
+
+def test_a_flag_of_a_setting_has_its_text_and_values() -> None:
+    sandbox = next(spec for spec in flag_specs() if spec.name == SANDBOX.flag)
+    assert (sandbox.describe, sandbox.default) == (SANDBOX.describe, SANDBOX.default)
+    assert sandbox.choices == ("auto", "required", "off")
 
 
 def test_exactly_two_flags_are_lists() -> None:

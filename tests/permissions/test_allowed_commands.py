@@ -342,7 +342,12 @@ def test_finding_d3_option_named_by_a_rule_covers_its_value() -> None:
     given = rules(allow="bash(sort --key *); bash(find -name *)")
     assert decide("sort --key 2 f", given) is Effect.ALLOW
     assert decide("find -name x", given) is Effect.ALLOW
-    assert decide("env BASH_ENV=f sh -c ls", rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ASK
+    for command in (
+        "env BASH_ENV=f sh -c ls",
+        "BASH_ENV=f sh -c ls",
+        "for BASH_ENV in f; do export BASH_ENV; sh -c ls; done",
+    ):
+        assert decide(command, rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ASK
     assert decide("bash --version", rules(deny="bash(rm *)"), ApprovalMode.ALL) is Effect.ALLOW
 
 

@@ -342,7 +342,7 @@ async def test_denial_contains_the_comment_of_the_person(work: Path) -> None:
             return PermissionAnswer(None, "not on\x1b[31m Fridays")
 
     result = await check_call(Permissions(approver=Sayer()), "bash", work, command="ls")
-    assert "the user said no: not on<U+001B>[31m Fridays" in result.reason
+    assert "the user declined: not on<U+001B>[31m Fridays" in result.reason
 
 
 async def test_failing_approver_denies_the_call(work: Path) -> None:

@@ -112,7 +112,7 @@ def test_without_the_model_an_index_is_lexical(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_cache_that_another_process_holds_stays_as_it_is(cache: VectorCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.search.vectors._BUSY_S", 0.01)
+    monkeypatch.setattr("indusagi.core.sqlite.BUSY_S", 0.01)
     cache.write({"a": b"1234"})
     with closing(sqlite3.connect(cache.path, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")

@@ -370,7 +370,7 @@ class Terminal(_TerminalProcess):
 
     def wait_for_answer(self, text: str) -> None:
         """Read until a text is shown and the turn is over."""
-        self.wait_for(lambda: text in self.text and not any(row.startswith("working") for row in self.rows))
+        self.wait_for(lambda: text in self.text and not any(row.startswith("Working") for row in self.rows))
 
     def wait_for_end(self) -> int:
         """Read until the program has ended; give its exit code."""

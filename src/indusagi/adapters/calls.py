@@ -183,14 +183,14 @@ def to_plain_object(value: Any) -> dict[str, Any]:
 
 @contextmanager
 def explain_missing(distribution: str) -> Generator[None]:
-    """Name the package to install if an adapter's library is missing.
+    """Name the package to install if an adapter's library is missing or too old.
 
     Raises:
-        ImportError: It's missing.
+        ImportError: It's missing or too old.
     """
     try:
         yield
-    except ModuleNotFoundError as exc:
+    except ImportError as exc:
         raise ImportError(f"this adapter needs {distribution}: pip install {distribution}", name=exc.name) from exc
 
 
@@ -279,4 +279,4 @@ async def check_call(gate: Gate, call: ToolCall) -> ToolResult | None:
     if refusal is None:
         return None
     suffix = f": {refusal}" if refusal else ""
-    return ToolResult.error(f"{call.name} was not run: the user said no{suffix}", code="denied")
+    return ToolResult.error(f"{call.name} was not run: the user declined{suffix}", code="denied")

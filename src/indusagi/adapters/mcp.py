@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from mcp.server import Server, ServerRequestContext
-from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams
-
 from indusagi import __version__
-from indusagi.adapters.calls import AdapterCalls, Gate
+from indusagi.adapters.calls import AdapterCalls, Gate, explain_missing
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.contract import to_blocks
 from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolResult
+
+with explain_missing("'indus-deck[mcp]'"):
+    from mcp.server import Server, ServerRequestContext
+    from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams
 
 
 def to_mcp(

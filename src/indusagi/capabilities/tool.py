@@ -101,10 +101,9 @@ def define_tool(spec: ToolSpec) -> DefinedTool:
 
 
 def run_lazily(module: str, function: str = "run") -> RunTool:
-    """Return a tool function that imports its implementation on the first call, in a thread.
+    """Return a tool function that imports a heavy implementation on the first call, in a thread.
 
-    A listing needs the definitions of all tools but runs none of them, and importing the implementations takes longer
-    than everything else a listing loads.
+    A listing needs the definitions of all tools but runs none of them.
     """
     loaded: list[RunTool] = []
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from indusagi.core.json import JsonValue
 
@@ -74,9 +74,8 @@ def sort_in_chunks(items: Sequence[T], key: Callable[[T], Any]) -> list[T]:
 
 
 _PRIVATE_DIR = 0o700
-_PRIVATE_FILE = 0o600
-SQLITE_SIDE_FILES = ("-wal", "-shm")
-"""Suffixes of a SQLite database's side files: https://www.sqlite.org/tempfiles.html."""
+PRIVATE_FILE = 0o600
+_NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _LONGEST_WAIT_S = 10.0
 _PAUSE_S = 0.02
 
@@ -95,6 +94,12 @@ def state_dir() -> str:
             raise OSError(f"no home directory ({home!r}): set HOME or XDG_STATE_HOME to a full path")
         root = os.path.join(home, ".local", "state")
     return os.path.join(root, "indus")
+
+
+def config_home(environ: Mapping[str, str] = os.environ) -> str:
+    """Return the directory of the user's configuration files, `$XDG_CONFIG_HOME` or `~/.config`."""
+    home = environ.get("HOME") or os.path.expanduser("~")
+    return environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
 
 
 def make_private_dir(path: str) -> str:
@@ -146,31 +151,7 @@ def create_private_file(path: str) -> int:
     Raises:
         OSError: `path` exists, even as a link, or its directory doesn't.
     """
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
-
-
-def prepare_database_file(path: str) -> bool:
-    """Make a SQLite database and its side files private; return whether the database is new.
-
-    Raises:
-        OSError: It can't be created, is a link, or belongs to another user.
-    """
-    make_private_dir(os.path.dirname(os.path.abspath(path)))
-    with suppress(FileExistsError):
-        os.close(create_private_file(path))
-        return True
-    # By name: closing any descriptor of a database drops the locks of all of this process's connections to it
-    # (https://www.sqlite.org/howtocorrupt.html, section 2.2).
-    for name in (path, *(path + side for side in SQLITE_SIDE_FILES)):
-        try:
-            status = os.lstat(name)
-        except FileNotFoundError:
-            continue
-        if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
-            raise PermissionError(f"{name!r} is not a file of this user: remove it")
-        if stat.S_IMODE(status.st_mode) & 0o077:
-            os.chmod(name, _PRIVATE_FILE)
-    return False
+    return os.open(path, _NEW_FILE, PRIVATE_FILE)
 
 
 def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
@@ -199,18 +180,28 @@ def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = 
         os.close(handle)
 
 
-def replace_private_file(path: str, data: bytes) -> None:
-    """Write a file that only this user can read and rename it to `path` (rename(2)).
+def replace_file(path: str, data: bytes, *, mode: int | None = PRIVATE_FILE, sync: bool = True) -> None:
+    """Write a new file and rename it to `path` (rename(2)), so readers see the old content or the new.
+
+    Args:
+        path: Path of the file.
+        data: Its content.
+        mode: Its mode. By default, only this user can read it; None uses the umask's default.
+        sync: Whether the content survives power loss once this returns.
 
     Raises:
         OSError: It can't be written. The old file stays, and the temporary one is removed.
     """
     temporary = f"{path}.{os.urandom(8).hex()}.tmp"
     try:
-        with os.fdopen(create_private_file(temporary), "wb") as file:
+        handle = os.open(temporary, _NEW_FILE, 0o666 if mode is None else PRIVATE_FILE)
+        with os.fdopen(handle, "wb") as file:
+            if mode is not None:
+                os.fchmod(handle, mode)
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(handle)
         os.replace(temporary, path)
     except BaseException:
         if os.path.exists(temporary):
@@ -290,4 +281,4 @@ class PrivateJsonFile(Generic[T]):
             if damaged:
                 os.replace(self._path, f"{self._path}.corrupt-{new_ulid()}")
             yield content
-            replace_private_file(self._path, json.dumps(self._dump(content), indent=1).encode("utf-8"))
+            replace_file(self._path, json.dumps(self._dump(content), indent=1).encode("utf-8"))

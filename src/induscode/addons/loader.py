@@ -42,6 +42,7 @@ class AddonSet:
         notes: About skipped addons.
         missing: Required addons that weren't loaded, with the reason.
         main: The session's context. Calls in another one come from sub-agents.
+        on_note: Called with each later note about an addon that failed in a call.
     """
 
     def __init__(
@@ -50,12 +51,16 @@ class AddonSet:
         notes: Iterable[Note] = (),
         missing: Mapping[str, str] | None = None,
         main: ContextId | None = None,
+        on_note: Callable[[Note], None] = lambda _: None,
     ) -> None:
         self.loaded = tuple(loaded)
         self.missing = dict(missing or {})
         self._notes = [*notes]
-        self.on_note: Callable[[Note], None] | None = None
-        """Called with each later note about an addon that failed in a call."""
+        self._on_note = on_note
+        self.intercepts = bool(self.missing) or any(one.addon.interceptors for one in self.loaded)
+        """Whether calls pass interceptors, or fail because a required addon is missing."""
+        self.has_cards = any(one.addon.cards for one in self.loaded)
+        """Whether an addon contributes a card."""
         self._chain = InterceptorChain(self.loaded, main, self.missing, self._report)
 
     @property
@@ -65,23 +70,12 @@ class AddonSet:
 
     def _report(self, note: Note) -> None:
         self._notes.append(note)
-        if self.on_note is not None:
-            self.on_note(note)
+        self._on_note(note)
 
     @property
     def skipped(self) -> Collection[str]:
         """Names of addons whose hooks aren't called any more after a failure."""
         return self._chain.skipped
-
-    @property
-    def intercepts(self) -> bool:
-        """Whether calls pass interceptors, or fail because a required addon is missing."""
-        return bool(self.missing) or any(loaded.addon.interceptors for loaded in self.loaded)
-
-    @property
-    def has_cards(self) -> bool:
-        """Whether an addon contributes a card."""
-        return any(loaded.addon.cards for loaded in self.loaded)
 
     def select_cards(self, taken: Iterable[str]) -> tuple[Sequence[Capability], Sequence[Note]]:
         """Select the cards with unused names, in order. Returns them, and a note for each of the others."""
@@ -114,7 +108,12 @@ class AddonSet:
 
 
 async def load_addons(
-    cwd: str, main: ContextId | None = None, *, required: Sequence[str] = (), enabled: bool = True
+    cwd: str,
+    main: ContextId | None = None,
+    *,
+    required: Sequence[str] = (),
+    enabled: bool = True,
+    on_note: Callable[[Note], None] = lambda _: None,
 ) -> AddonSet:
     """Load a workspace's addons.
 
@@ -123,6 +122,7 @@ async def load_addons(
         main: The session's context.
         required: Names that must be loaded. If one isn't, every call fails.
         enabled: False loads none, so required ones are missing.
+        on_note: Called with each later note about an addon that failed in a call.
     """
     found = await to_thread.run_sync(discover_addons, cwd) if enabled else DiscoveredAddons()
     notes = [*found.notes]
@@ -145,7 +145,7 @@ async def load_addons(
     absent = "--no-addons is given" if not enabled else "there is no such addon; see the setting addons.required"
     names = {one.name for one in loaded}
     missing = {name: reasons.get(name, absent) for name in required if name not in names}
-    return AddonSet(loaded, notes, missing, main)
+    return AddonSet(loaded, notes, missing, main, on_note)
 
 
 def describe_refusal(source: InstalledAddon | ProjectAddon) -> Note | None:

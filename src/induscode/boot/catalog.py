@@ -11,6 +11,7 @@ from anyio import to_thread
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import format_count
+from indusagi.interop.protocol_bridge.client.tools import DefinitionNote, may_own_tool, model_name
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, RemoteToolRef, is_usable_phase
 from induscode.boot.plans import (
     FIRST_PROMPT_LIMIT_S,
@@ -24,6 +25,12 @@ from induscode.boot.plans import (
     select_tools,
     usage_errors,
 )
+from induscode.deck.catalog import capability_cards, capability_ids, find_missing_backend
+from induscode.deck.contract import SECOND_NAMES, DeckContext, DeckFramework, describe
+from induscode.deck.mcp.known import read_known_tools
+from induscode.deck.mcp.store.events import filter_texts
+from induscode.deck.mcp.store.pins import read_disabled_tools
+from induscode.deck.provision import ToolDeck, base_context
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import server_identity
 
@@ -104,8 +111,6 @@ class ToolListing:
     @property
     def news(self) -> Sequence[Note]:
         """The notes, except those about definitions the ledger already knew."""
-        from indusagi.interop.protocol_bridge.client.tools import DefinitionNote  # noqa: PLC0415 — imports the bridge
-
         return [
             note
             for note in self.notes
@@ -120,9 +125,6 @@ def list_native_tools(invocation: Invocation, name: str | None = None) -> list[L
         click.UsageError: `--tools` names an unknown tool.
     """
     from induscode.boot.live_connectors import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
-    from induscode.deck.catalog import capability_cards, find_missing_backend  # noqa: PLC0415 — imports the cards
-    from induscode.deck.contract import SECOND_NAMES, DeckContext, DeckFramework, describe  # noqa: PLC0415 — for runs with servers
-    from induscode.deck.provision import ToolDeck, base_context  # noqa: PLC0415 — for runs with servers
 
     if invocation.no_tools:
         return []
@@ -181,8 +183,6 @@ async def list_tools(
 async def _add_addon_tools(invocation: Invocation, listing: ToolListing) -> ToolListing:
     """Load the addons and add their cards."""
     from induscode.addons.loader import load_addons  # noqa: PLC0415 — for runs with addons
-    from induscode.deck.catalog import capability_ids  # noqa: PLC0415 — imports the cards
-    from induscode.deck.contract import describe  # noqa: PLC0415 — for runs with addons
 
     addons = await load_addons(invocation.cwd)
     try:
@@ -205,9 +205,6 @@ async def _list_remote_tools(
     limit_s: float | None,
 ) -> ToolListing:
     """List the tools in the ledger. With `limit_s`, first start the servers it doesn't know."""
-    from induscode.deck.mcp.known import read_known_tools  # noqa: PLC0415 — for runs with servers
-    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
-
     known, notes = await read_known_tools(store, plan.configs.values())
     unseen = [one for one in plan.configs if one not in known and server in {None, one}]
     if name is not None:
@@ -259,8 +256,6 @@ async def _start_unseen(plan: ServerPlan, store: LedgerStore, limit_s: float) ->
 
 def _name_tools(plan: ServerPlan, known: Mapping[str, Sequence[RemoteTool]]) -> list[ListedTool]:
     """Name server tools the way enrolling them in plan order would."""
-    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
-
     taken: set[str] = set()
     listed: list[ListedTool] = []
     for remote in (tool for one in plan.configs for tool in known.get(one, ())):
@@ -272,8 +267,6 @@ def _name_tools(plan: ServerPlan, known: Mapping[str, Sequence[RemoteTool]]) -> 
 
 def find_possible_owners(name: str, servers: Iterable[str]) -> list[str]:
     """Find the servers whose id prefixes this tool name, exactly or else ignoring case, `_` and `-`."""
-    from indusagi.interop.protocol_bridge.client.tools import may_own_tool  # noqa: PLC0415 — for runs with servers
-
     servers = [*servers]
     heads = {canon_tool_name(name[:end]) for end, letter in enumerate(name) if letter in _SEPARATORS}
     exact = [server for server in servers if may_own_tool(server, name)]
@@ -337,10 +330,6 @@ def _find_denied(tools: Sequence[ListedTool], cwd: str) -> Collection[str]:
 
 async def find_server_of_tool(plan: ServerPlan, name: str, store: LedgerStore) -> str | None:
     """Find the server that last listed a tool of this name."""
-    from indusagi.interop.protocol_bridge.client.tools import model_name  # noqa: PLC0415 — for runs with servers
-    from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — for runs with servers
-    from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — for runs with servers
-
     for row in await store.latest("list"):
         config = plan.configs.get(str(row.facts.get("server")))
         if config is None or row.facts.get("identity") != server_identity(config):

@@ -10,10 +10,13 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio
+from anyio import to_thread
+
 from indusagi.core.config_file import read_config_file
-from indusagi.core.faults import Note
+from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import is_json_object
-from induscode.boot.plans import is_in_workspace
+from induscode.boot.plans import ConfigPathError, is_in_workspace, plan_servers
 from induscode.core.consent import digest_facts
 from induscode.servers.config import find_shape_problem, list_config_paths
 from induscode.servers.config.trust import TrustStore, consent_facts
@@ -21,11 +24,15 @@ from induscode.servers.config.trust import TrustStore, consent_facts
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
+    from induscode.cli.process import SignalState
     from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import Scope, ServerRow
     from induscode.servers.plan import ServerPlan
 
 _UNCHANGED = "the servers stay as they were"
+_POLL_S = 1.0
+_STABLE_S = 0.2
+"""A changed file is read once it's been stable for this long, as it may still be being written."""
 
 
 def list_config_files(invocation: Invocation) -> Sequence[str]:
@@ -78,7 +85,56 @@ class ConfigFiles:
         return tuple(signatures)
 
 
-def find_broken_files(files: Sequence[str]) -> Sequence[Note]:
+class FileWatch(ConfigFiles):
+    """Polls the files of a gateway for changes."""
+
+    poll_s = _POLL_S
+
+    async def wait_for_change(self, signals: SignalState) -> None:
+        """Wait for a changed file, or for SIGHUP, after which all files are reread."""
+        while True:
+            with anyio.move_on_after(self.poll_s):
+                await signals.reload.wait()
+            changed = await to_thread.run_sync(self.has_changed)
+            if signals.reload.is_set():
+                signals.reload = anyio.Event()
+                return
+            if changed:
+                while changed:
+                    await anyio.sleep(_STABLE_S)
+                    changed = await to_thread.run_sync(self.has_changed)
+                return
+
+
+class BrokenConfigError(CoreError):
+    """Configuration files or rows are unusable, so the servers didn't change. The message has a line for each."""
+
+
+def reread_plan(
+    invocation: Invocation,
+    files: Sequence[str],
+    present: ServerPlan,
+    trust: TrustStore | None = None,
+    switched_on: Collection[str] = (),
+) -> ServerPlan:
+    """Read the servers of a run again, to replace the `present` plan. Blocks.
+
+    Raises:
+        BrokenConfigError: A file, or the row of a present server, is missing or broken.
+    """
+    notes = _find_broken_files(files)
+    if not notes:
+        try:
+            plan = plan_servers(invocation, trust, switched_on)
+        except ConfigPathError as exc:
+            raise BrokenConfigError(f"{exc}; {_UNCHANGED}") from exc
+        notes = _find_broken_rows(present, plan)
+        if not notes:
+            return plan
+    raise BrokenConfigError("\n".join(map(str, notes)))
+
+
+def _find_broken_files(files: Sequence[str]) -> Sequence[Note]:
     """Return a note for each existing file that's unreadable or not shaped like a configuration."""
     notes: list[Note] = []
     for path in files:
@@ -94,7 +150,7 @@ def find_broken_files(files: Sequence[str]) -> Sequence[Note]:
     return notes
 
 
-def find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
+def _find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
     """Return a note for each server of the `present` plan whose new row is unreadable."""
     lost = {row.id for row in present.rows} - {row.id for row in plan.rows}
     owners = tuple(f"server {server!r} of " for server in lost)

@@ -18,9 +18,9 @@ from induscode.boot.plans import (
     opened_store,
 )
 from induscode.boot.runners import attach_servers
-from induscode.cli.output import build_unknown_name, print_notes, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import build_unknown_name, print_notes
 from induscode.cli.signals import run_until_signal
-from induscode.cli.terminal import print_line
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS, ContentRefused, ServerContent, describe_failure, to_content_blocks
 from induscode.deck.mcp.store.pins import read_pinned
@@ -110,17 +110,19 @@ def print_items(context: click.Context, kinds: Sequence[ItemKind], *, as_json: b
         return 0
 
     code = run_until_signal(work)
-    if as_json:
-        rows: list[JsonObject] = [
-            {"server": item.ref.server, "kind": item.ref.kind, "name": item.name, "definition": item.raw}
-            for item in items
-        ]
-        write_json({f"{kinds[0]}s": rows})
-    elif items:
-        shown = [(describe_reference(item), item.descriptor.title or "", _shorten(item)) for item in items]
-        print_table(("NAME", "TITLE", "DESCRIPTION"), shown)
-    elif not code:
-        print_line(f"The servers have no {kinds[0]}s.")
+    Listing(
+        f"{kinds[0]}s",
+        items,
+        ("NAME", "TITLE", "DESCRIPTION"),
+        lambda item: (describe_reference(item), item.descriptor.title or "", _shorten(item)),
+        to_json=lambda item: {
+            "server": item.ref.server,
+            "kind": item.ref.kind,
+            "name": item.name,
+            "definition": item.raw,
+        },
+        empty="" if code else f"The servers have no {kinds[0]}s.",
+    ).show(as_json=as_json)
     return code
 
 

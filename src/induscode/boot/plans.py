@@ -17,6 +17,7 @@ from indusagi.capabilities.arguments import find_similar_name
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from induscode.cli.output import print_notes
 from induscode.deck.contract import BackendFault, BridgeFault, UnknownCapability
 from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock
 from induscode.launch.invocation import Invocation
@@ -32,6 +33,7 @@ from induscode.servers.config import (
 from induscode.servers.config.rows import ServerRow
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.plan import ServerPlan
+from induscode.servers.remedies import format_command, format_server_command
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -240,7 +242,6 @@ def load_plan(invocation: Invocation) -> ServerPlan:
 @asynccontextmanager
 async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[ThreadedStore]:
     """Open this user's ledger inside the block, and print notes about damage unless the caller does."""
-    from induscode.cli.output import print_notes  # noqa: PLC0415 — for commands with the ledger
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for commands with the ledger
 
     store = await open_store()
@@ -257,7 +258,6 @@ async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[ThreadedS
 def build_fault_note(server: str, fault: ProtocolFault) -> Note:
     """Build the note about a server's fault, with the command that diagnoses the server or its cluster."""
     from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — on a fault
-    from induscode.servers.remedies import format_server_command  # noqa: PLC0415 — on a fault
 
     owner = f"server {server!r}"
     is_of_cluster = isinstance(fault.cause, ClusterFault) or fault.detail.reason in _CLUSTER_REASONS
@@ -267,15 +267,11 @@ def build_fault_note(server: str, fault: ProtocolFault) -> Note:
 
 def build_silent_note(server: str, limit_s: float) -> Note:
     """Build the note about a server that didn't answer in time, with the command that waits longer."""
-    from induscode.servers.remedies import format_server_command  # noqa: PLC0415 — for a silent server
-
     remedy = f"{format_server_command('doctor', server)} waits longer"
     return Note(f"server {server!r}", f"no answer within {limit_s:g} s", remedy)
 
 
 def build_unseen_note(server: str) -> Note:
     """Build the note about a server the ledger doesn't know, with the command that lists its tools."""
-    from induscode.servers.remedies import format_command  # noqa: PLC0415 — for a server that was never seen
-
     message = "nothing is known of its tools: it was never started"
     return Note(f"server {server!r}", message, f"{format_command('tools')} starts it once")

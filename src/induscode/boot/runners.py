@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
+from anyio import CancelScope, to_thread
+
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
@@ -44,8 +46,6 @@ async def load_mcp_capabilities(
     Raises:
         ConfigPathError: A path in `--mcp` doesn't exist or has no usable server.
     """
-    from anyio import to_thread  # noqa: PLC0415 — loaded wherever a loop runs
-
     invocation = replace(invocation, cwd=store) if isinstance(store, str) else invocation
     await to_thread.run_sync(check_named_configs, invocation)
     plan = await to_thread.run_sync(plan_servers, invocation, trust)
@@ -70,8 +70,6 @@ async def attach_servers(
 
     With `wait`, return once every eager server has come up or failed, or after `options.wait_s`.
     """
-    from anyio import CancelScope  # noqa: PLC0415 — loaded wherever a loop runs
-
     options = options or BootOptions()
     if not plan.rows and not options.reloadable:
         return BootedBridge(store, plan)
@@ -113,7 +111,7 @@ class StartAnnouncer:
         elif server in self._slow and status.phase is EndpointPhase.READY:
             self._slow.discard(server)
             seconds = monotonic() - self._began.get(server, monotonic())
-            self._output(f"server {server!r} is ready after {seconds:.0f} s")
+            self._output(f"{server} ready ({seconds:.0f} s)")
 
 
 def show_slow_start(server: str, slow: SlowStart) -> None:
@@ -128,14 +126,14 @@ def _print_on_terminal(line: str) -> None:
 
 def describe_slow_start(server: str, slow: SlowStart) -> str:
     """Describe a slow start in one line, with its probable cause."""
-    return f"{'first start' if slow.first else 'start'} of {server!r}: {explain_slow_start(slow)}"
+    return f"{server}: {explain_slow_start(slow)}"
 
 
 def explain_slow_start(slow: SlowStart) -> str:
     """Return the probable cause of a slow start."""
     if slow.package_manager is None:
-        return "still waiting for its first answer"
-    return f"{slow.package_manager} may be downloading it" if slow.first else f"waiting for {slow.package_manager}"
+        return "no answer yet"
+    return f"{slow.package_manager} may be downloading it" if slow.first else f"starting ({slow.package_manager})"
 
 
 def __getattr__(name: str) -> object:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import field, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
 
 from anyio import to_thread
 
 from indusagi.capabilities.ports import WebSettings
-from indusagi.core.records import record
 from indusagi.runtime.contract import CallsByName
 from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors, web_settings
@@ -35,12 +34,24 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.deck.provision import DeckRunner, DeckToolBox
     from induscode.servers.plan import ServerPlan
 
 
-@record
+class FitsDecks(Protocol):
+    """Drops or hides cards that don't fit a small context window."""
+
+    revision: int
+    """Changes when decks have to be fitted again."""
+
+    def fit(self, deck: ToolDeck, /) -> ToolDeck:
+        """Return the deck with the cards that fit, and notes about the others."""
+        ...
+
+
+@dataclass(slots=True)
 class Session:
     """The deck, the servers and the ledger of a run."""
 
@@ -51,8 +62,7 @@ class Session:
     store: LedgerStore
     wrap: Callable[[Capability], Capability] | None = None
     """Wraps every card with permission checks."""
-    fit: Callable[[ToolDeck], ToolDeck] | None = None
-    """Drops cards that don't fit a small context window, with a note."""
+    limit: FitsDecks | None = None
     lacking: Mapping[str, str] = field(default_factory=dict[str, str])
     """The missing backend of each unusable native card."""
     addons: AddonSet = field(default_factory=AddonSet)
@@ -62,6 +72,10 @@ class Session:
     """Records and traces calls."""
     code: Capability | None = None
     """The `run_code` card, with `--code`."""
+    _deck: ToolDeck | None = field(default=None, init=False)
+    _ledger: BridgeLedger | None = field(default=None, init=False)
+    _revision: tuple[bool, int] = field(default=(False, 0), init=False)
+    """What the deck was built from, with the ledger."""
 
     @property
     def notes(self) -> Sequence[Note]:
@@ -87,13 +101,23 @@ class Session:
         return [] if self.connectors is None else await to_thread.run_sync(self.connectors.refresh)
 
     def deck(self) -> ToolDeck:
-        """Build the current deck: native cards, current server tools, addon cards.
+        """Return the current deck, the same one until something it's built from changes."""
+        has_connectors = self.connectors is not None and self.connectors.are_present
+        revision = (has_connectors, 0 if self.limit is None else self.limit.revision)
+        # Compare ledgers by identity: every change makes a new one.
+        ledger = self.mcp.enrolment.ledger
+        if self._deck is None or self._ledger is not ledger or self._revision != revision:
+            self._deck, self._ledger, self._revision = self._build_deck(), ledger, revision
+        return self._deck
+
+    def _build_deck(self) -> ToolDeck:
+        """Build the deck: native cards, server tools, addon cards.
 
         Permission checks wrap each card, and addon interceptors wrap those, so a check sees the final arguments.
         """
         deck = graft_addon_cards(self.native_deck().graft(self.mcp.capabilities), self.addons)
-        if self.fit is not None:
-            deck = self.fit(deck)
+        if self.limit is not None:
+            deck = self.limit.fit(deck)
         if self.code is not None:
             deck = deck.graft([self.code])
         if self.wrap is not None:
@@ -121,12 +145,13 @@ async def open_session(
     framework: DeckFramework | None = None,
     profile: Profile | None = Profile.ALL,
     wrap: Callable[[Capability], Capability] | None = None,
-    fit: Callable[[ToolDeck], ToolDeck] | None = None,
+    limit: FitsDecks | None = None,
     plan: ServerPlan | None = None,
     wait: bool = True,
     options: BootOptions | None = None,
     plan_mode: bool = False,
     origin: CallOrigin | None = None,
+    on_note: Callable[[Note], None] | None = None,
     share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None,
 ) -> AsyncGenerator[Session]:
     """Open the session of a run inside the block.
@@ -134,8 +159,8 @@ async def open_session(
     A `plan` fixes the servers; known ones start on the first call of one of their tools, or when woken. Without a
     `profile` there are no native cards. The memory card uses the project's file and `saas-action` the user's
     connectors, unless `framework` provides a store or a gateway. Cards without a backend are dropped; `plan_mode` says
-    that the caller implements the plan cards. `origin` labels the recorded calls. Cluster nodes share their ledger with
-    `share_store`.
+    that the caller implements the plan cards. `origin` labels the recorded calls. `on_note` receives notes about addons
+    and records that fail later. Cluster nodes share their ledger with `share_store`.
 
     Raises:
         BackendFault: A tool in `--tools`, or code mode, lacks its backend.
@@ -155,7 +180,7 @@ async def open_session(
             connectors = await to_thread.run_sync(LiveConnectors, handles.web or WebSettings())
             stack.push_async_callback(connectors.aclose)
             handles = replace(handles, saas=connectors)
-        calls = await open_observers(stack, invocation.settings, origin or CallOrigin())
+        calls = await open_observers(stack, invocation.settings, origin or CallOrigin(), on_note)
         handles = replace(handles, observer=calls.combine(handles.observer))
         context = DeckContext(invocation.cwd, handles, invocation.sandbox)
         # In a thread, because it looks for a package on disk.
@@ -188,6 +213,7 @@ async def open_session(
                 native.context.context_id,
                 required=invocation.settings.get(ADDONS_REQUIRED),
                 enabled=not invocation.no_addons,
+                on_note=on_note or (lambda _: None),
             )
         stack.push_async_callback(addons.aclose)
         code = None
@@ -195,7 +221,7 @@ async def open_session(
             from induscode.code_mode.opening import open_code_card  # noqa: PLC0415 — for a run with code mode
 
             code = await open_code_card(stack, invocation.settings)
-        yield Session(invocation, native, mcp, store, wrap, fit, left_out, addons, connectors, calls, code)
+        yield Session(invocation, native, mcp, store, wrap, limit, left_out, addons, connectors, calls, code)
 
 
 async def build_session_tools_with_addons(

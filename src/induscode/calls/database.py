@@ -11,32 +11,22 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
-from indusagi.core.app_dirs import SQLITE_SIDE_FILES, prepare_database_file, state_dir
+from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import CoreError
-from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
+from indusagi.core.sqlite import DatabaseFormat, connect_read_only, create_or_replace, read_pragma, transaction
 from indusagi.core.text import matches_parts
 from indusagi.core.time import DAY_MS, find_safe_now, now_ms
 from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOMES, CallRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from induscode.calls.record import CallRow
 
-APPLICATION_ID = 0x63616C6C
-"""Identifies the file: https://www.sqlite.org/pragma.html#pragma_application_id."""
-VERSION = 3
-"""1 had no `kind`; 2 had no `waited_us`, and `duration_us` included the user's time."""
 MOST_ROWS = 200_000
-_BUSY_S = 5.0
-_CACHE_KB = 256
-"""Page cache of the appending connection, which rereads few pages (SQLite's default is 2 MB):
-https://www.sqlite.org/pragma.html#pragma_cache_size."""
 _HOUR_MS = 3_600_000
 _NUMBERS = frozenset(
     {"at_ms", "duration_us", "turn", "argument_bytes", "result_bytes", "tokens", "attempt", "waited_us"}
@@ -52,13 +42,17 @@ _SCHEMA = (
     "arguments TEXT NOT NULL, result TEXT NOT NULL)",
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value NOT NULL) WITHOUT ROWID",
     "INSERT INTO facts VALUES ('dropped', 0), ('key', randomblob(32))",
-    f"PRAGMA application_id = {APPLICATION_ID}",
-    f"PRAGMA user_version = {VERSION}",
 )
 _ADD_KIND = ("ALTER TABLE calls ADD COLUMN kind TEXT NOT NULL DEFAULT 'tool'", "DROP INDEX by_tool", _INDEX)
-_ADD_WAITED = ("ALTER TABLE calls ADD COLUMN waited_us INTEGER NOT NULL DEFAULT 0", f"PRAGMA user_version = {VERSION}")
-_STATEMENTS = {0: _SCHEMA, 1: (*_ADD_KIND, *_ADD_WAITED), 2: _ADD_WAITED}
-"""By the version found; 0 is a new file."""
+_ADD_WAITED = ("ALTER TABLE calls ADD COLUMN waited_us INTEGER NOT NULL DEFAULT 0",)
+_CALLS = DatabaseFormat(
+    application_id=0x63616C6C,
+    # 1 had no `kind`; 2 had no `waited_us`, and `duration_us` included the user's time.
+    version=3,
+    upgrades={0: _SCHEMA, 1: (*_ADD_KIND, *_ADD_WAITED), 2: _ADD_WAITED},
+    # The appending connection rereads few pages, so its cache is small (SQLite's default is 2 MB).
+    pragmas=("synchronous = NORMAL", "secure_delete = ON", "cache_size = -256"),
+)
 _INSERT = f"INSERT INTO calls ({', '.join(COLUMNS)}) VALUES "
 _VALUES = f"({', '.join('?' * len(COLUMNS))})"
 _STATEMENT_SIZES = (256, 16, 1)
@@ -68,10 +62,6 @@ there are only a few sizes. 256 rows stay within SQLite's variable limit since 3
 _SPECIAL = re.compile(r"[?\[]")
 """Characters with a special meaning in SQLite's GLOB."""
 _SELECT = f"SELECT id, {', '.join(COLUMNS)} FROM calls"
-
-
-class UnusableCallsError(Exception):
-    """The file belongs to another program or a later version."""
 
 
 class EmptyCallsError(Exception):
@@ -147,17 +137,16 @@ class CallDatabase:
 
         Raises:
             OSError: It can't be created, or belongs to another user.
-            sqlite3.Error: It can't be opened.
-            UnusableCallsError: It belongs to another program or a later version.
+            sqlite3.Error: It can't be opened, or belongs to another program or a later version.
             EmptyCallsError: Opened for reading, and has no table yet.
         """
         self.path = path
         self.set_aside: str | None = None
         """The damaged file that was replaced, if any."""
         if not write:
-            self.connection = _connect(path, "ro")
+            self.connection = connect_read_only(path)
             try:
-                if self.connection.execute("PRAGMA user_version").fetchone()[0] in {1, 2}:
+                if 0 < read_pragma(self.connection, "user_version") < _CALLS.version:
                     CallDatabase(path).close()
                 if self.connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0:
                     raise EmptyCallsError(path)
@@ -166,39 +155,8 @@ class CallDatabase:
                 self.connection.close()
                 raise
             return
-        try:
-            self.connection = self._create(path)
-        except sqlite3.DatabaseError as exc:
-            if isinstance(exc, sqlite3.OperationalError):  # locked, or the disk is full
-                raise
-            self.set_aside = f"{path}.corrupt-{new_ulid()}"
-            for side in ("", *SQLITE_SIDE_FILES):
-                with suppress(FileNotFoundError):
-                    os.rename(path + side, self.set_aside + side)
-            self.connection = self._create(path)
+        self.connection, self.set_aside = create_or_replace(path, _CALLS)
         self.key = bytes(self._fact("key"))
-
-    def _create(self, path: str) -> sqlite3.Connection:
-        prepare_database_file(path)
-        connection = _connect(path, "rw")
-        try:
-            connection.execute("PRAGMA journal_mode = WAL").close()
-            connection.execute("PRAGMA synchronous = NORMAL").close()
-            connection.execute("PRAGMA secure_delete = ON").close()
-            connection.execute(f"PRAGMA cache_size = -{_CACHE_KB}").close()
-            with _transaction(connection):
-                application, version = (
-                    connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
-                )
-                if version in _STATEMENTS and application == (APPLICATION_ID if version else 0):
-                    for statement in _STATEMENTS[version]:
-                        connection.execute(statement)
-                elif application != APPLICATION_ID or version > VERSION:
-                    raise UnusableCallsError(f"{path!r} is of another program or of a later version of this one")
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def close(self) -> None:
         """Close the connection."""
@@ -221,7 +179,7 @@ class CallDatabase:
         Raises:
             sqlite3.Error: They can't be written.
         """
-        with _transaction(self.connection):
+        with transaction(self.connection):
             start = 0
             while start < len(rows):
                 count = next(size for size in _STATEMENT_SIZES if start + size <= len(rows))
@@ -245,7 +203,7 @@ class CallDatabase:
             sqlite3.Error: They can't be removed.
         """
         now = now_ms()
-        with _transaction(self.connection):
+        with transaction(self.connection):
             # Each day's first and last call are enough.
             days = self.connection.execute("SELECT min(at_ms), max(at_ms) FROM calls GROUP BY at_ms / ?", (DAY_MS,))
             safe_ms = find_safe_now(now, [now, *(at_ms for day in days for at_ms in day)])
@@ -341,19 +299,3 @@ def open_calls() -> CallDatabase | None:
         is_damaged = isinstance(exc, sqlite3.DatabaseError) and not isinstance(exc, sqlite3.OperationalError)
         remedy = " (remove it, or make a call: it is set aside then)" if is_damaged else ""
         raise UnreadableCallsError(f"the records of calls {path!r} cannot be read: {exc}{remedy}") from exc
-
-
-def _connect(path: str, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(f"file:{quote(path)}?mode={mode}", timeout=_BUSY_S, isolation_level=None, uri=True)
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Generator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-    except BaseException:
-        with suppress(sqlite3.Error):
-            connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from indusagi.runtime.calls import current_completion, current_wait
-from induscode.calls.record import DECLINED, find_outcome, find_tool_ref
+from induscode.calls.record import DECLINED, classify_end, find_tool_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,10 +38,10 @@ class _Series:
 class CallMetrics:
     """A `CallObserver` that counts a gateway's calls and their durations."""
 
-    def __init__(self) -> None:
+    def __init__(self, count_dropped: Callable[[], int] = lambda: 0) -> None:
         self._series: dict[tuple[str, str, str], _Series] = {}
         self.running = 0
-        self.find_dropped: Callable[[], int] = lambda: 0
+        self._count_dropped = count_dropped
         """Returns the number of unrecorded calls."""
 
     def start(self, call: ToolCall, tool: object) -> MeasuredCall:
@@ -93,7 +93,7 @@ class CallMetrics:
         lines += [f"indus_calls_running {self.running}"]
         lines += ["# HELP indus_call_records_dropped_total Calls that could not be recorded."]
         lines += ["# TYPE indus_call_records_dropped_total counter"]
-        lines += [f"indus_call_records_dropped_total {self.find_dropped()}"]
+        lines += [f"indus_call_records_dropped_total {self._count_dropped()}"]
         return "\n".join(lines) + "\n"
 
 
@@ -115,14 +115,8 @@ class MeasuredCall:
             self._complete(outcome)
 
     def _complete(self, outcome: ToolOutcome | None, seconds: float | None = None) -> None:
-        code = outcome.details.get("code") if outcome is not None else None
-        name = find_outcome(
-            is_cancelled=outcome is None,
-            is_error=outcome is not None and outcome.is_error,
-            code=code if isinstance(code, str) else "",
-            is_remote=self._ref is not None,
-        )
         ref = self._ref
+        name, _ = classify_end(outcome, is_remote=ref is not None)
         kind, server, tool = ("tool", "", self._name) if ref is None else (ref.kind, ref.server, ref.name)
         took = perf_counter() - self._began
         took = took if seconds is None else min(took, seconds)

@@ -45,11 +45,6 @@ class CallObservers:
     def _opened(self) -> Sequence[CallRecorder | CallTelemetry]:
         return [one for one in (self.telemetry, self.recorder) if one is not None]
 
-    def report_to(self, on_note: Callable[[Note], None]) -> None:
-        """Send new problems to `on_note` until the observers are closed."""
-        for one in self._opened:
-            one.on_note = on_note
-
     def combine(self, *others: CallObserver | None) -> CallObserver | None:
         """Combine them with others into one observer, or None if there are none."""
         # The recorder starts last and finishes first: it reads the trace that telemetry sets.
@@ -65,24 +60,28 @@ class CallObservers:
             self.telemetry.find_transport = lambda server: mcp.plan.configs[server].kind
 
 
-async def open_observers(stack: AsyncExitStack, settings: Settings, origin: CallOrigin) -> CallObservers:
-    """Open a run's observers, which `stack` closes."""
+async def open_observers(
+    stack: AsyncExitStack, settings: Settings, origin: CallOrigin, on_note: Callable[[Note], None] | None = None
+) -> CallObservers:
+    """Open a run's observers, which `stack` closes. Problems go to `on_note` as they occur."""
     from induscode.calls.telemetry import CallTelemetry, is_configured, open_telemetry  # noqa: PLC0415 — a late start
 
-    recorder = build_recorder(settings, origin)
+    recorder = build_recorder(settings, origin, on_note)
     if recorder is not None:
         stack.push_async_callback(recorder.aclose)
     if not is_configured(os.environ):
         return CallObservers(recorder)
     # In a thread: the SDK takes most of a second to load.
-    opened = await to_thread.run_sync(open_telemetry, os.environ)
+    opened = await to_thread.run_sync(open_telemetry, os.environ, on_note, origin.transport)
     if not isinstance(opened, CallTelemetry):
         return CallObservers(recorder, None, (opened,))
     stack.push_async_callback(opened.aclose)
     return CallObservers(recorder, opened)
 
 
-def build_recorder(settings: Settings, origin: CallOrigin) -> CallRecorder | None:
+def build_recorder(
+    settings: Settings, origin: CallOrigin, on_note: Callable[[Note], None] | None = None
+) -> CallRecorder | None:
     """Build the recorder of this user's calls. None if it's turned off or there's no home directory."""
     kept = settings.get(CALLS_RECORD)
     if kept == "off":
@@ -96,4 +95,4 @@ def build_recorder(settings: Settings, origin: CallOrigin) -> CallRecorder | Non
         payloads=kept == "payloads",
         payload_hours=settings.get(CALLS_PAYLOAD_HOURS),
     )
-    return CallRecorder(path, origin, details)
+    return CallRecorder(path, origin, details, on_note=on_note)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-    from indusagi.runtime.contract import ToolResult
+    from indusagi.runtime.contract import ToolOutcome, ToolResult
 
 Outcome: TypeAlias = Literal["ok", "error", "fault", "denied", "cancelled"]
 """The tool answered, it returned an error, its server failed, the user or a rule declined the call, or it was
@@ -45,6 +45,8 @@ class CallOrigin:
     """Entry point: `session`, `call` or `gateway`."""
     client: str = ""
     conversation: str = ""
+    transport: str = ""
+    """Transport of a gateway's clients: `pipe` or `tcp`."""
 
 
 @record
@@ -125,6 +127,14 @@ def find_outcome(*, is_cancelled: bool, is_error: bool, code: str, is_remote: bo
     if code == "denied":
         return "denied"
     return "fault" if is_remote and code in FAULT_CODES else "error"
+
+
+def classify_end(outcome: ToolOutcome | None, *, is_remote: bool) -> tuple[Outcome, str]:
+    """Return how a call ended (`None`: its task was cancelled), and the code of its error."""
+    code = "" if outcome is None else outcome.result.details.get("code")
+    text = code if isinstance(code, str) else ""
+    is_error = outcome is not None and outcome.result.is_error
+    return find_outcome(is_cancelled=outcome is None, is_error=is_error, code=text, is_remote=is_remote), text
 
 
 def measure_result(result: ToolResult) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import BYTES_PER_TOKEN
+from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
 from indusagi.core.secrets.names import hide_secrets
 from indusagi.core.text import format_count
@@ -228,7 +229,7 @@ class CallRecorder:
         self.find_place = find_place
         self.hide_secrets: Callable[[str], str] = hide_secrets
         self.on_note = on_note
-        self.on_rows: Callable[[Sequence[CallRow]], None] = lambda _: None
+        self.on_rows: Listeners[[Sequence[CallRow]]] = Listeners()
         """Receives written rows, in the recorder's thread."""
         self.dropped = 0
         """Calls that weren't recorded."""

@@ -24,7 +24,7 @@ from indusagi.runtime.calls import (
     current_trace,
     current_wait,
 )
-from induscode.calls.record import DECLINED, find_outcome, find_tool_ref, report_new_notes
+from induscode.calls.record import DECLINED, classify_end, find_tool_ref, report_new_notes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
@@ -56,7 +56,9 @@ def is_configured(environ: Mapping[str, str]) -> bool:
     return any(environ.get(name) for name in _ENDPOINTS) and environ.get("OTEL_SDK_DISABLED", "").lower() != "true"
 
 
-def open_telemetry(environ: Mapping[str, str]) -> CallTelemetry | Note:
+def open_telemetry(
+    environ: Mapping[str, str], on_note: Callable[[Note], None] | None = None, transport: str = ""
+) -> CallTelemetry | Note:
     """Load the SDK and connect it to the configured collector, or return a note saying why not. Blocks."""
     owner = "OpenTelemetry"
     if environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf") != "http/protobuf":
@@ -82,25 +84,34 @@ def open_telemetry(environ: Mapping[str, str]) -> CallTelemetry | Note:
         traces.add_span_processor(BatchSpanProcessor(WatchedSpanExporter(watch)))
     if environ.get("OTEL_METRICS_EXPORTER", "otlp") == "otlp":
         readers = (PeriodicExportingMetricReader(WatchedMetricExporter(watch)),)
-    return CallTelemetry(traces, MeterProvider(readers, resource, shutdown_on_exit=False), watch)
+    return CallTelemetry(traces, MeterProvider(readers, resource, shutdown_on_exit=False), watch, on_note, transport)
 
 
 class CallTelemetry:
-    """A `CallObserver` that creates a span and a measurement for every call."""
+    """A `CallObserver` that creates a span and a measurement for every call.
 
-    def __init__(self, traces: TracerProvider, metrics: MeterProvider, watch: ExportWatch | None = None) -> None:
+    `on_note` receives export problems, in the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        traces: TracerProvider,
+        metrics: MeterProvider,
+        watch: ExportWatch | None = None,
+        on_note: Callable[[Note], None] | None = None,
+        transport: str = "",
+    ) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 — an extra
 
         self.providers: tuple[Any, Any] = (traces, metrics)
         self._watch = watch
-        self.on_note: Callable[[Note], None] | None = None
-        """Receives export problems, in the event loop's thread."""
+        self._on_note = on_note
         self._said = 0
         self.tracer: Tracer = traces.get_tracer("indus")
         self.propagator = TraceContextTextMapPropagator()
         self.find_transport: Callable[[str], str] = lambda _: ""
         """Returns a server's transport: `stdio`, `http` or `sse`."""
-        self.transport = ""
+        self.transport = transport
         """Transport of a gateway's clients: `pipe` or `tcp`."""
         meter = metrics.get_meter("indus")
         self.server_duration, self.client_duration = (
@@ -116,7 +127,7 @@ class CallTelemetry:
         return () if self._watch is None else self._watch.notes
 
     def _report_notes(self) -> None:
-        self._said = report_new_notes(self.notes, self._said, self.on_note)
+        self._said = report_new_notes(self.notes, self._said, self._on_note)
 
     def start(self, call: ToolCall, tool: object) -> ObservedSpan:
         """Start the span of a call."""
@@ -226,15 +237,9 @@ class ObservedSpan:
         """End the span, and measure the call if it came from a gateway's client."""
         current_requests.reset(self._requests)
         current_trace.reset(self._trace)
-        code = outcome.details.get("code") if outcome is not None else None
-        name = find_outcome(
-            is_cancelled=outcome is None,
-            is_error=outcome is not None and outcome.is_error,
-            code=code if isinstance(code, str) else "",
-            is_remote=self.ref is not None,
-        )
+        name, code = classify_end(outcome, is_remote=self.ref is not None)
         # A declined call isn't a tool error.
-        error = {"ok": "", DECLINED: "", "fault": str(code), "error": "tool_error"}.get(name, name)
+        error = {"ok": "", DECLINED: "", "fault": code, "error": "tool_error"}.get(name, name)
         waited = 0.0 if self._wait is None else self._wait.seconds
         if name == DECLINED:
             self.span.set_attribute("indus.outcome", name)

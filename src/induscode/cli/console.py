@@ -1,4 +1,4 @@
-"""Terminal output: colour, tables that fit the width, relative times.
+"""Terminal output: colour and relative times.
 
 Only terminals get a console; `induscode.cli.terminal` writes piped output and JSON byte for byte. rich obeys
 `TERM=dumb` and `COLUMNS`. With `NO_COLOR` (https://no-color.org) we write no escape sequences at all, not even bold,
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from typing import TextIO
 
     from rich.console import Console
-    from rich.table import Table
 
 STATE_STYLES: Mapping[str, str] = {
     **dict.fromkeys(("ready", "known", "asked", "built in", "enroll"), "green"),
@@ -26,8 +25,6 @@ STATE_STYLES: Mapping[str, str] = {
 }
 """Colours of server states and ledger events."""
 
-_MIN_TEXT_WIDTH = 16
-_GAP = 2
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
@@ -49,76 +46,6 @@ def console_for(stream: TextIO | None) -> Console | None:
 def stdout_console() -> Console | None:
     """Return a console for standard output, or `None` if it isn't a terminal."""
     return console_for(sys.stdout)
-
-
-def print_rich_table(
-    console: Console,
-    heads: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    right: Sequence[bool],
-    widths: Sequence[int] = (),
-    *,
-    has_heads: bool = True,
-) -> None:
-    """Print a table that fits the terminal by wrapping the last column.
-
-    If that gets too narrow, print each row as a record instead: users couldn't retype a truncated name.
-
-    Args:
-        console: The terminal.
-        heads: The column heads.
-        rows: Cells without control characters.
-        right: Whether to right-align each column.
-        widths: Widths of all columns but the last; by default as wide as the cells.
-        has_heads: Whether to print the heads.
-    """
-    from rich.cells import cell_len  # noqa: PLC0415 — for a terminal only
-
-    needed = [max(map(cell_len, column)) for column in zip(heads, *rows, strict=True)]
-    widths = widths or needed[:-1]
-    if sum(widths) + _GAP * len(needed) + min(needed[-1], _MIN_TEXT_WIDTH) > console.width:
-        _print_records(console, heads, rows, has_text=not right[-1])
-        return
-    table = build_rich_table(heads, rows, right, widths)
-    table.show_header = has_heads
-    console.print(table)
-
-
-def build_rich_table(
-    heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], widths: Sequence[int] = ()
-) -> Table:
-    """Build a table that wraps its last column and colours states."""
-    from rich.table import Table  # noqa: PLC0415 — for a terminal only
-    from rich.text import Text  # noqa: PLC0415 — for a terminal only
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for index, (head, at_right) in enumerate(zip(heads, right, strict=True)):
-        last = index == len(heads) - 1
-        width = widths[index] if index < len(widths) else None
-        table.add_column(
-            head, justify="right" if at_right else "left", overflow="fold", no_wrap=not last, min_width=width
-        )
-    for row in rows:
-        table.add_row(*(Text(cell, STATE_STYLES.get(cell, "")) for cell in row))
-    return table
-
-
-def _print_records(console: Console, heads: Sequence[str], rows: Sequence[Sequence[str]], *, has_text: bool) -> None:
-    """Print each row as its first cell, a line of facts, and (with `has_text`) its last cell as text below."""
-    from rich.padding import Padding  # noqa: PLC0415 — for a terminal only
-    from rich.text import Text  # noqa: PLC0415 — for a terminal only
-
-    for row in rows:
-        console.print(Text(row[0], "bold", overflow="fold"))
-        facts = Text(overflow="fold")
-        end = len(row) - has_text
-        for head, cell in zip(heads[1:end], row[1:end], strict=True):
-            if cell:
-                facts.append(f"{', ' if facts else ''}{head.lower()}: ")
-                facts.append(cell, STATE_STYLES.get(cell, ""))
-        for line in (facts, Text(row[-1] if has_text else "", overflow="fold")):
-            if line:
-                console.print(Padding(line, (0, 0, 0, _GAP), expand=False))
 
 
 def print_status_line(stream: TextIO, line: str) -> bool:

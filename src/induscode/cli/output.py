@@ -1,116 +1,27 @@
-"""Command output: tables and notes for users, JSON for programs, questions on a terminal."""
+"""Command output: notes for users, JSON for programs, questions on a terminal."""
 
 from __future__ import annotations
 
 import json
 import sys
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
 from indusagi.core.text import escape_unseen
-from induscode.cli.console import build_rich_table, print_rich_table, stdout_console
-from induscode.cli.terminal import escape_unprintable, print_line, print_status
+from induscode.cli.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonLike
     from induscode.core.consent import Consent
 
-_GAP = "  "
-
 as_json = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 digest_option = click.option(
     "--digest", "digests", multiple=True, metavar="DIGEST", help="With --yes: only to what was shown with this digest."
 )
-
-
-def print_table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table on standard output with right-aligned numbers; on a terminal, fit it to the width."""
-    cells, numbers = _escape_cells(rows), _find_numbers(heads, rows)
-    if (console := stdout_console()) is not None:
-        print_rich_table(console, heads, cells, numbers)
-        return
-    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
-    for line in (list(heads), *cells):
-        _print_cells(line, widths, numbers)
-
-
-def _escape_cells(rows: Sequence[Sequence[object]]) -> list[list[str]]:
-    return [[escape_unprintable(str(cell)) for cell in row] for row in rows]
-
-
-def _find_numbers(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[bool]:
-    return [bool(rows) and all(isinstance(row[index], int) for row in rows) for index in range(len(heads))]
-
-
-def _print_cells(line: Sequence[str], widths: Sequence[int], numbers: Sequence[bool]) -> None:
-    parts = [
-        cell.rjust(width) if number else cell.ljust(width)
-        for cell, width, number in zip(line, widths, numbers, strict=True)
-    ]
-    print_line(_GAP.join(parts).rstrip())
-
-
-class GrowingTable:
-    """A table that prints its rows as they come; the last column may be any length.
-
-    Args:
-        heads: The column heads.
-        columns: Possible cells of each column but the last, for its width.
-        numbers: The heads of right-aligned columns.
-    """
-
-    def __init__(self, heads: Sequence[str], columns: Sequence[Iterable[str]], numbers: Sequence[str] = ()) -> None:
-        self._heads = heads
-        self._numbers = [head in numbers for head in heads]
-        cells = [[head, *map(escape_unprintable, column)] for head, column in zip(heads, columns, strict=False)]
-        self._widths = [max(map(len, column)) for column in cells]
-        self._has_heads = True
-
-    def add(self, row: Sequence[object]) -> None:
-        """Print a row, with the heads above the first one."""
-        (cells,) = _escape_cells([row])
-        console, has_heads = stdout_console(), self._has_heads
-        self._has_heads = False
-        if console is not None:
-            print_rich_table(console, self._heads, [cells], self._numbers, self._widths, has_heads=has_heads)
-            return
-        for line in (self._heads, cells) if has_heads else (cells,):
-            _print_cells(line, [*self._widths, 0], self._numbers)
-        sys.stdout.flush()
-
-
-@contextmanager
-def live_table() -> Generator[Callable[[Sequence[str], Sequence[Sequence[object]], str], None]]:
-    """Yield a function that shows a table with a line below it, replacing the previous table on a terminal.
-
-    Without a terminal, each table goes below the last one. Earlier output stays on the screen.
-    """
-    console = stdout_console()
-    if console is None:
-
-        def print_next(heads: Sequence[str], rows: Sequence[Sequence[object]], line: str) -> None:
-            print_table(heads, rows)
-            print_line(line)
-            sys.stdout.flush()
-
-        yield print_next
-        return
-    from rich.console import Group  # noqa: PLC0415 — for a terminal only
-    from rich.live import Live  # noqa: PLC0415 — for a terminal only
-    from rich.text import Text  # noqa: PLC0415 — for a terminal only
-
-    with Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live:
-
-        def replace_last(heads: Sequence[str], rows: Sequence[Sequence[object]], line: str) -> None:
-            table = build_rich_table(heads, _escape_cells(rows), _find_numbers(heads, rows))
-            live.update(Group(table, Text(line, "dim")), refresh=True)
-
-        yield replace_last
 
 
 def write_json(value: JsonLike, *, indent: int | None = 2) -> None:

@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.faults import describe_error
+from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
 from induscode.cluster.bucket import Bucket
 from induscode.cluster.contract import (
@@ -93,11 +94,11 @@ class Broker:
         self.settings = settings
         self.health = BrokerHealth(settings.leases)
         self._reported_state: BrokerState = "ready"
-        self.on_state: Callable[[BrokerState], None] = lambda _: None
+        self.on_state: Listeners[[BrokerState]] = Listeners()
         """Called on a state change."""
-        self.on_cut: Callable[[], None] = lambda: None
+        self.on_cut: Listeners[[]] = Listeners()
         """Called when the connection drops; sent messages may not have arrived."""
-        self.on_back: Callable[[], None] = lambda: None
+        self.on_back: Listeners[[]] = Listeners()
         """Called after reconnecting."""
         self.check_write: Callable[[], None] = lambda: None
         """Called before sharing something with other nodes. Raises `ClusterFault` while this node mustn't."""
@@ -392,8 +393,7 @@ async def open_broker(settings: ClusterSettings) -> AsyncGenerator[Broker]:
     finally:
         measuring.cancel()
         await asyncio.wait({measuring})
-        broker.on_cut = broker.on_back = lambda: None
-        broker.on_state = lambda _: None
+        brokers.clear()
         with suppress(Exception):  # it's closed either way
             async with asyncio.timeout(_FLUSH_S):
                 await client.close()

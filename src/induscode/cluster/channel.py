@@ -49,7 +49,14 @@ class Channel(QueuedTransport):
     """One end of a channel."""
 
     def __init__(
-        self, broker: Broker, peer: str, inbox: str, cipher: ChannelCipher, seal: Seal, on_close: Callable[[], None]
+        self,
+        broker: Broker,
+        peer: str,
+        inbox: str,
+        cipher: ChannelCipher,
+        seal: Seal,
+        on_close: Callable[[], None],
+        on_rest: Callable[[], None],
     ) -> None:
         super().__init__()
         self._broker = broker
@@ -69,7 +76,7 @@ class Channel(QueuedTransport):
         """Whether the other end may not know yet that the channel has ended, and why."""
         self.is_unheard = False
         """Whether it ended because nothing listens at the other end, or its node left."""
-        self.on_rest: Callable[[], None] = lambda: None
+        self._on_rest = on_rest
         """Called when the other end wants to end the channel if it's unused."""
         self._sent_all = asyncio.Event()
         """Set while the queue is empty."""
@@ -150,7 +157,7 @@ class Channel(QueuedTransport):
         elif kind == _WHOLE:
             self.deliver(body)
         elif kind == _REST:
-            self.on_rest()
+            self._on_rest()
         elif kind == _PROBE:
             with suppress(ClusterFault):
                 await self._transmit(_HERE)
@@ -275,10 +282,16 @@ class ChannelTable:
         if channel is not None:
             await channel.receive(message)
 
-    def open(self, subject: str, seal: Seal, on_close: Callable[[], None] = lambda: None) -> Channel:
+    def open(
+        self,
+        subject: str,
+        seal: Seal,
+        on_close: Callable[[], None] = lambda: None,
+        on_rest: Callable[[], None] = lambda: None,
+    ) -> Channel:
         """Open a channel to the node that has `seal` and listens to a subject, and start sending."""
         inbox = self._name_inbox()
-        return self._add(subject, inbox, ChannelCipher(seal, subject, inbox), seal, on_close)
+        return self._add(subject, inbox, ChannelCipher(seal, subject, inbox), seal, on_close, on_rest)
 
     def accept(self, message: Msg, on_close: Callable[[], None] = lambda: None) -> Channel | None:
         """Open our end of a channel that starts with this message. `None` if it's forged or replayed."""
@@ -309,14 +322,22 @@ class ChannelTable:
         self._opened += 1
         return self._broker.settings.inbox_subject(self._instance, f"{self._opened}-{secrets.token_hex(8)}")
 
-    def _add(self, peer: str, inbox: str, cipher: ChannelCipher, seal: Seal, on_close: Callable[[], None]) -> Channel:
+    def _add(
+        self,
+        peer: str,
+        inbox: str,
+        cipher: ChannelCipher,
+        seal: Seal,
+        on_close: Callable[[], None],
+        on_rest: Callable[[], None] = lambda: None,
+    ) -> Channel:
         name = inbox.rpartition(".")[2]
 
         def forget() -> None:
             self._ending.add(self._open.pop(name))
             on_close()
 
-        channel = self._open[name] = Channel(self._broker, peer, inbox, cipher, seal, forget)
+        channel = self._open[name] = Channel(self._broker, peer, inbox, cipher, seal, forget, on_rest)
         channel.start(self._ending.discard)
         return channel
 

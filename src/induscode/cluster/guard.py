@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 _TERM_S = 0.5
 """How long server processes may take to end after SIGTERM."""
 _KILL_S = 5.0
-_SCAN_INTERVAL_S = 0.05
-_EMPTY_SCANS = 2
-"""A starting process briefly has no marker, so scan twice."""
 _RETRY_S = 0.2
 _GIVE_UP_S = 60.0
 """By then the lease has expired anyway."""
@@ -138,9 +135,11 @@ class LastWord(NamedTuple):
 def _end_node(fields: dict[str, object], last: LastWord, mark: str) -> None:
     import asyncio  # noqa: PLC0415 — only after the end of a node
 
+    from indusagi.core.process.tree import end_marked  # noqa: PLC0415 — only after the end of a node
+
     began = time.monotonic()
     name = fields.get("node")
-    if not end_servers(mark):
+    if not end_marked(mark, _TERM_S, _KILL_S):
         _report(f"node {name!r} was killed, and servers of it cannot be ended: its lease is left to run out")
         return
     try:
@@ -155,23 +154,6 @@ def _report(text: str) -> None:
     with suppress(OSError, ValueError):  # nothing reads it any more
         sys.stderr.write(f"indus guard: {text}\n")
         sys.stderr.flush()
-
-
-def end_servers(mark: str) -> bool:
-    """End the processes with a marker and their descendants: SIGTERM, then SIGKILL. Return whether all have ended."""
-    from indusagi.core.process.tree import ProcessTree, signal_processes  # noqa: PLC0415 — only after a node's end
-
-    tree = ProcessTree(mark)
-    for number, patience_s in ((signal.SIGTERM, _TERM_S), (signal.SIGKILL, _KILL_S)):
-        give_up_at, empty = time.monotonic() + patience_s, 0
-        while time.monotonic() < give_up_at:
-            left = tree.list_running(None)
-            signal_processes(left, number)
-            empty = 0 if left else empty + 1
-            if empty == _EMPTY_SCANS:
-                return True
-            time.sleep(_SCAN_INTERVAL_S)
-    return False
 
 
 async def _release_lease(fields: dict[str, object], last: LastWord) -> None:

@@ -26,13 +26,7 @@ from contextlib import suppress
 from dataclasses import field
 from typing import Literal, TypeAlias
 
-from indusagi.core.app_dirs import (
-    create_private_file,
-    make_private_dir,
-    read_small_file,
-    replace_private_file,
-    state_dir,
-)
+from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, replace_file, state_dir
 from indusagi.core.records import record
 
 KEY_FILE = "cluster.key"
@@ -249,4 +243,4 @@ def write_key(path: str, key: ClusterKey | OfferKey) -> None:
     Raises:
         OSError: It can't be written; the old file stays.
     """
-    replace_private_file(path, key.encode())
+    replace_file(path, key.encode())

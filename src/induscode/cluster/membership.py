@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import JsonObject
+from indusagi.core.listeners import Listeners
 from induscode.cluster.broker import check_key
 from induscode.cluster.contract import (
     ClusterFault,
@@ -77,22 +78,22 @@ class Membership:
         settings = broker.settings
         self.ring = ring
         self.times = times
-        self.on_lost: Callable[[], None] = lambda: None
+        self.on_lost: Listeners[[]] = Listeners()
         """Called first when the lease ends: stop everything it allowed."""
-        self.on_gone: Callable[[NodeInfo], None] = lambda _: None
+        self.on_gone: Listeners[[NodeInfo]] = Listeners()
         """Called when another node leaves or goes silent."""
-        self.on_joined: Callable[[NodeInfo], None] = lambda _: None
+        self.on_joined: Listeners[[NodeInfo]] = Listeners()
         """Called when another node first reports itself, or reports a new lease."""
         self.before_join: Callable[[str, bytes, bytes], None] = lambda lease, ended, gone: None
         """Called before creating a lease with what the guard needs: its name, the entry that ends it, and the
         report that this process is gone."""
-        self.on_restored: Callable[[], None] = lambda: None
+        self.on_restored: Listeners[[]] = Listeners()
         """Called after rewriting a lease entry that someone without the key changed."""
-        self.on_unsealed: Callable[[str], None] = lambda _: None
+        self.on_unsealed: Listeners[[str]] = Listeners()
         """Called once per node name that sends unsealed reports, i.e. runs an earlier version of indus."""
-        self.on_regained: Callable[[], None] = lambda: None
+        self.on_regained: Listeners[[]] = Listeners()
         """Called on getting a new lease after a loss."""
-        self.on_refused: Callable[[str], None] = lambda _: None
+        self.on_refused: Listeners[[str]] = Listeners()
         """Called with the reason if there's no new lease because the cluster's key was replaced."""
         self._broker = broker
         self._is_observer = is_observer

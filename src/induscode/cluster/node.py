@@ -18,6 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
+from indusagi.core.listeners import Listeners
 from indusagi.core.process.tree import MARK
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, open_client_session
 from indusagi.interop.protocol_bridge.client.session import ClientSession
@@ -102,34 +103,32 @@ class ClusterNode:
         self._fleet: ServerFleetImpl | None = None
         self._reported_outage = False
         self._tasks: asyncio.TaskGroup | None = None
-        self.on_note: Callable[[str], None] = lambda _: None
+        self.on_note: Listeners[[str]] = Listeners()
         """Called with a sentence when the brokers or the lease change."""
-        self.on_back: Callable[[], None] = lambda: None
+        self.on_back: Listeners[[]] = Listeners()
         """Called after reconnecting to the brokers."""
-        self.on_task_end: Callable[[str], None] = lambda _: None
+        self.on_task_end: Listeners[[str]] = Listeners()
         """Called with the handle of a server task that another node saw end."""
-        membership.on_lost = self._fence
-        membership.on_regained = self._regain
-        membership.on_refused = lambda reason: self.on_note(f"this node gets no lease: {reason}, and start it again")
-        membership.on_joined = self._meet_node
         self.watch = PlacementWatch(placements, membership, self._served)
-        membership.on_restored = self._check_placements
-        membership.on_unsealed = lambda name: self.on_note(
-            f"node {name!r} runs an earlier version of indus, which seals no messages: it is ignored; update it"
-        )
-        broker.on_state = self._report_state
-        membership.on_gone = self._lose_node
-        broker.on_cut = lambda: self.channels.cut("was cut off: the broker is away")
-        broker.on_back = self._come_back
+        membership.on_lost.add(self._fence)
+        membership.on_regained.add(self._regain)
+        membership.on_refused.add(lambda why: self.on_note(f"this node gets no lease: {why}, and start it again"))
+        membership.on_joined.add(self._meet_node)
+        membership.on_restored.add(self._check_placements)
+        membership.on_unsealed.add(self._report_unsealed)
+        membership.on_gone.add(self._lose_node)
+        broker.on_state.add(self._report_state)
+        broker.on_cut.add(lambda: self.channels.cut("was cut off: the broker is away"))
+        broker.on_back.add(self._come_back)
 
     @property
     def info(self) -> NodeInfo:
         """This node's report about itself."""
         return self.membership.info
 
-    def tell(self, text: str) -> None:
-        """Pass a sentence on to the user."""
-        self.on_note(text)
+    def _report_unsealed(self, name: str) -> None:
+        why = "which seals no messages: it is ignored; update it"
+        self.on_note(f"node {name!r} runs an earlier version of indus, {why}")
 
     def follow(self, fleet: ServerFleetImpl) -> None:
         """Own servers of this fleet when another node asks for it."""
@@ -272,8 +271,7 @@ class ClusterNode:
     ) -> ClientSession | None:
         """Open a channel to the owner, or return `None` if nothing listens there."""
         subject = self.broker.settings.call_subject(placement.key, placement.epoch)
-        channel = self.open_channel(subject, placement.lease, placement.seal)
-        channel.on_rest = lambda: self.rest(config.id)
+        channel = self.open_channel(subject, placement.lease, placement.seal, lambda: self.rest(config.id))
         session = ClientSession(channel, config.limits, handlers, CLIENT_INFO)
         session.describe_caller = self.tokens.describe
         try:
@@ -285,13 +283,18 @@ class ClusterNode:
             raise
         return session
 
-    def open_channel(self, subject: str, owner: str, seal: Seal | None) -> Channel:
-        """Open a channel to another node. It ends with `owner`, the node's lease or instance."""
+    def open_channel(
+        self, subject: str, owner: str, seal: Seal | None, on_rest: Callable[[], None] = lambda: None
+    ) -> Channel:
+        """Open a channel to another node. It ends with `owner`, the node's lease or instance.
+
+        `on_rest` is called when the other end wants to end the channel if it's unused.
+        """
 
         def forget() -> None:
             self._remote.pop(channel, None)
 
-        channel = self.channels.open(subject, seal or self.membership.ring.own, forget)
+        channel = self.channels.open(subject, seal or self.membership.ring.own, forget, on_rest)
         self._remote[channel] = owner
         return channel
 

@@ -13,22 +13,38 @@ import click
 from indusagi.core.records import record
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
-from induscode.cluster.broker import LONGEST_S, PROOF, Broker, check_key, find_proof_place, is_sealed_with
-from induscode.cluster.contract import LEASE_S, ClusterFault, LostRaceError
+from induscode.cluster.broker import LONGEST_S, PROOF, Broker, check_key, find_proof_place, is_sealed_with, open_broker
+from induscode.cluster.contract import (
+    CREDENTIALS_VARIABLE,
+    LEASE_S,
+    PASSWORD_SHOWN,
+    ClusterFault,
+    ClusterSettings,
+    LostRaceError,
+    has_password,
+    parse_brokers,
+    read_credentials,
+)
+from induscode.cluster.health import STATES
+from induscode.cluster.key import find_key_path, read_key
+from induscode.launch.options import read_invocation
+from induscode.launch.settings import CLUSTER_BROKERS, CLUSTER_CREDENTIALS, CLUSTER_KEY_FILE
 
 if TYPE_CHECKING:
     from nats.js.api import StreamConfig
 
     from indusagi.core.cancel import CancelToken
     from induscode.cluster.bucket import Bucket
-    from induscode.cluster.contract import ClusterSettings
     from induscode.cluster.key import ClusterKey
     from induscode.launch.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _FAILED = 1
-CREDENTIALS = "induscode.broker_credentials"
-"""Where a command stores the value of `--broker-credentials`."""
+_CREDENTIALS = "induscode.broker_credentials"
+"""Where a command of `indus cluster` stores the value of `--broker-credentials`."""
+CREDENTIALS_HELP = (
+    f"A file with USER:PASSWORD, a token or NATS credentials; by default the variable {CREDENTIALS_VARIABLE}."
+)
 KEY_HELP = "The key of the cluster; by default the setting cluster.key_file, or cluster.key in the state directory."
 
 
@@ -40,12 +56,13 @@ def broker_option(function: _F) -> _F:
 
 def credentials_option(function: _F) -> _F:
     """Add `--broker-credentials`, the file with the user and password for the brokers."""
-    text = "A file with USER:PASSWORD, a token or NATS credentials; by default the variable INDUS_BROKER_CREDENTIALS."
 
     def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
-        context.meta[CREDENTIALS] = value
+        context.meta[_CREDENTIALS] = value
 
-    option = click.option("--broker-credentials", metavar="FILE", help=text, expose_value=False, callback=keep)
+    option = click.option(
+        "--broker-credentials", metavar="FILE", help=CREDENTIALS_HELP, expose_value=False, callback=keep
+    )
     return option(function)
 
 
@@ -54,17 +71,18 @@ def key_option(function: _F) -> _F:
     return click.option("--cluster-key", "key_file", metavar="FILE", help=KEY_HELP)(function)
 
 
-def add_credentials(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
-    """Add this process's broker credentials. A password in an address works, with a warning.
+def add_credentials(
+    context: click.Context, cluster: ClusterSettings, settings: Settings, file: str | None
+) -> ClusterSettings:
+    """Add this process's broker credentials, from `file`, a variable or the settings.
+
+    A password in an address works, with a warning.
 
     Raises:
         click.UsageError: The file can't be used.
     """
-    from induscode.cluster.contract import PASSWORD_SHOWN, has_password, read_credentials  # noqa: PLC0415 — not for the help
-    from induscode.launch.settings import CLUSTER_CREDENTIALS  # noqa: PLC0415 — not for the help
-
     try:
-        credentials = read_credentials(context.meta.get(CREDENTIALS) or settings.get(CLUSTER_CREDENTIALS))
+        credentials = read_credentials(file or settings.get(CLUSTER_CREDENTIALS))
     except (OSError, ValueError) as exc:
         raise click.UsageError(f"--broker-credentials: {exc}", context) from exc
     if has_password(cluster.brokers) and not credentials:
@@ -78,10 +96,6 @@ def read_settings(context: click.Context, brokers: str | None) -> ClusterSetting
     Raises:
         click.UsageError: There are none, or an address is invalid.
     """
-    from induscode.cluster.contract import ClusterSettings, parse_brokers  # noqa: PLC0415 — loaded on use
-    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
-    from induscode.launch.settings import CLUSTER_BROKERS  # noqa: PLC0415 — not for the help
-
     settings = read_invocation(context).settings
     text = brokers or ",".join(settings.get(CLUSTER_BROKERS))
     if not text:
@@ -90,7 +104,7 @@ def read_settings(context: click.Context, brokers: str | None) -> ClusterSetting
         found = ClusterSettings(brokers=parse_brokers(text), node="command")
     except ValueError as exc:
         raise click.UsageError(f"{'--cluster' if brokers else 'the setting cluster.brokers'}: {exc}", context) from exc
-    return add_credentials(context, found, settings)
+    return add_credentials(context, found, settings, context.meta.get(_CREDENTIALS))
 
 
 def read_observer_settings(context: click.Context, brokers: str | None, key_file: str | None) -> ClusterSettings:
@@ -99,8 +113,6 @@ def read_observer_settings(context: click.Context, brokers: str | None, key_file
     Raises:
         click.UsageError: There are no brokers, or the key can't be used.
     """
-    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
-
     found, settings = read_settings(context, brokers), read_invocation(context).settings
     if key_file is None and not os.path.exists(find_key_file(settings, None)):
         return found
@@ -109,9 +121,6 @@ def read_observer_settings(context: click.Context, brokers: str | None, key_file
 
 def find_key_file(settings: Settings, key_file: str | None) -> str:
     """Return the path of the key file, or raise `click.UsageError` without a home directory."""
-    from induscode.cluster.key import find_key_path  # noqa: PLC0415 — not for the help
-    from induscode.launch.settings import CLUSTER_KEY_FILE  # noqa: PLC0415 — not for the help
-
     try:
         return find_key_path(key_file or settings.get(CLUSTER_KEY_FILE))
     except OSError as exc:
@@ -124,8 +133,6 @@ def load_key(context: click.Context, settings: Settings, key_file: str | None) -
     Raises:
         click.UsageError: It's missing or can't be used.
     """
-    from induscode.cluster.key import read_key  # noqa: PLC0415 — not for the help
-
     path = find_key_file(settings, key_file)
     try:
         return read_key(path)
@@ -142,16 +149,12 @@ def read_keyed_settings(context: click.Context, brokers: str | None, key_file: s
     Raises:
         click.UsageError: One of them is missing or can't be used.
     """
-    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
-
     settings = read_settings(context, brokers)
     return replace(settings, key=load_key(context, read_invocation(context).settings, key_file))
 
 
 def describe_fault(fault: ClusterFault) -> str:
     """Describe a fault, after the brokers' state if that's the cause; a missing majority comes with its reasons."""
-    from induscode.cluster.health import STATES  # noqa: PLC0415 — not for the help
-
     if fault.state in {"ready", "missing"}:
         return str(fault)
     reasons = f": {STATES[fault.state].partition(': ')[2]}" if fault.state == "partitioned" else ""
@@ -162,8 +165,6 @@ def run_with_broker(
     settings: ClusterSettings, work: Callable[[Broker], Awaitable[int]], *, checks_key: bool = True
 ) -> int:
     """Connect, do the work and return its exit code. Prints why connecting failed."""
-    from induscode.cluster.broker import check_key, open_broker  # noqa: PLC0415 — not for the help
-    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
 
     async def run(_: CancelToken) -> int:
         try:

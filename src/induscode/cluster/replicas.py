@@ -32,7 +32,7 @@ from induscode.cluster.contract import ClusterFault
 from induscode.cluster.placement import build_replica_key, rank_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Sequence
+    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.json import JsonObject, JsonValue
@@ -118,7 +118,7 @@ class ReplicaNode(Protocol):
     placements: Placements
     tokens: CallerTokens
 
-    def open_channel(self, subject: str, owner: str, seal: Seal | None) -> Channel:
+    def open_channel(self, subject: str, owner: str, seal: Seal | None, on_rest: Callable[[], None]) -> Channel:
         """Open a channel to a node."""
         ...
 
@@ -221,9 +221,8 @@ class ReplicatedServer:
 
         async def connect(name: str, placement: Placement) -> None:
             subject = settings.call_subject(placement.key, placement.epoch)
-            channel = self._node.open_channel(subject, placement.lease, placement.seal)
+            channel = self._node.open_channel(subject, placement.lease, placement.seal, rest)
             if await self._is_up(channel):
-                channel.on_rest = rest
                 self._spread.add(name, channel)
             else:
                 await channel.close()

@@ -126,7 +126,7 @@ class TaskHandles:
 
     def follow(self, look: Callable[[str], None]) -> None:
         """Call `look` with each of this node's handles whose task another node saw end."""
-        self._node.on_task_end = look
+        self._node.on_task_end.add(look)
 
 
 def _encode(sealed: bytes) -> str:

@@ -17,7 +17,6 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import make_visible
 from induscode.code_mode.contract import RUN_CODE, ScriptCallError
-from induscode.deck.contract import describe
 from induscode.deck.provision import DeckToolBox
 from induscode.search.options import FIND_TOOLS, SEARCH_CARDS
 
@@ -229,8 +228,8 @@ class FunctionTable:
 def list_descriptors(box: ToolBox) -> Sequence[ToolDescriptor]:
     """List the tools a script may call through a toolbox."""
     if isinstance(box, DeckToolBox):  # includes cards hidden by search
-        cards, second = box.runner.cards, box.runner.second_names
-        return [describe(card) for name, card in cards.items() if name not in second]
+        traits, second = box.runner.traits, box.runner.second_names
+        return [traits[name].descriptor for name in traits if name not in second]
     return box.descriptors()
 
 

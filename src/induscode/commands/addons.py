@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import escape_unseen
+from induscode.addons.contract import AddonError, Interceptor
+from induscode.addons.discovery import PROJECT_DIR, AddonConsentStore, ProjectAddon, discover_addons
+from induscode.cli.listing import Listing
 from induscode.cli.output import (
     as_json,
     ask_consent,
@@ -15,7 +18,6 @@ from induscode.cli.output import (
     can_ask_user,
     digest_option,
     print_notes,
-    print_table,
     write_json,
 )
 from induscode.cli.signals import run_until_signal
@@ -29,22 +31,21 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.addons.contract import Addon
-    from induscode.addons.discovery import DiscoveredAddons, InstalledAddon, ProjectAddon
+    from induscode.addons.discovery import DiscoveredAddons, InstalledAddon
     from induscode.core.consent import ConsentState
 
 _DECLINED = 1
 _FAULT = 1
-_HERE = "induscode.commands.addons"
 _STATES: dict[ConsentState, str] = {"trusted": "trusted", "unknown": "needs consent", "changed": "changed"}
 
 
 @click.command(
     cls=CommandGroup,
     commands={
-        "list": LazyCommand("list the addons in their order, with their states", _HERE, "list_"),
-        "trust": LazyCommand("consent to addons of the project", _HERE, "trust"),
-        "untrust": LazyCommand("revoke that consent", _HERE, "untrust"),
-        "doctor": LazyCommand("load the addons, and say what is wrong with them", _HERE, "doctor"),
+        "list": LazyCommand("list the addons in their order, with their states", ":list_"),
+        "trust": LazyCommand("consent to addons of the project", ":trust"),
+        "untrust": LazyCommand("revoke that consent", ":untrust"),
+        "doctor": LazyCommand("load the addons, and say what is wrong with them", ":doctor"),
     },
     default="list",
 )
@@ -53,14 +54,10 @@ def command() -> None:
 
 
 def _discover(cwd: str) -> DiscoveredAddons:
-    from induscode.addons.discovery import discover_addons  # noqa: PLC0415 — not for the help
-
     return discover_addons(cwd)
 
 
 def _describe(source: InstalledAddon | ProjectAddon) -> JsonObject:
-    from induscode.addons.discovery import ProjectAddon  # noqa: PLC0415 — not for the help
-
     if isinstance(source, ProjectAddon):
         state = _STATES[source.consent]
         return {"name": source.name, "source": "project", "state": state, "file": source.file, "digest": source.digest}
@@ -76,14 +73,14 @@ def list_(context: click.Context, *, as_json: bool, **_: object) -> int:
     found = _discover(read_cwd(context))
     rows = [_describe(source) for source in (*found.installed, *found.project)]
     print_notes(found.notes)
-    if as_json:
-        write_json({"addons": [*rows], "notes": [str(note) for note in found.notes]})
-    elif rows:
-        cells = [(row["name"], row["source"], row["state"], row.get("file") or row.get("entry")) for row in rows]
-        print_table(("NAME", "SOURCE", "STATE", "CODE"), cells)
-    else:
-        print_line("There are no addons: docs/addons.md shows how one is written.")
-    return 0
+    return Listing(
+        "addons",
+        rows,
+        ("NAME", "SOURCE", "STATE", "CODE"),
+        lambda row: (row["name"], row["source"], row["state"], row.get("file") or row.get("entry")),
+        after={"notes": [str(note) for note in found.notes]},
+        empty="There are no addons: docs/addons.md shows how one is written.",
+    ).show(as_json=as_json)
 
 
 @flags("--cwd")
@@ -139,8 +136,6 @@ def _find_project_addon(found: DiscoveredAddons, name: str) -> ProjectAddon:
 
 def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], quiet: bool) -> bool:
     """Show the addon's code and record consent to exactly that code."""
-    from induscode.addons.discovery import AddonConsentStore  # noqa: PLC0415 — not for the help
-
     if not yes:
         text = source.content.decode("utf-8", "replace").expandtabs(4)
         print_text("\n".join(map(escape_unseen, text.split("\n"))))
@@ -161,8 +156,6 @@ def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], qui
 @click.pass_context
 def untrust(context: click.Context, names: tuple[str, ...], *, as_json: bool, **_: object) -> int:
     """Revoke the consent to the named addons, or to all of the project."""
-    from induscode.addons.discovery import PROJECT_DIR, AddonConsentStore  # noqa: PLC0415 — loaded on use
-
     cwd = read_cwd(context)
     found = _discover(cwd)
     store = AddonConsentStore()
@@ -220,7 +213,6 @@ def doctor(context: click.Context, *, as_json: bool, **_: object) -> int:
 async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObject:
     """Load and close a trusted addon, and build its row."""
     from induscode.addons.chain import call_hook  # noqa: PLC0415 — not for the help
-    from induscode.addons.contract import AddonError  # noqa: PLC0415 — not for the help
     from induscode.addons.loader import describe_refusal, load_addon  # noqa: PLC0415 — not for the help
     from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
 
@@ -247,8 +239,6 @@ async def _examine(source: InstalledAddon | ProjectAddon, cwd: str) -> JsonObjec
 
 def _list_hooks(addon: Addon) -> Sequence[str]:
     """List the hooks that an addon's interceptors define, in order."""
-    from induscode.addons.contract import Interceptor  # noqa: PLC0415 — not for the help
-
     hooks: list[str] = []
     for interceptor in addon.interceptors:
         kind = type(interceptor)

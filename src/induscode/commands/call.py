@@ -9,18 +9,42 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from indusagi.capabilities.budget import UNLIMITED
+from indusagi.capabilities.context import Framework
+from indusagi.core.ids import new_ulid
+from indusagi.runtime.calls import CallEntry, current_entry
+from indusagi.runtime.contract import ToolCall, ToolOutcome
+from induscode.boot.catalog import find_possible_owners, find_server_of_tool
 from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, load_plan, opened_store, usage_errors
-from induscode.cli.output import build_unknown_name, print_notes
+from induscode.calls.observers import open_observers
+from induscode.calls.record import CallOrigin, find_tool_ref
+from induscode.cli.output import build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_with_signals
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
-from induscode.commands.groups import complete_tool
+from induscode.commands.arguments import (
+    ArgumentError,
+    check_arguments,
+    describe_parameters,
+    read_arguments,
+    read_object,
+)
+from induscode.commands.groups import complete_tool, output_option
+from induscode.commands.outcome import format_block, print_blocks, save_blocks, to_json
+from induscode.deck.catalog import capability_cards, has_capability
+from induscode.deck.contract import Profile
+from induscode.deck.mcp.boot import BootOptions
+from induscode.deck.mcp.enrolment import refuse_disabled
+from induscode.deck.provision import ToolDeck
 from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import CODE_ENABLED
+from induscode.permissions.gate import build_call_checks
+from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -28,14 +52,13 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import ToolOutcome, ToolProgress
+    from indusagi.runtime.contract import ToolProgress
     from induscode.boot.session import Session
     from induscode.conversations.line_dialog import LineDialog
     from induscode.deck.contract import Capability
     from induscode.deck.provision import DeckToolBox
     from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import ServerRow
-    from induscode.servers.plan import ServerPlan
 
 ANSWERED_WITH_ERROR = 1
 MISUSED = 2
@@ -56,13 +79,7 @@ _PROGRESS_INTERVAL_S = 0.2
     metavar="OBJECT|@FILE|-",
     help="All arguments as one JSON object: here, in a file, or on standard input.",
 )
-@click.option(
-    "--output",
-    type=click.Choice(("text", "json", "raw")),
-    default="text",
-    show_default=True,
-    help="Format of the result: text safe for a terminal, JSON with everything, or the texts unchanged.",
-)
+@output_option
 @click.option("--save", metavar="DIR", help="Write images, audio and other data of the result to new files in DIR.")
 @click.option("--stdio", "line", metavar="COMMAND", help="Call a tool of the server that COMMAND starts.")
 @click.option("--url", metavar="URL", help="Call a tool of the server at URL.")
@@ -86,9 +103,6 @@ def command(
     Exit codes: 0 answered, 1 the tool answered with an error, 2 invalid usage, 3 its server failed or is missing, or
     the tool is disabled: see indus mcp diff.
     """
-    from induscode.commands.arguments import ArgumentError, read_object  # noqa: PLC0415 — not for the help
-    from induscode.permissions.gate import build_call_checks  # noqa: PLC0415 — not for the help
-
     invocation = read_invocation(context)
     if tool == RUN_CODE:  # calling it by name enables it
         invocation = replace(invocation, settings=invocation.settings.with_flag(CODE_ENABLED, True))  # noqa: FBT003 — the value of a setting
@@ -113,8 +127,6 @@ def command(
         call.ad_hoc = call.plan.rows[0]
         call.tool = f"{call.ad_hoc.id}__{tool}"
     else:
-        from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the cards
-
         # Native tools need no servers (run_code may need any of them), but we still check a file given with --mcp.
         is_native = has_capability(tool)
         plan = load_plan(invocation) if invocation.mcp or not is_native else None
@@ -142,15 +154,10 @@ def call_content(
     Raises:
         click.UsageError: The server doesn't exist, or the arguments are invalid.
     """
-    from indusagi.capabilities.context import Framework  # noqa: PLC0415 — not for the help
     from indusagi.interop.protocol_bridge.bridge import make_inert_context  # noqa: PLC0415 — imports the bridge
     from induscode.boot.content import MARKS, fetch_content, open_content, parse_reference  # noqa: PLC0415 — as above
-    from induscode.calls.observers import open_observers  # noqa: PLC0415 — not for the help
-    from induscode.calls.record import CallOrigin  # noqa: PLC0415 — not for the help
-    from induscode.commands.arguments import ArgumentError, read_arguments  # noqa: PLC0415 — not for the help
     from induscode.conversations.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
     from induscode.conversations.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
-    from induscode.permissions.gate import build_call_checks  # noqa: PLC0415 — not for the help
 
     if text.startswith("@") and (words or given):
         raise click.UsageError(f"{text}: a resource takes no arguments: write them into its URI", context)
@@ -172,9 +179,9 @@ def call_content(
         handlers = None if dialog is None else build_server_handlers(dialog, roots=(invocation.cwd,))
         with token.guard():
             async with AsyncExitStack() as stack:
-                calls = await open_observers(stack, invocation.settings, CallOrigin(via="call", client="indus"))
+                origin = CallOrigin(via="call", client="indus")
+                calls = await open_observers(stack, invocation.settings, origin, lambda note: print_notes([note]))
                 print_notes(calls.unopened)
-                calls.report_to(lambda note: print_notes([note]))
                 observed = replace(make_inert_context(), framework=Framework(observer=calls.combine()))
                 bridge, content = await stack.enter_async_context(
                     open_content(plan.narrow([server]), checks.remote, observed, handlers)
@@ -245,10 +252,6 @@ class _Call:
     async def execute(self, token: CancelToken) -> int:
         """Open the session, call the tool and print its result."""
         from induscode.boot.session import open_session  # noqa: PLC0415 — imports the deck
-        from induscode.calls.record import CallOrigin  # noqa: PLC0415 — imports the deck
-        from induscode.deck.contract import Profile  # noqa: PLC0415 — imports the deck
-        from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the deck
-        from induscode.servers.plan import ServerPlan  # noqa: PLC0415 — imports the deck
 
         # A script waits for the servers it calls. The others' functions appear once those servers are up.
         options = BootOptions(wait_s=FIRST_PROMPT_LIMIT_S if self.tool == RUN_CODE else None)
@@ -275,13 +278,12 @@ class _Call:
                         profile=profile,
                         options=options,
                         origin=CallOrigin(via="call", client="indus"),
+                        on_note=lambda note: print_notes([note]),
                     )
                 )
                 print_notes(note for note in session.store.notes if note not in self._printed)
                 print_notes(session.addons.notes)
-                session.addons.on_note = lambda note: print_notes([note])
                 print_notes(session.calls.unopened)
-                session.calls.report_to(session.addons.on_note)
                 opened = session, await self._find_card(session)
             if opened is None:
                 return 0
@@ -295,8 +297,6 @@ class _Call:
         """Keep the servers that may have the tool, or all of them (to suggest similar names) if none does."""
         if self.tool == RUN_CODE or not plan.rows:
             return plan
-        from induscode.boot.catalog import find_possible_owners, find_server_of_tool  # noqa: PLC0415 — for calls of servers
-
         known = None
         if plan.configs:
             async with opened_store() as store:
@@ -319,9 +319,6 @@ class _Call:
         """Report why we can't find the tool: disabled, server failure, or unknown name."""
         disabled = next((tool for tool in session.mcp.disabled if tool.name == self.tool), None)
         if disabled is not None:
-            from indusagi.runtime.contract import ToolOutcome  # noqa: PLC0415 — loaded with the deck
-            from induscode.deck.mcp.enrolment import refuse_disabled  # noqa: PLC0415 — loaded with the deck
-
             return self.print_outcome(ToolOutcome("", refuse_disabled(disabled)))
         if self.tool in session.left_out:
             lacking = session.left_out[self.tool]
@@ -337,8 +334,6 @@ class _Call:
                 return FAULT
             name, *names = map(self._show, (self.tool, *tools))
             raise build_unknown_name(f"the server has no tool {name!r}", name, names, self._context)
-        from induscode.calls.record import find_tool_ref  # noqa: PLC0415 — loaded with the deck
-
         message = f"there is no tool {self.tool!r}"
         server, colon, rest = self.tool.partition(":")
         if colon and any(server == row.id for row in plan.rows):
@@ -356,8 +351,6 @@ class _Call:
             return FAULT
         for reason in reasons:
             print_status(reason)
-        from induscode.deck.catalog import capability_cards, has_capability  # noqa: PLC0415 — imports the cards
-
         if has_capability(self.tool):
             raise click.UsageError(
                 f"--tools leaves out {self.tool!r}: name it there too, or drop --tools", self._context
@@ -366,13 +359,6 @@ class _Call:
         raise build_unknown_name(message, self.tool, names, self._context)
 
     async def _run(self, session: Session, card: Capability, token: CancelToken) -> ToolOutcome:
-        from indusagi.capabilities.budget import UNLIMITED  # noqa: PLC0415 — loaded with the deck
-        from indusagi.core.ids import new_ulid  # noqa: PLC0415 — loaded with the deck
-        from indusagi.runtime.calls import CallEntry, current_entry  # noqa: PLC0415 — loaded with the deck
-        from indusagi.runtime.contract import ToolCall  # noqa: PLC0415 — loaded with the deck
-        from induscode.commands.arguments import ArgumentError, check_arguments, describe_parameters, read_arguments  # noqa: PLC0415 — loaded with the deck
-        from induscode.deck.provision import ToolDeck  # noqa: PLC0415 — loaded with the deck
-
         schema = card.parameters
         if self.plan is None:
             # Native tools accept no extra arguments; their schemas leave this out for brevity.
@@ -395,10 +381,6 @@ class _Call:
 
     def print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
         """Print the result and return the exit code."""
-        from induscode.cli.output import write_json  # noqa: PLC0415 — for a call that ran
-        from induscode.commands.arguments import describe_parameters  # noqa: PLC0415 — for a call that ran
-        from induscode.commands.outcome import format_block, print_blocks, save_blocks, to_json  # noqa: PLC0415 — for a call that ran
-
         code, reason = 0, outcome.details.get("code")
         if outcome.is_error:
             is_fault = reason in _FAULTS and "server" in outcome.details
@@ -433,8 +415,6 @@ def _find_denied(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
 
 def _build_progress_printer(name: str) -> Callable[[ToolProgress], None]:
     """Build a callback that prints progress, at most five lines a second."""
-    from time import monotonic  # noqa: PLC0415 — for a call that runs
-
     last = -_PROGRESS_INTERVAL_S
 
     def print_progress(progress: ToolProgress) -> None:

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
+import csv
+import sys
 from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import click
+from anyio import to_thread
 
 from indusagi.core.text import format_count
-from induscode.calls.record import DECLINED
-from induscode.calls.statistics import GROUPS, format_duration
+from indusagi.core.time import iso_utc, now_ms
+from induscode.calls.database import CallFilter, open_calls
+from induscode.calls.record import COLUMNS, DECLINED, CallRecord, format_name
+from induscode.calls.statistics import GROUPS, CallStatistics, format_duration, read_statistics
 from induscode.cli.console import format_age, stdout_console
-from induscode.cli.output import as_json, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, write_json
+from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import is_reader_gone, print_line, print_status
 from induscode.cluster.opening import key_option, read_keyed_settings, run_with_broker
+from induscode.cluster.shared.calls import read_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from indusagi.core.cancel import CancelToken
-    from induscode.calls.database import CallDatabase, CallFilter, Payload
-    from induscode.calls.record import CallRecord
+    from induscode.calls.database import CallDatabase, Payload
     from induscode.cluster.broker import Broker
 
 _POLL_S = 0.2
@@ -28,6 +38,7 @@ _UNITS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 _MAX_INT = 2**63 - 1
 """SQLite's largest integer: https://www.sqlite.org/datatype3.html#storage_classes_and_datatypes"""
 _HEADS = ("NUMBER", "AT", "VIA", "WHO", "TOOL", "TOOK", "OUTCOME", "TOKENS")
+_NO_MATCH = "No call matches."
 
 
 @click.command("calls")
@@ -88,8 +99,6 @@ def command(
     exclusive = {"--follow": follow, "--slow": slow, "--by": by, "--export": export, "NUMBER": number}
     has_limit = context.get_parameter_source("limit") is click.core.ParameterSource.COMMANDLINE
     _check_flags(context, [flag for flag, value in exclusive.items() if value], has_limit=has_limit)
-    from induscode.calls.database import CallFilter, open_calls  # noqa: PLC0415 — imports SQLite
-
     chosen = CallFilter(
         server=wanted["server"],
         tool=wanted["tool"],
@@ -107,7 +116,7 @@ def command(
         if as_json:
             write_json({"calls": [], "dropped": 0} if by is None else {"by": by, "groups": [], "dropped": 0})
         elif not export:
-            print_line("No call has been recorded yet.")
+            print_line("No calls yet. Try: indus call ls")
         return 0
     with closing(database):
         if number is not None:
@@ -141,10 +150,6 @@ def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: boo
 
 def parse_since(context: click.Context, text: str) -> int:
     """Parse an age (`10min`) or a time (RFC 3339) into Unix milliseconds, or raise a usage error."""
-    from datetime import UTC, datetime  # noqa: PLC0415 — for this option
-
-    from indusagi.core.time import now_ms  # noqa: PLC0415 — for this option
-
     unit = text.lstrip("0123456789")
     try:
         if unit in _UNITS and text != unit:
@@ -161,14 +166,17 @@ def parse_since(context: click.Context, text: str) -> int:
 
 def _list_calls(database: CallDatabase, wanted: CallFilter, limit: int, *, slow: bool, as_json: bool) -> None:
     calls = database.latest(wanted, limit, slowest=slow)
-    if as_json:
-        write_json({"calls": [call.to_json() for call in calls], "dropped": database.dropped()})
-        return
-    if not calls:
-        print_line("No call matches.")
-    else:
-        print_table(_HEADS, [_format_cells(call) for call in calls])
-    _report_dropped(database)
+    Listing(
+        "calls",
+        calls,
+        _HEADS,
+        _format_cells,
+        to_json=CallRecord.to_json,
+        after={"dropped": database.dropped()},
+        empty=_NO_MATCH,
+    ).show(as_json=as_json)
+    if not as_json:
+        _report_dropped(database)
 
 
 def _report_dropped(database: CallDatabase) -> None:
@@ -177,8 +185,6 @@ def _report_dropped(database: CallDatabase) -> None:
 
 
 def _format_cells(call: CallRecord) -> tuple[object, ...]:
-    from indusagi.core.time import iso_utc, now_ms  # noqa: PLC0415 — for a list
-
     time = iso_utc(call.at_ms) if stdout_console() is None else format_age(call.at_ms, now_ms())
     who = " ".join(filter(None, (call.principal, call.client, call.agent))) or call.conversation or "-"
     outcome = call.outcome if call.code in {"", call.outcome} else f"{call.outcome} ({call.code})"
@@ -194,8 +200,6 @@ def _list_cluster_calls(
     context: click.Context, brokers: str, key_file: str | None, wanted: CallFilter, limit: int, *, as_json: bool
 ) -> int:
     """List the last calls of all nodes, newest last."""
-    from induscode.calls.record import COLUMNS, CallRecord  # noqa: PLC0415 — for this option
-    from induscode.cluster.shared.calls import read_calls  # noqa: PLC0415 — for this option
 
     async def work(broker: Broker) -> int:
         found: list[tuple[str, CallRecord]] = []
@@ -206,27 +210,20 @@ def _list_cluster_calls(
             if len(found) >= limit:
                 break
         found.sort(key=lambda pair: pair[1].at_ms)
-        if as_json:
-            write_json({"calls": [{**call.to_json(), "node": node} for node, call in found]})
-        elif not found:
-            print_line("No call matches.")
-        else:
-            print_table(("NODE", *_HEADS[1:]), [(node, *_format_cells(call)[1:]) for node, call in found])
-        return 0
+        return Listing(
+            "calls",
+            found,
+            ("NODE", *_HEADS[1:]),
+            lambda row: (row[0], *_format_cells(row[1])[1:]),
+            to_json=lambda row: {**row[1].to_json(), "node": row[0]},
+            empty=_NO_MATCH,
+        ).show(as_json=as_json)
 
     return run_with_broker(read_keyed_settings(context, brokers or None, key_file), work)
 
 
 def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
     """Print calls as they come, until a signal or (with BrokenPipeError) until the pipe's reader is gone."""
-    import sys  # noqa: PLC0415 — for this option
-    from dataclasses import replace  # noqa: PLC0415 — for this option
-
-    import anyio  # noqa: PLC0415 — for this option
-    from anyio import to_thread  # noqa: PLC0415 — for this option
-
-    from induscode.calls.database import CallFilter, open_calls  # noqa: PLC0415 — for this option
-    from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — for this option
 
     def read_next(after: int) -> list[CallRecord]:
         database = open_calls()
@@ -275,23 +272,27 @@ def _show_call(
 
 
 def _show_statistics(database: CallDatabase, by: str, wanted: CallFilter, limit: int | None, *, as_json: bool) -> None:
-    from induscode.calls.record import format_name  # noqa: PLC0415 — for this option
-    from induscode.calls.statistics import read_statistics  # noqa: PLC0415 — for this option
-
     *found, everything = read_statistics(database, by, wanted)
     groups = found[:limit]
-    if as_json:
-        total = {key: value for key, value in everything.to_json(by).items() if key not in {by, "server"}}
-        shown = [group.to_json(by) for group in groups]
-        write_json({"by": by, "groups": shown, "all": total, "dropped": database.dropped()})
-        return
-    heads = (by.upper(), "CALLS", "ERRORS", "DECLINED", "P50", "P95", "SLOWEST", "TOKENS")
-    rows: list[tuple[object, ...]] = []
-    for group in (*groups, everything):
+
+    def format_cells(group: CallStatistics) -> tuple[object, ...]:
         name = format_name(group.kind, group.server, group.name) or "-"
         times = (format_duration(value) for value in (group.p50_us, group.p95_us, group.slowest_us))
-        rows.append((name, group.calls, group.errors, group.declined, *times, group.tokens))
-    print_table(heads, rows)
+        return name, group.calls, group.errors, group.declined, *times, group.tokens
+
+    total = {key: value for key, value in everything.to_json(by).items() if key not in {by, "server"}}
+    Listing(
+        "groups",
+        groups,
+        (by.upper(), "CALLS", "ERRORS", "DECLINED", "P50", "P95", "SLOWEST", "TOKENS"),
+        format_cells,
+        to_json=lambda group: group.to_json(by),
+        before={"by": by},
+        after={"all": total, "dropped": database.dropped()},
+        total=[everything],
+    ).show(as_json=as_json)
+    if as_json:
+        return
     if len(found) > len(groups):
         print_status(f"{format_count(len(found) - len(groups), 'further group')} left out by --limit")
     _report_dropped(database)
@@ -303,11 +304,6 @@ def export_calls(calls: Iterable[CallRecord], kind: str) -> None:
         for call in calls:
             write_json(call.to_json(), indent=None)
         return
-    import csv  # noqa: PLC0415 — for this option
-    import sys  # noqa: PLC0415 — for this option
-
-    from induscode.calls.record import COLUMNS  # noqa: PLC0415 — for this option
-
     writer = csv.writer(sys.stdout, lineterminator="\n")  # RFC 4180, but with native line endings
     writer.writerow(("id", "at", *COLUMNS))
     for call in calls:

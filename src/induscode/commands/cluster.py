@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,30 +11,37 @@ import click
 from anyio import to_thread
 
 from indusagi.core.text import format_count
-from induscode.cli.output import as_json, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, write_json
 from induscode.cli.terminal import print_line, print_status
+from induscode.cluster.broker import check_key
+from induscode.cluster.contract import ClusterFault, NodeInfo
+from induscode.cluster.key import create_key, read_key
+from induscode.cluster.membership import open_membership
 from induscode.cluster.opening import (
     broker_option,
     describe_fault,
     find_key_file,
     key_option,
+    prepare_cluster,
     read_observer_settings,
     read_settings,
     run_with_broker,
 )
+from induscode.cluster.placement import Placements, find_replica
+from induscode.cluster.report import read_report
 from induscode.commands.groups import CommandGroup, LazyCommand
+from induscode.launch.options import read_invocation
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
-    from induscode.cluster.contract import NodeInfo
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.membership import Membership
     from induscode.cluster.opening import Prepared
     from induscode.cluster.report import BrokerReport
 
 _ROLES = {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}
-_HERE = "induscode.commands.cluster"
 _STATE = "induscode.commands.cluster_state"
 _FAILED = 1
 _MAX_MB = (2**63 - 1) >> 20
@@ -48,27 +53,19 @@ _POLL_INTERVAL_S = 0.25
 @click.command(
     cls=CommandGroup,
     commands={
-        "init": LazyCommand("prepare the brokers, and make the key of the cluster", _HERE, "init"),
-        "status": LazyCommand("show the brokers and the nodes", _HERE, "status"),
-        "placements": LazyCommand("show which node runs which server", _HERE, "placements"),
-        "drain": LazyCommand("move the servers of a node to others", _HERE, "drain"),
-        "config": LazyCommand("show and change the servers and rules of all nodes", _STATE, "config"),
-        "offer-key": LazyCommand("issue or revoke the key of a node that offers its servers", _STATE, "offer_key"),
-        "rotate-key": LazyCommand("replace the key of the cluster", _STATE, "rotate"),
-        "verify": LazyCommand("verify the ledgers of all nodes", _STATE, "verify"),
+        "init": LazyCommand("prepare the brokers, and make the key of the cluster", ":init"),
+        "status": LazyCommand("show the brokers and the nodes", ":status"),
+        "placements": LazyCommand("show which node runs which server", ":placements"),
+        "drain": LazyCommand("move the servers of a node to others", ":drain"),
+        "config": LazyCommand("show and change the servers and rules of all nodes", f"{_STATE}:config"),
+        "offer-key": LazyCommand("issue or revoke the key of a node that offers its servers", f"{_STATE}:offer_key"),
+        "rotate-key": LazyCommand("replace the key of the cluster", f"{_STATE}:rotate"),
+        "verify": LazyCommand("verify the ledgers of all nodes", f"{_STATE}:verify"),
     },
     default="status",
 )
 def command() -> None:
     """Prepare and examine a cluster of gateways. Without a command: status."""
-
-
-@asynccontextmanager
-async def _observe(broker: Broker) -> AsyncGenerator[Membership]:
-    from induscode.cluster.membership import open_membership  # noqa: PLC0415 — not for the help
-
-    async with open_membership(broker, observer=True) as membership:
-        yield membership
 
 
 @click.command("init")
@@ -115,10 +112,6 @@ def init(
     JetStream. By default they sync to disk every two minutes, so a power failure may lose the writes since: set
     `sync_interval: always` in their configuration.
     """
-    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
-    from induscode.cluster.opening import prepare_cluster  # noqa: PLC0415 — not for the help
-    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
-
     path = find_key_file(read_invocation(context).settings, key_file)
 
     async def work(broker: Broker) -> int:
@@ -165,10 +158,6 @@ def _print_prepared(prepared: Prepared, *, lease_s: float, replicas: int, ledger
 
 async def _find_key(broker: Broker, path: str) -> tuple[ClusterKey, bool]:
     """Read the key, or create one for a new cluster; also return whether it's new."""
-    from induscode.cluster.broker import check_key  # noqa: PLC0415 — not for the help
-    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
-    from induscode.cluster.key import create_key, read_key  # noqa: PLC0415 — not for the help
-
     try:
         return await to_thread.run_sync(read_key, path), False
     except FileNotFoundError:
@@ -202,11 +191,8 @@ def status(context: click.Context, *, brokers: str | None, key_file: str | None,
     """
 
     async def work(broker: Broker) -> int:
-        from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — not for the help
-        from induscode.cluster.report import read_report  # noqa: PLC0415 — not for the help
-
         try:
-            async with _observe(broker) as membership:
+            async with open_membership(broker, observer=True) as membership:
                 report = await read_report(broker, membership)
                 _print_status(report, membership.times.ttl_s, as_json=as_json)
         except ClusterFault as fault:
@@ -224,23 +210,29 @@ def status(context: click.Context, *, brokers: str | None, key_file: str | None,
 
 
 def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> None:
-    nodes = report.nodes
+    nodes = Listing(
+        "nodes",
+        report.nodes,
+        ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS"),
+        _format_node,
+        to_json=NodeInfo.to_json,
+        before={**report.to_json(), "lease_s": lease_s},
+    )
     if as_json:
-        rows: list[JsonObject] = [node.to_json() for node in nodes]
-        write_json({**report.to_json(), "lease_s": lease_s, "nodes": [*rows]})
+        nodes.show(as_json=True)
         return
     storage = f"; storage: {stored}" if (stored := report.describe_storage()) else ""
     print_line(f"brokers: {report.summary}; a lease lasts {lease_s:g} s{storage}")
     for problem in report.list_problems():
         print_line(problem)
-    if not nodes and not report.silent and not report.waiting and report.is_usable:
+    if not report.nodes and not report.silent and not report.waiting and report.is_usable:
         print_line("no node is there: start one with indus serve --http --cluster URL")
-    if nodes:
-        cells: list[tuple[object, ...]] = []
-        for node in nodes:
-            state = "draining" if node.draining else _ROLES[node.role]
-            cells.append((node.node, f"{node.owned}/{node.capacity}", node.unpublished, state, node.url))
-        print_table(("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS"), cells)
+    nodes.show(as_json=False)
+
+
+def _format_node(node: NodeInfo) -> tuple[object, ...]:
+    state = "draining" if node.draining else _ROLES[node.role]
+    return node.node, f"{node.owned}/{node.capacity}", node.unpublished, state, node.url
 
 
 @click.command("placements")
@@ -250,10 +242,9 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
 @click.pass_context
 def placements(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Show which node runs which server, and since which epoch."""
-    from induscode.cluster.placement import Placements, find_replica  # noqa: PLC0415 — not for the help
 
     async def work(broker: Broker) -> int:
-        async with _observe(broker) as membership:
+        async with open_membership(broker, observer=True) as membership:
             entries = await broker.open_bucket(broker.settings.placements)
             found = await Placements(entries, membership).list_all()
             rows: list[JsonObject] = []
@@ -262,21 +253,13 @@ def placements(context: click.Context, *, brokers: str | None, key_file: str | N
                 row: JsonObject = {"server": one.server, "node": one.node, "epoch": one.epoch, "live": is_live}
                 rows.append({**row, "key": one.key, "replica": find_replica(one.key)})
         several = {one.server for one in found if find_replica(one.key) != 1}
-        if as_json:
-            write_json({"placements": [*rows]})
-        elif not rows:
-            print_line("no server runs")
-        else:
-            shown = [
-                (
-                    f"{row['server']} (replica {row['replica']})" if row["server"] in several else row["server"],
-                    *(row[key] for key in ("node", "epoch", "key")),
-                    "" if row["live"] else "its node is gone",
-                )
-                for row in rows
-            ]
-            print_table(("SERVER", "NODE", "EPOCH", "KEY", ""), shown)
-        return 0
+
+        def format_cells(row: JsonObject) -> tuple[object, ...]:
+            server = f"{row['server']} (replica {row['replica']})" if row["server"] in several else row["server"]
+            return server, row["node"], row["epoch"], row["key"], "" if row["live"] else "its node is gone"
+
+        heads = ("SERVER", "NODE", "EPOCH", "KEY", "")
+        return Listing("placements", rows, heads, format_cells, empty="no server runs").show(as_json=as_json)
 
     return run_with_broker(read_observer_settings(context, brokers, key_file), work, checks_key=False)
 
@@ -295,7 +278,7 @@ def drain(context: click.Context, *, node: str, brokers: str | None, key_file: s
     """
 
     async def work(broker: Broker) -> int:
-        async with _observe(broker) as membership:
+        async with open_membership(broker, observer=True) as membership:
             named = [info for info in membership.list_nodes() if info.node == node]
             if not named:
                 known = ", ".join(info.node for info in membership.list_nodes()) or "none"

@@ -11,11 +11,16 @@ from typing import TYPE_CHECKING
 import click
 from anyio import to_thread
 
+from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
-from induscode.cli.output import as_json, ask_consent, digest_option, print_notes, print_table, write_json
+from induscode.cli.listing import print_table
+from induscode.cli.output import as_json, ask_consent, digest_option, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
+from induscode.cluster.contract import find_node_name
+from induscode.cluster.key import write_new_key
+from induscode.cluster.offers import issue_offer_key, revoke_offer_key
 from induscode.cluster.opening import (
     broker_option,
     find_key_file,
@@ -25,8 +30,17 @@ from induscode.cluster.opening import (
     read_settings,
     run_with_broker,
 )
+from induscode.cluster.shared.rotation import rotate_key
+from induscode.cluster.shared.table import open_table
+from induscode.cluster.shared.verify import verify_cluster
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.core.consent import build_consent
+from induscode.deck.mcp.store import open_store
+from induscode.deck.mcp.store.database import store_path
+from induscode.launch.options import read_invocation
+from induscode.permissions.rules import RuleOrigin, parse_settings
+from induscode.servers.config import UnusableFileError, read_named_rows
+from induscode.servers.config.trust import describe_row
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
@@ -34,7 +48,6 @@ if TYPE_CHECKING:
     from induscode.cluster.shared.verify import ClusterReport
     from induscode.core.consent import Consent
 
-_HERE = "induscode.commands.cluster_state"
 _FAILED = 1
 
 
@@ -53,10 +66,6 @@ def verify(context: click.Context, *, brokers: str | None, key_file: str | None,
 
 def verify_ledgers(context: click.Context, brokers: str | None, key_file: str | None, *, as_json: bool) -> int:
     """Verify the ledgers of all nodes, print the report, and return the exit code."""
-    from induscode.cluster.shared.verify import verify_cluster  # noqa: PLC0415 — not for the help
-    from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — not for the help
-    from induscode.deck.mcp.store.database import store_path  # noqa: PLC0415 — not for the help
-
     try:
         has_ledger = os.path.exists(store_path())
     except OSError:
@@ -102,10 +111,10 @@ def _print_report(report: ClusterReport) -> None:
 @click.command(
     cls=CommandGroup,
     commands={
-        "show": LazyCommand("show the servers and rules of the cluster", _HERE, "show"),
-        "push": LazyCommand("put the servers of a file into the cluster", _HERE, "push"),
-        "remove": LazyCommand("remove servers from the cluster", _HERE, "remove"),
-        "rules": LazyCommand("put the rules of a file into the cluster, or remove them", _HERE, "rules"),
+        "show": LazyCommand("show the servers and rules of the cluster", ":show"),
+        "push": LazyCommand("put the servers of a file into the cluster", ":push"),
+        "remove": LazyCommand("remove servers from the cluster", ":remove"),
+        "rules": LazyCommand("put the rules of a file into the cluster, or remove them", ":rules"),
     },
     default="show",
 )
@@ -117,7 +126,6 @@ def _change(
     context: click.Context, brokers: str | None, key_file: str | None, work: Callable[[SharedTable], Awaitable[int]]
 ) -> int:
     """Run `work` with the shared table."""
-    from induscode.cluster.shared.table import open_table  # noqa: PLC0415 — not for the help
 
     async def run(broker: Broker) -> int:
         return await work(await open_table(broker, print_status))
@@ -195,10 +203,6 @@ def push(
 
 def _read_rows(context: click.Context, file: str) -> tuple[Mapping[str, JsonObject], Consent]:
     """Read and check the servers of a file, and build the consent question."""
-    from indusagi.core.config_file import read_config_file  # noqa: PLC0415 — not for the help
-    from induscode.servers.config import UnusableFileError, read_named_rows  # noqa: PLC0415 — not for the help
-    from induscode.servers.config.trust import describe_row  # noqa: PLC0415 — not for the help
-
     try:
         found = read_named_rows(file)
     except UnusableFileError as exc:
@@ -270,9 +274,6 @@ def rules(
 
 
 def _read_rules(context: click.Context, file: str) -> JsonValue:
-    from indusagi.core.config_file import read_config_file  # noqa: PLC0415 — not for the help
-    from induscode.permissions.rules import RuleOrigin, parse_settings  # noqa: PLC0415 — not for the help
-
     found = read_config_file(file)
     if found.trouble is not None:
         raise click.UsageError(f"{file}: {found.trouble}", context)
@@ -299,9 +300,6 @@ def rotate(context: click.Context, *, brokers: str | None, key_file: str | None,
     opens them up to their current end. Machines with the old file are locked out until they get the new one. If a
     rotation is interrupted, the next one finishes it.
     """
-    from induscode.cluster.shared.rotation import rotate_key  # noqa: PLC0415 — not for the help
-    from induscode.launch.options import read_invocation  # noqa: PLC0415 — not for the help
-
     settings = read_invocation(context).settings
     path, old = find_key_file(settings, key_file), load_key(context, settings, key_file)
 
@@ -343,10 +341,6 @@ def offer_key(
     Its holder can offer servers under this name, but can neither read nor forge messages of other nodes. A second key
     for the same node revokes the first.
     """
-    from induscode.cluster.contract import find_node_name  # noqa: PLC0415 — not for the help
-    from induscode.cluster.key import write_new_key  # noqa: PLC0415 — not for the help
-    from induscode.cluster.offers import issue_offer_key, revoke_offer_key  # noqa: PLC0415 — not for the help
-
     try:
         find_node_name(node)
     except ValueError as exc:

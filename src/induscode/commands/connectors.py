@@ -6,13 +6,20 @@ Exit codes: 0 success, 1 a connector has a problem or the user declined, 2 usage
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
+from anyio import to_thread
+from click.shell_completion import CompletionItem
 
+from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
-from induscode.cli.output import as_json, ask_consent, build_unknown_name, digest_option, print_table, write_json
+from indusagi.core.time import now_ms
+from indusagi.interop.auth.contract import AuthFault
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, ask_consent, build_unknown_name, digest_option, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import (
@@ -32,8 +39,6 @@ from induscode.launch.options import flags, read_invocation
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from click.shell_completion import CompletionItem
-
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
@@ -42,7 +47,6 @@ if TYPE_CHECKING:
     from induscode.connectors.store import ConnectorRow
     from induscode.servers.sign_in.prompts import SignInWay
 
-_HERE = "induscode.commands.connectors"
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _PROBLEM = 1
 _FAULT = 3
@@ -52,13 +56,13 @@ _MAX_NOTES = 5
 @click.command(
     cls=CommandGroup,
     commands={
-        "list": LazyCommand("list the connectors", _HERE, "list_rows"),
-        "add": LazyCommand("add a connector from an OpenAPI document", _HERE, "add"),
-        "remove": LazyCommand("remove a connector", _HERE, "remove"),
-        "login": LazyCommand("sign in to the service of a connector", _HERE, "login"),
-        "logout": LazyCommand("sign out of the service of a connector", _HERE, "logout"),
-        "doctor": LazyCommand("examine document, address, variables and sign-in of connectors", _HERE, "doctor"),
-        "approve": LazyCommand("approve a changed document as it is now", _HERE, "approve"),
+        "list": LazyCommand("list the connectors", ":list_rows"),
+        "add": LazyCommand("add a connector from an OpenAPI document", ":add"),
+        "remove": LazyCommand("remove a connector", ":remove"),
+        "login": LazyCommand("sign in to the service of a connector", ":login"),
+        "logout": LazyCommand("sign out of the service of a connector", ":logout"),
+        "doctor": LazyCommand("examine document, address, variables and sign-in of connectors", ":doctor"),
+        "approve": LazyCommand("approve a changed document as it is now", ":approve"),
     },
     default="list",
 )
@@ -68,8 +72,6 @@ def command() -> None:
 
 def complete_connector(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete a connector's name."""
-    from click.shell_completion import CompletionItem  # noqa: PLC0415 — for a completion only
-
     rows, _ = ConnectorStore().read()
     return [CompletionItem(name, help=row.base_url) for name, row in rows.items() if name.startswith(incomplete)]
 
@@ -83,21 +85,15 @@ def list_rows(*, as_json: bool, **_: object) -> int:
     rows = _read_rows(store)
 
     async def work(_: CancelToken) -> int:
-        if as_json:
-            described = [{**_to_json(row), "signIn": await _read_sign_in(store, row)} for row in rows.values()]
-            write_json({"connectors": [*described]})
-            return 0
-        if not rows:
-            print_line("There are no connectors; add one: indus connectors add NAME SPEC")
-            return 0
-        cells: list[list[object]] = []
-        for row in rows.values():
-            facts = await _read_sign_in(store, row)
-            auth = _format_auth(row) + (f", {facts['state']}" if facts is not None else "")
-            document = "changed" if row.changed else "approved"
-            cells.append([row.name, row.base_url, auth, len(row.digests) - 1, document])
-        print_table(("NAME", "BASE URL", "AUTH", "OPERATIONS", "DOCUMENT"), cells)
-        return 0
+        found = [(row, await _read_sign_in(store, row)) for row in rows.values()]
+        return Listing(
+            "connectors",
+            found,
+            ("NAME", "BASE URL", "AUTH", "OPERATIONS", "DOCUMENT"),
+            lambda pair: _format_cells(*pair),
+            to_json=lambda pair: {**_to_json(pair[0]), "signIn": pair[1]},
+            empty="There are no connectors; add one: indus connectors add NAME SPEC",
+        ).show(as_json=as_json)
 
     return run_until_signal(work)
 
@@ -152,8 +148,6 @@ def add(
         raise click.UsageError(f"There is a connector {name!r} already: indus connectors remove {name}", context)
 
     async def work(web: WebSettings, _: CancelToken) -> int:
-        from anyio import to_thread  # noqa: PLC0415 — for a command that runs
-
         from induscode.connectors.sources import examine_source, normalize_source, read_bytes  # noqa: PLC0415 — imports the web client
 
         source = await to_thread.run_sync(normalize_source, spec, invocation.cwd)
@@ -267,12 +261,6 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, **_: obje
 
 
 async def _examine(store: ConnectorStore, row: ConnectorRow, web: WebSettings) -> JsonObject:
-    from dataclasses import replace  # noqa: PLC0415 — for a command that runs
-
-    from anyio import to_thread  # noqa: PLC0415 — for a command that runs
-
-    from indusagi.core.faults import CoreError  # noqa: PLC0415 — for a command that runs
-    from indusagi.core.time import now_ms  # noqa: PLC0415 — for a command that runs
     from induscode.connectors.sources import find_change, read_bytes  # noqa: PLC0415 — imports the web client
 
     problems: list[JsonValue] = []
@@ -313,8 +301,6 @@ def approve(
     row = _get_row(context, store, name)
 
     async def work(web: WebSettings, _: CancelToken) -> int:
-        from anyio import to_thread  # noqa: PLC0415 — for a command that runs
-
         from induscode.connectors.sources import compare_rows, diff_operations, examine_again, read_bytes  # noqa: PLC0415 — imports the web client
 
         data = await read_bytes(row.source, web)
@@ -409,7 +395,6 @@ async def _read_sign_in(store: ConnectorStore, row: ConnectorRow) -> JsonObject 
 
 def _run(context: click.Context, work: Callable[[WebSettings, CancelToken], Awaitable[int]]) -> int:
     """Run a command in an event loop. Connector faults exit with 3, sign-in faults with 1."""
-    from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a command that runs
     from induscode.boot.live_connectors import web_settings  # noqa: PLC0415 — for requests to a service
 
     web = web_settings(read_invocation(context).settings)
@@ -436,6 +421,11 @@ def _get_row(context: click.Context, store: ConnectorStore, name: str) -> Connec
     if name not in rows:
         raise build_unknown_name(f"There is no connector {name!r}", name, tuple(rows), context)
     return rows[name]
+
+
+def _format_cells(row: ConnectorRow, sign_in: JsonObject | None) -> tuple[object, ...]:
+    auth = _format_auth(row) + (f", {sign_in['state']}" if sign_in is not None else "")
+    return row.name, row.base_url, auth, len(row.digests) - 1, "changed" if row.changed else "approved"
 
 
 def _format_auth(row: ConnectorRow) -> str:

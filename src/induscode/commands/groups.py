@@ -6,18 +6,20 @@ https://click.palletsprojects.com/en/stable/shell-completion/.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import click
+from click.shell_completion import CompletionItem
 
+from indusagi.core.faults import CoreError
 from induscode.cli.output import build_unknown_name, print_notes
+from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status
 from induscode.launch.options import read_invocation, refuse_unused_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-
-    from click.shell_completion import CompletionItem
 
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.auth.contract import CredentialStore
@@ -26,20 +28,28 @@ if TYPE_CHECKING:
     from induscode.servers.sign_in.servers import SignInFacts
 
 HELP = ("-h", "--help")
+no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
+output_option = click.option(
+    "--output",
+    type=click.Choice(("text", "json", "raw")),
+    default="text",
+    show_default=True,
+    help="Format of the result: text safe for a terminal, JSON with everything, or the texts unchanged.",
+)
 
 
 class LazyCommand(NamedTuple):
     """A command's line in the help, and where to import it from."""
 
     about: str
-    module: str
-    attribute: str = "command"
+    place: str
+    """`module:name` as in entry points; by default the group's module, and the name `command`."""
 
 
 class CommandGroup(click.Group):
-    """Loads commands by name, and runs the default command without one."""
+    """Loads commands by name, and without one runs the default command, if there's one."""
 
-    def __init__(self, *args: Any, commands: Mapping[str, LazyCommand], default: str, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, commands: Mapping[str, LazyCommand], default: str = "", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.table = commands
         self.default = default
@@ -48,7 +58,7 @@ class CommandGroup(click.Group):
         """Parse the arguments. A leading option belongs to the default command."""
         # Completion (`resilient_parsing`) lists the commands instead of running the default.
         is_named = bool(args) and (not args[0].startswith("-") or args[0] in HELP)
-        if not is_named and not ctx.resilient_parsing:
+        if self.default and not is_named and not ctx.resilient_parsing:
             args = [self.default, *args]
         return super().parse_args(ctx, args)
 
@@ -58,10 +68,9 @@ class CommandGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:
         """Import a command from the table; `resolve_command` has already rejected other names."""
-        from importlib import import_module  # noqa: PLC0415 — only for a command that runs
-
-        row = self.table[cmd_name]
-        return cast("click.Command", getattr(import_module(row.module), row.attribute))
+        module, _, name = self.table[cmd_name].place.partition(":")
+        module = module or cast("Callable[..., object]", self.callback).__module__
+        return cast("click.Command", getattr(import_module(module), name or "command"))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands without loading them."""
@@ -103,7 +112,6 @@ def complete_server(context: click.Context, _parameter: click.Parameter, incompl
 def complete_tool(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a native tool or a known server tool, without starting servers."""
     from induscode.boot.catalog import list_tools  # noqa: PLC0415 — imports the deck
-    from induscode.cli.signals import run_for_result  # noqa: PLC0415 — for a completion only
 
     def list_names(invocation: Invocation) -> Iterable[tuple[str, str]]:
         for tool in run_for_result(lambda _: list_tools(invocation, check=False)).tools:
@@ -115,10 +123,6 @@ def complete_tool(context: click.Context, _parameter: click.Parameter, incomplet
 def _build_items(
     context: click.Context, list_names: Callable[[Invocation], Iterable[tuple[str, str]]], incomplete: str
 ) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem  # noqa: PLC0415 — for a completion only
-
-    from indusagi.core.faults import CoreError  # noqa: PLC0415 — for a completion only
-
     try:
         names = dict(list_names(read_invocation(context)))
     except (click.ClickException, click.exceptions.Exit, CoreError, OSError):

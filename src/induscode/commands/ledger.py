@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
 
 from indusagi.core.text import format_count
+from indusagi.core.time import iso_utc, now_ms
 from induscode.boot.plans import opened_store
 from induscode.cli.console import find_shortest_prefix, format_age, stdout_console
-from induscode.cli.output import as_json, build_unknown_name, print_notes, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status, print_text
 from induscode.commands.groups import CommandGroup, LazyCommand
+from induscode.deck.mcp.store.events import document_addresses
+from induscode.deck.mcp.store.history import deck_at
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -23,9 +28,9 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.store.events import Row, RunFacts
     from induscode.deck.mcp.store.history import DeckRecord
 
-_HERE = "induscode.commands.ledger"
 _DAMAGED = 1
 _KEY_LENGTH = 15
+_EMPTY = "No events yet. They appear after the first session or indus serve."
 
 run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or the first letters of its name).")
 
@@ -33,17 +38,17 @@ run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or
 @click.command(
     cls=CommandGroup,
     commands={
-        "timeline": LazyCommand("list the events, the newest last", _HERE, "timeline"),
-        "show": LazyCommand("show the events of a tool, a key or a row", _HERE, "show"),
-        "at": LazyCommand("show the deck as it was at a time", _HERE, "at"),
-        "turn": LazyCommand("show the deck that a model saw at a turn", _HERE, "turn"),
-        "verify": LazyCommand("check that the ledger is unchanged", _HERE, "verify"),
-        "export": LazyCommand("write everything as JSON lines", _HERE, "export"),
+        "timeline": LazyCommand("list the events, the newest last", ":timeline"),
+        "show": LazyCommand("show the events of a tool, a key or a row", ":show"),
+        "at": LazyCommand("show the deck as it was at a time", ":at"),
+        "turn": LazyCommand("show the deck that a model saw at a turn", ":turn"),
+        "verify": LazyCommand("check that the ledger is unchanged", ":verify"),
+        "export": LazyCommand("write everything as JSON lines", ":export"),
     },
     default="timeline",
 )
 def command() -> None:
-    """Show what was enrolled when, and what a model saw. Without a command: timeline."""
+    """Show the history of tools, and what the model saw. Without a command: timeline."""
 
 
 def _run_with_store(work: Callable[[ThreadedStore], Awaitable[int]]) -> int:
@@ -77,8 +82,6 @@ async def _find_runs(store: ThreadedStore, name: str | None) -> Sequence[RunFact
 
 async def _read_documents(store: ThreadedStore, rows: Sequence[Row]) -> dict[str, str]:
     """Read the documents that these rows refer to."""
-    from induscode.deck.mcp.store.events import document_addresses  # noqa: PLC0415 — imports hashing
-
     return dict(await store.documents({one for row in rows for one in document_addresses(row.op, row.facts)}))
 
 
@@ -98,26 +101,18 @@ def timeline(*, run: str | None, server: str | None, limit: int, as_json: bool) 
 
     async def work(store: ThreadedStore) -> int:
         rows = await _read_latest(store, run, server, limit)
-        if as_json:
-            write_json({"rows": [_build_json(row) for row in rows]})
-        elif not rows:
-            print_line("Nothing has happened yet.")
-        else:
-            times, names = [row.at for row in rows], [row.run for row in rows]
-            if stdout_console() is not None:  # the age, and a short name that `--run` takes
-                from datetime import datetime  # noqa: PLC0415 — for a terminal only
+        is_terminal, now = stdout_console() is not None, now_ms()
+        length = find_shortest_prefix([row.run for row in rows]) if is_terminal else None
 
-                from indusagi.core.time import now_ms  # noqa: PLC0415 — for a terminal only
+        def format_cells(row: Row) -> tuple[object, ...]:
+            time = row.at
+            if is_terminal:  # the age, and a short name that `--run` takes
+                time = format_age(round(datetime.fromisoformat(time).timestamp() * 1000), now)
+            return time, row.run[:length], row.op, _format_subject(row), _format_detail(row)
 
-                length, now = find_shortest_prefix(names), now_ms()
-                times = [format_age(round(datetime.fromisoformat(time).timestamp() * 1000), now) for time in times]
-                names = [name[:length] for name in names]
-            cells = [
-                (time, name, row.op, _format_subject(row), _format_detail(row))
-                for row, time, name in zip(rows, times, names, strict=True)
-            ]
-            print_table(("AT", "RUN", "EVENT", "SUBJECT", "DETAIL"), cells)
-        return 0
+        heads = ("AT", "RUN", "EVENT", "SUBJECT", "DETAIL")
+        listing = Listing("rows", rows, heads, format_cells, to_json=_build_json, empty=_EMPTY)
+        return listing.show(as_json=as_json)
 
     return _run_with_store(work)
 
@@ -223,10 +218,6 @@ def show(key: str, *, as_json: bool) -> int:
 @as_json
 def at(time: str, *, run: str | None, as_json: bool) -> int:
     """Show the deck as it was at TIME, such as 2026-11-15T20:08 (UTC, unless it says otherwise)."""
-    from datetime import UTC, datetime  # noqa: PLC0415 — for `at`
-
-    from indusagi.core.time import iso_utc  # noqa: PLC0415 — for `at`
-
     try:
         wanted = datetime.fromisoformat(time)  # RFC 3339 §5.6
         wanted = wanted.replace(tzinfo=UTC) if wanted.tzinfo is None else wanted
@@ -236,8 +227,6 @@ def at(time: str, *, run: str | None, as_json: bool) -> int:
         raise click.UsageError(message) from exc
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — imports the ledger
-
         if run is not None:
             one = await _find_run(store, run)
         else:
@@ -261,8 +250,6 @@ def turn(number: int, *, run: str | None, as_json: bool) -> int:
     """Show the deck that a model saw at turn N, of the last run that had one."""
 
     async def work(store: ThreadedStore) -> int:
-        from induscode.deck.mcp.store.history import deck_at  # noqa: PLC0415 — imports the ledger
-
         runs = await _find_runs(store, run)
         for one in reversed(runs):
             record = await deck_at(store, one.run, turn=number)

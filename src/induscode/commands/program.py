@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete, shell_complete
@@ -13,9 +13,10 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from induscode.cli.terminal import is_interactive, print_line, print_status
 from induscode.commands import COMPLETE_VARIABLE
+from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.extras import require_agent
 from induscode.launch.flags import FlagGroup, flag_specs
-from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation, refuse_unused_flags
+from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,24 +25,26 @@ if TYPE_CHECKING:
 
 _PROMPT = 'indus -p "…"'
 _COMMANDS = {
-    "tools": ("list, show and search the tools of the deck", "induscode.commands.tools"),
-    "resources": ("list and read the resources of servers", "induscode.commands.resources"),
-    "prompts": ("list the prompts of servers, and get their messages", "induscode.commands.prompts"),
-    "call": ("call one tool, read a resource, or get a prompt", "induscode.commands.call"),
-    "serve": ("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
-    "cluster": ("prepare and examine a cluster of gateways", "induscode.commands.cluster"),
-    "ui": ("look at servers, tools, calls and the ledger in a browser", "induscode.commands.ui"),
-    "acp": ("work in an editor: the Agent Client Protocol over stdio", "induscode.frontends.acp.command"),
-    "mcp": ("configure, trust and examine MCP servers", "induscode.commands.mcp"),
-    "connectors": ("add, examine and approve services described by OpenAPI", "induscode.commands.connectors"),
-    "addons": ("list, trust and examine addons", "induscode.commands.addons"),
-    "search": ("fetch the model by which tools are found by meaning", "induscode.commands.search"),
-    "ledger": ("what was enrolled when, and what a model saw", "induscode.commands.ledger"),
-    "calls": ("which tools were called, how long they took, what failed", "induscode.commands.calls"),
-    "top": ("the calls of every server as they happen", "induscode.commands.top"),
-    "rewind": ("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
-    "settings": ("show, find and check the settings", "induscode.commands.settings"),
-    "completion": ("print the completion script of a shell", "induscode.commands.program"),
+    "tools": LazyCommand("list, show and search the tools of the deck", "induscode.commands.tools"),
+    "resources": LazyCommand("list and read the resources of servers", "induscode.commands.content:resources"),
+    "prompts": LazyCommand("list the prompts of servers, and get their messages", "induscode.commands.content:prompts"),
+    "call": LazyCommand("call one tool, read a resource, or get a prompt", "induscode.commands.call"),
+    "serve": LazyCommand("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
+    "cluster": LazyCommand("prepare and examine a cluster of gateways", "induscode.commands.cluster"),
+    "ui": LazyCommand("look at servers, tools, calls and the ledger in a browser", "induscode.commands.ui"),
+    "acp": LazyCommand("work in an editor: the Agent Client Protocol over stdio", "induscode.frontends.acp.command"),
+    "mcp": LazyCommand("add, trust and check MCP servers", "induscode.commands.mcp"),
+    "connectors": LazyCommand(
+        "add, examine and approve services described by OpenAPI", "induscode.commands.connectors"
+    ),
+    "addons": LazyCommand("list, trust and examine addons", "induscode.commands.addons"),
+    "search": LazyCommand("fetch the model by which tools are found by meaning", "induscode.commands.search"),
+    "ledger": LazyCommand("history of tools, and what the model saw", "induscode.commands.ledger"),
+    "calls": LazyCommand("recent tool calls: duration, result, errors", "induscode.commands.calls"),
+    "top": LazyCommand("the calls of every server as they happen", "induscode.commands.top"),
+    "rewind": LazyCommand("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
+    "settings": LazyCommand("show, find and check the settings", "induscode.commands.settings"),
+    "completion": LazyCommand("print the completion script of a shell", "induscode.commands.program"),
 }
 
 
@@ -72,19 +75,8 @@ def root_command() -> click.Group:
     return _indus
 
 
-class _Indus(click.Group):
-    """Loads commands on use, and lists options by group."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        from importlib import import_module  # noqa: PLC0415 — only for a command that runs
-
-        module = import_module(_COMMANDS[cmd_name][1])
-        return cast("click.Command", module.command)
+class _Indus(CommandGroup):
+    """Lists options by group."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -96,25 +88,12 @@ class _Indus(click.Group):
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records)
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, about) for name, (about, _) in _COMMANDS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in _COMMANDS:
-            from indusagi.capabilities.arguments import find_similar_name  # noqa: PLC0415 — for a mistyped name
-
-            similar = find_similar_name(args[0], _COMMANDS)
-            hint = f" Did you mean {similar!r}?" if similar else ""
-            raise click.UsageError(f"There is no command {args[0]!r}.{hint}", ctx)
-        resolved = super().resolve_command(ctx, args)
-        refuse_unused_flags(ctx, cast("click.Command", resolved[1]))
-        return resolved
+        self.format_commands(ctx, formatter)
 
 
-@click.group(
+@click.command(
     cls=_Indus,
+    commands=_COMMANDS,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     params=[build_option(spec) for spec in flag_specs()],
@@ -122,7 +101,7 @@ class _Indus(click.Group):
 @click.version_option(__version__, "-V", "--version", message="indus %(version)s")
 @click.pass_context
 def _indus(context: click.Context, **_: object) -> int:
-    """Every tool a model may call, in one deck."""
+    """One gateway, one agent, one log for all your MCP tools."""
     if context.invoked_subcommand is not None:
         return 0
     invocation = read_invocation(context)

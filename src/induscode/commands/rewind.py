@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from indusagi.capabilities.local import make_local_context
 from indusagi.core.text import format_count
-from induscode.cli.output import as_json, can_ask_user, confirm, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, can_ask_user, confirm, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import escape_unprintable, print_line, print_status
+from induscode.conversations.rewind import find_workspace, list_rewind_points, preview_rewind, rewind
+from induscode.conversations.transcript import ConversationError, open_transcript
+from induscode.deck.stores import FileCheckpoints
 from induscode.launch.options import flags, read_cwd
 
 if TYPE_CHECKING:
@@ -56,8 +61,6 @@ def command(
     Restores files changed by write, edit and commands, after recording their current state: a rewind becomes a point
     in the list too, and going back to it undoes it.
     """
-    from induscode.conversations.transcript import ConversationError  # noqa: PLC0415 — for a command that runs
-
     cwd = read_cwd(context)
     if number is None and (dry_run or yes or insist):
         raise click.UsageError("--dry-run, --yes and --insist need --to N", context)
@@ -88,11 +91,6 @@ class RewindSession:
             ConversationError: It doesn't exist, or another process has it open.
             OSError: It can't be read.
         """
-        from indusagi.capabilities.local import make_local_context  # noqa: PLC0415 — for a command that runs
-        from induscode.conversations.rewind import find_workspace, list_rewind_points  # noqa: PLC0415 — see above
-        from induscode.conversations.transcript import open_transcript  # noqa: PLC0415 — for a command that runs
-        from induscode.deck.stores import FileCheckpoints  # noqa: PLC0415 — for a command that runs
-
         self._transcript = open_transcript(cwd, resume=conversation, last=conversation is None)
         stack.callback(self._transcript.close)
         self._checkpoints = FileCheckpoints(os.path.join(self._transcript.directory, "checkpoints"))
@@ -106,7 +104,6 @@ class RewindSession:
         self, point: RewindPoint, scope: RewindScope, insist: Sequence[str], *, dry_run: bool, yes: bool, json: bool
     ) -> int:
         """Preview the rewind, ask (outside the event loop), and do it."""
-        from induscode.conversations.rewind import preview_rewind, rewind  # noqa: PLC0415 — for a command that runs
 
         async def show_preview(_: CancelToken) -> int:
             preview = await preview_rewind(point, scope, self._transcript, self._checkpoints, self._fs)
@@ -131,24 +128,21 @@ class RewindSession:
 
     def show_points(self, *, json: bool) -> int:
         """Print the points."""
-        if json:
-            rows: list[JsonObject] = [
-                {
-                    "number": point.number,
-                    "kind": point.kind,
-                    "at": point.at,
-                    "title": point.title,
-                    "files": [self._shorten(path) for path in point.files],
-                }
-                for point in self._shown
-            ]
-            write_json({"conversation": self._transcript.id, "workspace": self._workspace, "points": [*rows]})
-        elif not self._shown:
-            print_line("The conversation has no prompts yet.")
-        else:
-            cells = [[point.number, point.at, len(point.files), point.title] for point in self._shown]
-            print_table(("TO", "TIME", "FILES", "BEFORE"), cells)
-        return 0
+        return Listing(
+            "points",
+            self._shown,
+            ("TO", "TIME", "FILES", "BEFORE"),
+            lambda point: (point.number, point.at, len(point.files), point.title),
+            to_json=lambda point: {
+                "number": point.number,
+                "kind": point.kind,
+                "at": point.at,
+                "title": point.title,
+                "files": [self._shorten(path) for path in point.files],
+            },
+            before={"conversation": self._transcript.id, "workspace": self._workspace},
+            empty="The conversation has no prompts yet.",
+        ).show(as_json=json)
 
     def show_preview(self, preview: RewindPreview, scope: RewindScope, insist: Sequence[str], *, json: bool) -> None:
         """Print what a rewind would do."""

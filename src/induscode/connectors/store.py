@@ -11,7 +11,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Final, cast
 
-from indusagi.core.app_dirs import PrivateJsonFile, make_private_dir, read_small_file, replace_private_file, state_dir
+from indusagi.core.app_dirs import PrivateJsonFile, make_private_dir, read_small_file, replace_file, state_dir
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.openapi import LARGEST_BYTES, ConnectorFault
@@ -131,7 +131,7 @@ class ConnectorStore:
                 message = f"there is a connector {row.name!r} already: indus connectors remove {row.name}"
                 raise ConnectorFault(message)
             make_private_dir(os.path.join(self.folder, "connectors"))
-            replace_private_file(self._document_path(row.name), compact_json(document).encode("utf-8"))
+            replace_file(self._document_path(row.name), compact_json(document).encode("utf-8"))
             rows[row.name] = row
 
     def update(self, row: ConnectorRow) -> None:

@@ -1,33 +1,21 @@
 """An open conversation: deck, servers, model, transcript and permissions, for any number of turns.
 
-`indus -p` runs one turn, the interactive session many. A thread imports the model loop while the servers start; the
-first turn opens the model.
+`indus -p` runs one turn, the interactive session many. The first turn opens the model.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import import_module
-from shutil import rmtree
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
-import anyio
 from anyio import to_thread
 
-from indusagi.core.ids import new_ulid
 from indusagi.core.json import estimate_tokens
 from indusagi.core.tasks import BackgroundTask
-from induscode.boot.config_watch import ConfigFiles, list_config_files
-from induscode.boot.plans import check_named_configs
-from induscode.boot.session import open_session
-from induscode.calls.record import CallOrigin
 from induscode.cli.terminal import print_status
-from induscode.conversations.agents.files import load_agents
 from induscode.conversations.agents.sub_session import ParentSession
 from induscode.conversations.compaction import (
     AUTOMATIC_SHARE,
@@ -38,32 +26,25 @@ from induscode.conversations.compaction import (
     measure_context,
 )
 from induscode.conversations.contract import RequestBudget, RunPlan, Usage
-from induscode.conversations.deck_limit import DeckLimit, DeckSearch, build_deck_limit, list_shown_names
+from induscode.conversations.deck_limit import DeckLimit, DeckSearch, list_shown_names
 from induscode.conversations.kept_state import KeptState
-from induscode.conversations.mentions import build_resources, find_leftovers, list_leftover_jobs
 from induscode.conversations.models import choose_agent_model, choose_model
-from induscode.conversations.prompt import SystemPrompt, read_project_instructions
-from induscode.conversations.server_requests import SamplingModel, build_server_handlers
-from induscode.conversations.servers import LateServers, ServerPhases, SessionServers
-from induscode.conversations.transcript import Transcript, add_session_note, open_transcript
-from induscode.deck.contract import DeckFramework, DelegateRequest
-from induscode.deck.mcp.boot import BootOptions
-from induscode.deck.mcp.content import CONTENT_KINDS
+from induscode.conversations.prompt import SystemPrompt
+from induscode.conversations.server_requests import SamplingModel
+from induscode.conversations.servers import LateServers, SessionServers
+from induscode.conversations.transcript import Transcript, add_session_note
+from induscode.deck.contract import DelegateRequest
 from induscode.deck.provision import DeckRunner, DeckToolBox
-from induscode.permissions import load_permissions
 from induscode.permissions.plan_mode import PlanMode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 
     from indusagi.adapters.content import Attachment
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
-    from induscode.cli.dialog import Dialog
     from induscode.conversations.agents.files import AgentDefinition
     from induscode.conversations.compaction import CompactionReport
     from induscode.conversations.contract import EventSink, RunResult
@@ -74,7 +55,6 @@ if TYPE_CHECKING:
     from induscode.permissions import PermissionSetup
 
 _SUMMARY_TIMEOUT_S = 300.0
-_SAVE_TIMEOUT_S = 2.0
 USAGE_OP = "usage"
 _PLAN_MODE_FACTS = {
     True: (
@@ -83,6 +63,22 @@ _PLAN_MODE_FACTS = {
     ),
     False: "The user has turned plan mode off: changes are possible again.",
 }
+
+
+class ConversationNotes(list[str]):
+    """A conversation's warnings so far. `on_note` shows new ones at once; without it, they're appended."""
+
+    def __init__(self, notes: Iterable[str] = (), on_note: Callable[[str], None] | None = None) -> None:
+        super().__init__(notes)
+        self._show: Callable[[str], None] = on_note or self.append
+
+    def report(self, note: object) -> None:
+        """Show or append a note."""
+        self._show(str(note))
+
+    def close(self) -> None:
+        """Print further notes, as the user interface is about to end."""
+        self._show = lambda note: None if note in self else print_status(note)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,8 +97,7 @@ class Conversation:
     """Hides or drops cards that don't fit the model's context window."""
     search: DeckSearch
     """Opens the toolboxes, and finds hidden cards in them."""
-    notes: list[str]
-    """Warnings so far. The list grows during the conversation."""
+    notes: ConversationNotes
     stack: AsyncExitStack
     """Closes resources that a turn opens for later turns."""
     loading: BackgroundTask
@@ -112,17 +107,15 @@ class Conversation:
     """Session state stored alongside the messages."""
     facts: list[str] = field(default_factory=list[str])
     """Session notes to send to the model with the next prompt."""
-    on_note: Callable[[str], None] | None = None
-    """Receives notes immediately during a turn. If unset, they go to `notes`."""
     sampling: SamplingModel = field(default_factory=SamplingModel)
     """Answers sampling requests from servers with the turn's model."""
     servers: SessionServers | None = None
     """Applies configuration changes; `None` if the servers don't change."""
-    loop: ModelLoop | None = field(default=None, init=False)
-    context_tokens: int = field(default=0, init=False)
+    context_tokens: int
     """Tokens of the last request and its response, which the next request starts with."""
-    plan_told: bool = field(default=False, init=False)
+    plan_told: bool
     """Whether the model believes that plan mode is on."""
+    loop: ModelLoop | None = field(default=None, init=False)
     _loop_stack: AsyncExitStack = field(default_factory=AsyncExitStack, init=False)
     """Closes the model."""
     _past_usage: Usage = field(default_factory=lambda: Usage(cost_usd=0.0), init=False)
@@ -154,7 +147,7 @@ class Conversation:
         await self._compact_if_full(prompt, cancel)
         budget = budget or RequestBudget(self.invocation.max_requests)
         session = self.session
-        turns = TurnRecorder(session, self.transcript, await self.resources.begin_node(self._note))
+        turns = TurnRecorder(session, self.transcript, await self.resources.begin_node(self.notes.report))
         tasks, late = self.resources.delegate, self.late_servers
         take_notices = lambda: [*late.take_notices(), *tasks.take_notices()]  # noqa: E731 — two lists as one
         self.sampling.attach(partial(loop.complete_message, budget=budget))
@@ -192,9 +185,7 @@ class Conversation:
 
     def _attach_tasks(self, loop: ModelLoop, budget: RequestBudget, sink: EventSink, turns: TurnRecorder) -> None:
         """Connect tasks to the model and budget of the coming turn."""
-        tasks = self.resources.delegate
-        tasks.on_end = lambda task: self._note(task.describe_end())
-        tasks.attach(
+        self.resources.delegate.attach(
             ParentSession(
                 runner=loop,
                 deck=self.session.deck,
@@ -235,7 +226,7 @@ class Conversation:
         """Continue a task in the background at the user's request, and return a one-line status."""
         loop = await self._open_loop()
         budget = RequestBudget(self.invocation.max_requests)
-        node = await self.resources.begin_node(self._note)
+        node = await self.resources.begin_node(self.notes.report)
         self._attach_tasks(loop, budget, _ignore, TurnRecorder(self.session, self.transcript, node))
         request = DelegateRequest(objective=objective, resume=identity, background=True)
         report = await self.resources.delegate.run(request, self.session.native.context)
@@ -250,16 +241,6 @@ class Conversation:
         if usage.requests:
             mark = partial(self.transcript.mark, USAGE_OP, **usage.to_json(), cost_usd=usage.cost_usd)
             await to_thread.run_sync(mark)
-
-    def note_addon(self, note: Note) -> None:
-        """Report a failed addon or unrecorded calls."""
-        self._note(str(note))
-
-    def _note(self, note: str) -> None:
-        if self.on_note is None:
-            self.notes.append(note)
-        else:
-            self.on_note(note)
 
     # -- compaction -----------------------------------------------------------------------------
 
@@ -313,9 +294,9 @@ class Conversation:
         except NothingToCompactError:
             return
         except CompactionError as exc:
-            self._note(f"the context window is nearly full, and could not be compacted: {exc}")
+            self.notes.report(f"the context window is nearly full, and could not be compacted: {exc}")
         else:
-            self._note(f"the context window was nearly full: {report}")
+            self.notes.report(f"the context window was nearly full: {report}")
 
     async def _retry_compacted(self, prompt: str, plan: RunPlan, result: RunResult) -> RunResult:
         """Compact a conversation that the model rejected as too long, and retry the turn once."""
@@ -323,9 +304,9 @@ class Conversation:
         try:
             report = await self.compact(cancel=plan.cancel)
         except CompactionError as exc:
-            self._note(f"the conversation could not be compacted: {exc}")
+            self.notes.report(f"the conversation could not be compacted: {exc}")
             return result
-        self._note(f"the context window was full: {report}")
+        self.notes.report(f"the context window was full: {report}")
         history = self.transcript.messages()
         is_stored = bool(history) and history[-1].get("kind") == "request"
         return await self.loop.run(None if is_stored else prompt, replace(plan, history=history))
@@ -364,7 +345,7 @@ class Conversation:
     async def wait_for_servers(self) -> None:
         """Wait for required servers, and a few seconds for servers that no earlier run has seen."""
         for note in await self.late_servers.wait():
-            self._note(note)
+            self.notes.report(note)
 
     async def _open_loop(self) -> ModelLoop:
         if self.loop is None:
@@ -416,172 +397,3 @@ class TurnRecorder:
             self._transcript.mark, "turn", node=self._node, run=self._journal.run, turn=self._journal.turns, deck=digest
         )
         await to_thread.run_sync(mark)
-
-
-# -- opening ------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def open_conversation(
-    invocation: Invocation,
-    permissions: PermissionSetup | None = None,
-    *,
-    notes: Sequence[str] = (),
-    follow_config: bool = False,
-    dialog: Dialog | None = None,
-    on_event: Callable[[FleetEvent], None] | None = None,
-) -> AsyncGenerator[Conversation]:
-    """Open an invocation's conversation for the duration of the block. Servers start in the background.
-
-    `permissions` overrides the invocation's. With `follow_config`, opening waits for no server, and `reload_config`
-    applies configuration changes. With a `dialog`, the user decides on calls, plans and server requests; without one,
-    anything that needs the user's consent fails. `on_event` receives server events from the first start on.
-
-    Raises:
-        NoModelError: No model is available.
-        InvalidAddressError: The model server's address is invalid.
-        InvalidRuleError: A rule on the command line is invalid.
-        ConversationError: The conversation doesn't exist, or another process has it open.
-        ConfigPathError: An `--mcp` path doesn't exist or has no usable server.
-        UnknownCapability: A tool in `--tools` is unknown.
-        BackendFault: A tool in `--tools` lacks its backend.
-        OSError: A stored conversation can't be opened.
-    """
-    warnings = [*notes]
-    async with AsyncExitStack() as stack:
-        await to_thread.run_sync(check_named_configs, invocation)
-        choice = await choose_model(invocation, os.environ)
-        limit = build_deck_limit(choice, invocation)
-        sampling, approver, handlers = SamplingModel(), None, None
-        if dialog is not None:
-            from induscode.permissions.approver import PersonApprover  # noqa: PLC0415 — loads the table of programs
-
-            approver = PersonApprover(dialog)
-            handlers = build_server_handlers(dialog, sampling.complete, (invocation.cwd,))
-        mode = PlanMode(approves=invocation.approval != "ask", approver=approver)
-        permissions = permissions or await to_thread.run_sync(load_permissions, invocation, mode, approver)
-        warnings.extend(map(str, permissions.notes))
-        warnings.extend(await to_thread.run_sync(list_leftover_jobs))
-        transcript = await stack.enter_async_context(_open_stored(invocation, warnings))
-        mode.folder = transcript.directory
-        agents = await to_thread.run_sync(load_agents, invocation.cwd)
-        warnings.extend(agents.notes)
-        resources = build_resources(invocation.cwd, transcript, agents)
-        stack.callback(resources.checkpoints.close)
-        framework = DeckFramework(
-            read_state=resources.read_state,
-            checkpoint=resources.checkpoints,
-            delegate=resources.delegate,
-            memory=resources.memory,
-        )
-        loading = await stack.enter_async_context(_preload())
-        phases = ServerPhases(on_event)
-        options = BootOptions(
-            reloadable=follow_config,
-            handlers=handlers,
-            on_event=phases if follow_config or on_event else None,
-            # Only an interactive user mentions resources and enters prompts.
-            kinds=CONTENT_KINDS if follow_config else (),
-        )
-        # Take the snapshot before reading the files, so that edits during the read count as changes.
-        config_files = await to_thread.run_sync(lambda: ConfigFiles(list_config_files(invocation)))
-        session = await stack.enter_async_context(
-            open_session(
-                invocation,
-                framework=framework,
-                fit=limit.fit,
-                wrap=permissions.wrap,
-                plan_mode=True,
-                wait=False,
-                options=options,
-                origin=CallOrigin(via="session", conversation=transcript.id),
-            )
-        )
-        search = DeckSearch(session.mcp)
-        stack.push_async_callback(search.aclose)
-        instructions = await to_thread.run_sync(read_project_instructions, invocation.cwd)
-        system_prompt = SystemPrompt(invocation.cwd, permissions.posture, instructions)
-        state = KeptState(transcript, session.native.context, mode, permissions.permissions)
-        facts = await to_thread.run_sync(_restore_state, state)
-        warnings.extend(facts)
-        if state.last_model not in {"", choice.label}:
-            warnings.append(f"{state.last_model} has answered so far; {choice.label} continues")
-        conversation = Conversation(
-            invocation=invocation,
-            session=session,
-            choice=choice,
-            transcript=transcript,
-            resources=resources,
-            permissions=permissions,
-            plan_mode=mode,
-            system_prompt=system_prompt,
-            limit=limit,
-            search=search,
-            notes=warnings,
-            stack=stack,
-            loading=loading,
-            sampling=sampling,
-            state=state,
-            facts=facts,
-            servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
-            late_servers=LateServers(session.mcp),
-        )
-        session.addons.on_note = conversation.note_addon
-        session.calls.report_to(conversation.note_addon)
-        conversation.plan_told = mode.active
-        conversation.context_tokens = await to_thread.run_sync(measure_context, transcript)
-        try:
-            yield conversation
-        finally:
-            conversation.on_note = lambda note: None if note in conversation.notes else print_status(note)
-            await resources.delegate.aclose()
-            with anyio.move_on_after(_SAVE_TIMEOUT_S, shield=True):
-                await state.save()
-            if conversation.servers is not None:
-                await conversation.servers.aclose()
-
-
-def _restore_state(state: KeptState) -> list[str]:
-    """Restore stored state, and describe jobs that ended or lost their session. Blocks."""
-    lost = state.restore()
-    marks = {job.mark for job in find_leftovers()} if lost else set[str]()
-    return [f"background job {replace(job, runs=job.mark in marks)}" for job in lost]
-
-
-@asynccontextmanager
-async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerator[Transcript]:
-    """Open the transcript. A new one that can't be stored goes to a temporary directory."""
-    async with AsyncExitStack() as stack:
-        given = {"resume": invocation.resume, "last": invocation.continue_last, "fork": invocation.fork}
-        open_stored = partial(open_transcript, invocation.cwd, **given, scripted=invocation.prompt is not None)
-        try:
-            transcript = await to_thread.run_sync(open_stored)
-        except OSError as exc:
-            if invocation.resume is not None or invocation.continue_last:
-                raise
-            notes.append(f"this conversation cannot be kept: {exc}")
-            folder = await to_thread.run_sync(partial(mkdtemp, prefix="indus-"))
-            stack.push_async_callback(to_thread.run_sync, partial(rmtree, folder))
-            path = os.path.join(folder, new_ulid())
-            transcript = await to_thread.run_sync(Transcript, path, invocation.cwd)
-        stack.callback(transcript.close)
-        yield transcript
-
-
-@asynccontextmanager
-async def _preload() -> AsyncGenerator[BackgroundTask]:
-    """Import the model loop in a thread while servers start, because it takes longer than they do."""
-    loading = BackgroundTask("loading of the model loop")
-
-    def load() -> None:
-        import_module("induscode.conversations.model_loop")
-        if not gc.isenabled():  # collect garbage once the large imports are done
-            gc.freeze()
-            gc.enable()
-
-    loading.start(to_thread.run_sync(load, abandon_on_cancel=True))
-    try:
-        yield loading
-    finally:
-        loading.cancel()
-        await loading.join()

@@ -61,6 +61,8 @@ class DeckLimit:
     def __init__(
         self, model: str, window: int | None, named: Iterable[str] = (), search: SearchOptions | None = None
     ) -> None:
+        self.revision = 0
+        """Counts the models: a deck fitted to an earlier one is outdated."""
         self._named = {canon_tool_name(name) for name in named}
         self._search = search or SearchOptions()
         self.set_model(model, window)
@@ -68,6 +70,7 @@ class DeckLimit:
     def set_model(self, model: str, window: int | None) -> None:
         """Set the model for the next deck."""
         self.model, self.window = model, window
+        self.revision += 1
         self.left_out: Sequence[str] = ()
         """Names of the cards missing from the last deck."""
         self._is_searched = False
@@ -161,6 +164,8 @@ class DeckSearch:
 
     def open_box(self, deck: ToolDeck, context: ToolContext | None = None) -> DeckToolBox:
         """Open the toolbox of a deck, in the deck's context or another one."""
+        if context is None and not deck.hidden:
+            return deck.into_tool_box()
         context = context or deck.context
         cards = {card.name: card for card in deck.tools()}
         if not deck.hidden:
@@ -224,9 +229,7 @@ def find_denied_tools(box: DeckToolBox, names: Collection[str]) -> Collection[st
 
 
 def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:
-    """Resolve a call of `call_tool` to the actual call if the box has hidden cards."""
-    if not box.hidden:
-        return call
+    """Resolve a call of `call_tool` to the actual call."""
     return resolve_call(call, box.runner.cards.__contains__, box.runner.cards, lambda: box.disabled)
 
 

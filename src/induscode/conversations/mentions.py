@@ -26,7 +26,7 @@ from induscode.deck.stores import FileCheckpoints
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from indusagi.capabilities.receipts import Receipt
+    from indusagi.capabilities.leftovers import Receipt
     from induscode.boot.session import Session
     from induscode.conversations.agents.files import AgentFiles
     from induscode.conversations.transcript import Transcript
@@ -95,19 +95,21 @@ class SessionResources:
         return node
 
 
-def build_resources(cwd: str, transcript: Transcript, agents: AgentFiles) -> SessionResources:
+def build_resources(
+    cwd: str, transcript: Transcript, agents: AgentFiles, on_task_end: Callable[[str], None]
+) -> SessionResources:
     """Build the resources of a session in `cwd`. Files open on first use."""
     return SessionResources(
         FileMemory(os.path.join(cwd, MEMORY_NAME)),
         FileCheckpoints(os.path.join(transcript.directory, "checkpoints"), cwd),
-        SubSessions(os.path.join(transcript.directory, "tasks"), cwd, agents),
+        SubSessions(os.path.join(transcript.directory, "tasks"), cwd, agents, on_end=on_task_end),
         ConversationReadState(transcript),
     )
 
 
 def find_leftovers() -> Sequence[Receipt]:
     """Find jobs that still run without a session. An unusable state directory yields none. Blocks."""
-    from indusagi.capabilities.receipts import find_leftover_jobs  # noqa: PLC0415 — loaded with the tools
+    from indusagi.capabilities.leftovers import find_leftover_jobs  # noqa: PLC0415 — loaded with the tools
 
     try:
         return find_leftover_jobs()

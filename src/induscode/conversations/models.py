@@ -199,9 +199,8 @@ async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
             note = f"no key is set: using {served.name} at {url}"
             return ModelChoice("compatible", served.name, url, None, note, served.context_window)
     raise NoModelError(
-        "there is no model to ask. Set ANTHROPIC_API_KEY or OPENAI_API_KEY; or start a server on "
-        "this machine (`ollama serve`, `llama-server`), which is found by itself; or name one with "
-        "--base-url URL --model NAME"
+        "no model is set up. Set ANTHROPIC_API_KEY or OPENAI_API_KEY; or start a server on this machine "
+        "(`ollama serve`, `llama-server`), which indus detects; or name one with --base-url URL --model NAME"
     )
 
 

@@ -17,7 +17,7 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
-from induscode.conversations.transcript import REWIND_OP
+from induscode.conversations.transcript import REWIND_OP, remove_session_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -120,7 +120,7 @@ def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:
                 content = part.get("content")
                 items = content if isinstance(content, list) else [content]
                 written = " ".join(item for item in items if isinstance(item, str))
-                text = " ".join(clean_text(written)[0].split())
+                text = " ".join(clean_text(remove_session_note(written))[0].split())
                 return text if len(text) <= _MAX_TITLE else f"{text[: _MAX_TITLE - 1]}…"
     return "(the prompt was not stored)"
 

@@ -26,9 +26,9 @@ from induscode.boot.plans import ConfigPathError
 from induscode.cli.signals import signal_code
 from induscode.cli.terminal import print_status, redirect_to_null
 from induscode.conversations.contract import ExitCode, RequestBudget, RunResult
-from induscode.conversations.conversation import open_conversation
 from induscode.conversations.line_dialog import find_line_dialog
 from induscode.conversations.models import InvalidAddressError, NoModelError
+from induscode.conversations.opening import open_conversation
 from induscode.conversations.output import RunStart, RunSummary, StdoutWriter, create_reporter
 from induscode.conversations.prompt import InvalidPromptError, read_prompt
 from induscode.conversations.transcript import ConversationError

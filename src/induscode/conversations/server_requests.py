@@ -171,12 +171,12 @@ class ServerRequests:
         server = _get_server()
         async with self._lock:
             if server not in self._sampling_servers:
-                once = Choice(key="y", label="yes, once")
-                every = "yes, for this session: every such request of this server"
+                once = Choice(key="y", label="Yes")
+                every = "Yes, and don't ask again this session for this server"
                 session = Choice(key="s", label=every, lasts=True)
                 title = f"server {server} wants a text from the model, and receives it"
                 lines = _describe_sampling(params)
-                no = Choice(key="n", label="no, refuse", refuses=True)
+                no = Choice(key="n", label="No", refuses=True)
                 action = await self._choose(title, lines, once, session, no, default="n")
                 if action not in {"y", "s"}:
                     raise RpcError(REFUSED, "the user refused the sampling request")

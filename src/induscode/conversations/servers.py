@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.core.faults import CoreError
 from indusagi.core.tasks import BackgroundTask, run_shielded
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
-from induscode.boot.config_watch import ConsentedRows, find_broken_files, find_broken_rows
-from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, ConfigPathError, plan_servers
+from induscode.boot.config_watch import BrokenConfigError, ConsentedRows, reread_plan
+from induscode.boot.plans import FIRST_PROMPT_LIMIT_S
 from induscode.boot.runners import explain_slow_start
 
 if TYPE_CHECKING:
@@ -32,10 +31,6 @@ if TYPE_CHECKING:
 RELOAD = "look at it: /mcp reload"
 _SLOW_START_S = 1.0
 """Minimum duration for a start to be worth showing."""
-
-
-class BrokenConfigError(CoreError):
-    """A configuration file or row is unusable, so the servers didn't change."""
 
 
 class ServerPhases:
@@ -160,17 +155,8 @@ class SessionServers:
         Raises:
             BrokenConfigError: A file, or the row of a current server, is missing or broken.
         """
-        broken = await to_thread.run_sync(find_broken_files, self._files.files)
-        if broken:
-            raise BrokenConfigError("\n".join(map(str, broken)))
-        try:
-            plan = await to_thread.run_sync(plan_servers, self._invocation, None, tuple(self.switched_on))
-        except ConfigPathError as exc:
-            raise BrokenConfigError(f"{exc}; the servers stay as they were") from exc
-        lost = find_broken_rows(self.plan, plan)
-        if lost:
-            raise BrokenConfigError("\n".join(map(str, lost)))
-        return plan
+        switched_on = tuple(self.switched_on)
+        return await to_thread.run_sync(reread_plan, self._invocation, self._files.files, self.plan, None, switched_on)
 
     def find_held_back(self, plan: ServerPlan) -> Sequence[ServerRow]:
         """List the rows of a plan with changes that need the user's consent. Blocks."""
@@ -194,14 +180,7 @@ class SessionServers:
         self.phases.forget(changes.removed)
         self._waking.append(BackgroundTask("start of changed servers"))
         self._waking[-1].start(mcp.wake(changes.to_start))
-        waiting = [server for server in (*changes.replaced, *changes.added) if server not in used.configs]
-        parts = {
-            "removed": changes.removed,
-            "changed": [server for server in changes.replaced if server not in waiting],
-            "added": [server for server in changes.added if server not in waiting],
-            "held back": waiting,
-        }
-        described = [f"servers {word}: {', '.join(names)}" for word, names in parts.items() if names]
+        described = [f"servers {word}: {names}" for word, names in changes.group(used, "changed").items()]
         described += [
             f"server {server!r} stays as it is until the end of {', '.join(mcp.fleet.leases.find_holders(server))}"
             for server in changes.leased

@@ -22,7 +22,6 @@ from indusagi.runtime.calls import CallEntry, UserWait, current_entry, current_w
 from induscode.conversations.contract import ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.conversations.deck_limit import find_denied_tools, resolve_deck_call
 from induscode.conversations.transcript import add_session_note
-from induscode.deck.contract import can_overlap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,9 +100,10 @@ class ToolCalls:
             RepeatedCallError: The call returned the same result too often.
             OSError: The sink failed because its reader is gone.
         """
-        call = resolve_deck_call(toolbox, call)
-        card = toolbox.runner.cards.get(call.name)
-        async with self._order.hold(shared=card is None or can_overlap(card, call.input)):
+        if toolbox.hidden:
+            call = resolve_deck_call(toolbox, call)
+        traits = toolbox.runner.traits.get(call.name)
+        async with self._order.hold(shared=traits is None or traits.can_overlap(call.input)):
             content = await self._run(toolbox, call)
         text = add_session_note(content.text, self._notices())
         return ModelContent(text, content.attachments, content.is_error)

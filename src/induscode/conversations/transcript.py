@@ -69,7 +69,7 @@ class Transcript:
             try:
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
-                message = f"the conversation {self.id} is open in another process: wait for its end"
+                message = f"conversation {self.id} is open elsewhere: close it there first"
                 raise ConversationError(message) from exc
             self._log = LineLog(os.path.join(self.directory, LOG_NAME))
         except BaseException:

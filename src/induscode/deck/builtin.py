@@ -39,37 +39,14 @@ class BuiltinCard:
 
     def __init__(self, tool: DefinedTool, title: str, *, read_only: bool) -> None:
         self._tool = tool
-        self._read_only = read_only
         annotations = {**(tool.descriptor.annotations or {}), "readOnlyHint": read_only}
         self.descriptor: ToolDescriptor = replace(tool.descriptor, title=title, annotations=annotations)
+        self.name, self.label, self.description = tool.name, title or tool.name, tool.description
+        self.parameters: JsonSchema = tool.parameters
+        self.read_only = read_only
 
     def __repr__(self) -> str:
         return f"BuiltinCard({self.name!r})"
-
-    @property
-    def name(self) -> str:
-        """The name models call it by."""
-        return self._tool.name
-
-    @property
-    def label(self) -> str:
-        """The title."""
-        return self.descriptor.title or self.name
-
-    @property
-    def description(self) -> str:
-        """The description models see."""
-        return self._tool.description
-
-    @property
-    def parameters(self) -> JsonSchema:
-        """The JSON schema of the arguments."""
-        return self._tool.parameters
-
-    @property
-    def read_only(self) -> bool:
-        """Whether it changes nothing."""
-        return self._read_only
 
     async def prepare_call(self, arguments: JsonValue) -> JsonObject | ToolResult:
         """Return the arguments the tool will run with, or an error result."""

@@ -122,33 +122,14 @@ Capability: TypeAlias = Card
 """A built, callable card."""
 
 
-@runtime_checkable
-class DescribedCard(Protocol):
-    """A card with a complete descriptor, including annotations and output schema."""
-
-    @property
-    def descriptor(self) -> ToolDescriptor:
-        """The descriptor for models and clients."""
-        ...
-
-
 def describe(card: Capability) -> ToolDescriptor:
-    """Return the descriptor of a card."""
-    if isinstance(card, DescribedCard):
-        return card.descriptor
+    """Return a card's own descriptor, which may have annotations and an output schema, or build one."""
+    descriptor = getattr(card, "descriptor", None)
+    if isinstance(descriptor, ToolDescriptor):
+        return descriptor
     return ToolDescriptor(
         card.name, card.description, card.parameters, title=card.label, annotations={"readOnlyHint": card.read_only}
     )
-
-
-@runtime_checkable
-class ForeignCard(Protocol):
-    """A card with third-party results, in which invisible characters are made visible."""
-
-    @property
-    def foreign(self) -> bool:
-        """Whether results come from a third party."""
-        ...
 
 
 @runtime_checkable
@@ -162,67 +143,35 @@ class LeanCard(Protocol):
 
 
 class CardWrapper:
-    """A card that delegates everything but `run`, which subclasses define, to another card."""
+    """A card in front of another one, `inner`, with the same facts. Subclasses override `run`."""
 
     def __init__(self, inner: Capability) -> None:
         self.inner = inner
+        self.name, self.label, self.description = inner.name, inner.label, inner.description
+        self.parameters: JsonSchema = inner.parameters
+        self.read_only = inner.read_only
+        self.foreign = is_foreign(inner)
+        self.descriptor: ToolDescriptor = describe(inner)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
 
-    @property
-    def name(self) -> str:
-        """The inner card's name."""
-        return self.inner.name
-
-    @property
-    def label(self) -> str:
-        """The inner card's label."""
-        return self.inner.label
-
-    @property
-    def description(self) -> str:
-        """The inner card's description."""
-        return self.inner.description
-
-    @property
-    def parameters(self) -> JsonSchema:
-        """The inner card's schema."""
-        return self.inner.parameters
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the inner card is read-only."""
-        return self.inner.read_only
-
-    @property
-    def foreign(self) -> bool:
-        """Whether the inner card's results come from a third party."""
-        return is_foreign(self.inner)
-
-    @property
-    def descriptor(self) -> ToolDescriptor:
-        """The inner card's descriptor."""
-        return describe(self.inner)
-
-
-@runtime_checkable
-class _Wrapper(Protocol):
-    @property
-    def inner(self) -> Capability: ...
+    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
+        """Run the inner card."""
+        return await self.inner.run(arguments, ctx)
 
 
 def iter_layers(card: Capability) -> Iterator[Capability]:
-    """Yield a card and the cards it wraps, innermost last."""
-    yield card
-    while isinstance(card, _Wrapper):
-        card = card.inner
-        yield card
+    """Yield a card and the cards it wraps (`inner`), innermost last."""
+    layer: Capability | None = card
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "inner", None)
 
 
 def is_foreign(card: Capability) -> bool:
-    """Tell whether the results of a card, or of one it wraps, come from a third party."""
-    return any(isinstance(layer, ForeignCard) and layer.foreign for layer in iter_layers(card))
+    """Tell whether results of a card, or of one it wraps, come from a third party (`foreign`)."""
+    return any(getattr(layer, "foreign", False) for layer in iter_layers(card))
 
 
 def only_reads(card: Capability) -> bool:
@@ -242,15 +191,25 @@ class OverlappingCard(Protocol):
         ...
 
 
-def find_overlapping(card: Capability) -> OverlappingCard | None:
-    """Find the layer of a card that decides about each call, if any."""
-    return next((layer for layer in iter_layers(card) if isinstance(layer, OverlappingCard)), None)
+class CardTraits:
+    """Facts about a card and the cards it wraps, read once for all its calls."""
 
+    __slots__ = ("_deciding", "_reads", "descriptor", "foreign")
 
-def can_overlap(card: Capability, arguments: JsonValue) -> bool:
-    """Tell whether a call may run alongside other calls of the same response."""
-    deciding = find_overlapping(card)
-    return only_reads(card) if deciding is None else deciding.can_overlap(arguments)
+    def __init__(self, card: Capability) -> None:
+        self.descriptor = describe(card)
+        self.foreign = is_foreign(card)
+        self._reads = only_reads(card)
+        self._deciding = next((layer for layer in iter_layers(card) if isinstance(layer, OverlappingCard)), None)
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether none of its calls may run alongside others."""
+        return self._deciding is None and not self._reads
+
+    def can_overlap(self, arguments: JsonValue) -> bool:
+        """Return whether a call may run alongside other calls of the same response."""
+        return self._reads if self._deciding is None else self._deciding.can_overlap(arguments)
 
 
 @record(kw_only=True)

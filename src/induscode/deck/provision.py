@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from indusagi.capabilities.context import Framework, ReadState, ToolContext
 from indusagi.capabilities.local import make_local_context
@@ -20,11 +21,10 @@ from induscode.deck.contract import (
     SECOND_NAMES,
     Capability,
     CapabilityCard,
+    CardTraits,
     DeckContext,
     Profile,
     build_card,
-    describe,
-    is_foreign,
 )
 
 
@@ -128,7 +128,11 @@ class ToolDeck:
         return ToolDeck(kept, self.context, self._notes, self.hidden & names)
 
     def into_tool_box(self) -> DeckToolBox:
-        """Return the deck as a toolbox."""
+        """Return the deck as a toolbox, always the same one."""
+        return self._box
+
+    @cached_property
+    def _box(self) -> DeckToolBox:
         return DeckToolBox(DeckRunner({card.name: card for card in self._cards}, self.context))
 
 
@@ -141,7 +145,8 @@ class DeckRunner(RegistryRunner):
     """Runs the card a call names, in the deck's context."""
 
     def __init__(self, cards: Mapping[str, Capability], context: ToolContext) -> None:
-        super().__init__(cards, context, frozenset(name for name, card in cards.items() if is_foreign(card)))
+        self.traits = {name: CardTraits(card) for name, card in cards.items()}
+        super().__init__(cards, context, frozenset(name for name, traits in self.traits.items() if traits.foreign))
         self.cards = cards
         self.second_names = find_second_names(cards)
         """Aliases: callable, but neither listed nor searchable."""
@@ -167,7 +172,7 @@ class DeckToolBox(CallsByName):
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the cards that aren't hidden, in deck order."""
         unlisted = {*self.hidden, *self.runner.second_names}
-        return tuple(describe(card) for name, card in self.runner.cards.items() if name not in unlisted)
+        return tuple(traits.descriptor for name, traits in self.runner.traits.items() if name not in unlisted)
 
 
 def project_result(result: ToolResult) -> JsonValue:

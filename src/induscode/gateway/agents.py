@@ -12,11 +12,11 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
 from shutil import rmtree
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.capabilities.leftovers import make_owned_dir
 from indusagi.runtime.calls import current_entry
 from induscode.cli.terminal import print_status
 from induscode.conversations.agents.delegate import MOST_KEPT, SubSessions
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 async def open_tasks(stack: AsyncExitStack, invocation: Invocation) -> SubSessions:
     """Create a gateway's sub-sessions; `stack` removes their logs."""
-    directory = await to_thread.run_sync(partial(mkdtemp, prefix="indus-tasks-"))
+    directory = await to_thread.run_sync(make_owned_dir)
     stack.push_async_callback(to_thread.run_sync, partial(rmtree, directory, ignore_errors=True))
     files = await to_thread.run_sync(load_agents, invocation.cwd)
     for note in files.notes:

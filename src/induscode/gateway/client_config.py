@@ -12,9 +12,10 @@ from induscode.boot.catalog import list_native_tools
 from induscode.boot.plans import load_plan
 from induscode.cli.terminal import print_line, print_status
 from induscode.conversations.contract import ExitCode
-from induscode.gateway.options import AUTH_FLAGS, LIMIT_FLAGS, is_given, is_given_at_any_level
+from induscode.gateway.flags import SERVE_FLAGS
 from induscode.gateway.recursion import EVERYWHERE
-from induscode.launch.options import read_invocation
+from induscode.launch.flags import FlagKind
+from induscode.launch.options import is_given, is_given_at_any_level, read_invocation
 from induscode.servers.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
 from induscode.servers.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
 from induscode.servers.listing import find_row
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
     from induscode.gateway.options import ServeOptions
     from induscode.servers.clients.install import Change
+
+_ENTRY_FLAGS = ("stdio", "print_config", "install", "uninstall", "dry_run")
+"""Flags about the entry itself; stdio is the default."""
 
 
 def change_entry(context: click.Context, options: ServeOptions) -> int:
@@ -171,6 +175,7 @@ def _format_flags(context: click.Context) -> list[str]:
             words += ["--web-allow", host]
     words += ["--no-mcp"] * invocation.no_mcp
     words += ["--no-addons"] * invocation.no_addons
+    words += ["--code"] * is_given_at_any_level(context, "code")
     for key in ("approval", "sandbox", "model", "base_url"):
         if is_given_at_any_level(context, key):
             words += [f"--{key.replace('_', '-')}", str(getattr(invocation, key))]
@@ -178,23 +183,14 @@ def _format_flags(context: click.Context) -> list[str]:
 
 
 def _format_serve_flags(context: click.Context) -> list[str]:
-    params = context.params
     words: list[str] = []
-    keys = ("http", *LIMIT_FLAGS, "profile", "schemas", "view", "names", "tasks", "search", "name", "transparent")
-    for key in keys:
-        if is_given(context, key):
-            words += [LIMIT_FLAGS.get(key, f"--{key}"), str(params[key])]
-    for key in ("auth", "public_url", "introspect", "requests_per_principal", "rate_per_principal"):
-        if is_given(context, key):
-            words += [AUTH_FLAGS.get(key, f"--{key}"), str(params[key])]
-    for key in ("no_token", "any_token_type", "require_dpop", "dpop_nonce"):
-        words += [f"--{key.replace('_', '-')}"] * bool(params[key])
-    for flag, key in (
-        ("--allowed-host", "hosts"),
-        ("--allowed-origin", "origins"),
-        ("--audience", "audiences"),
-        ("--always-list", "always_list"),
-    ):
-        for value in params[key]:
-            words += [flag, value]
+    for spec in SERVE_FLAGS:
+        if is_given(context, spec.key) and spec.key not in _ENTRY_FLAGS:
+            value = context.params[spec.key]
+            if spec.kind is FlagKind.SWITCH:
+                words.append(spec.name)
+            elif spec.kind is FlagKind.MANY:
+                words += [word for one in value for word in (spec.name, one)]
+            else:
+                words += [spec.name, str(value)]
     return words

@@ -1,43 +1,30 @@
-"""Flags that make `indus serve` a cluster node."""
+"""Turns the flags of `indus serve` into the settings of a cluster node."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from indusagi.core.records import record
-from induscode.cluster.opening import (
-    CREDENTIALS,
-    add_credentials,
-    credentials_option,
-    find_key_file,
-    key_option,
-    load_key,
-)
+from induscode.cluster.broker import MISSING_EXTRA
+from induscode.cluster.contract import CAPACITY, ClusterSettings, find_node_name, parse_brokers
+from induscode.cluster.key import ClusterKey, read_any_key
+from induscode.cluster.opening import add_credentials, find_key_file, load_key
+from induscode.launch.settings import CLUSTER_AFFINITY, CLUSTER_IDLE
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskGroup
 
-    from induscode.cluster.contract import ClusterSettings
     from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.launch.settings import Settings
     from induscode.permissions.gate import CardChecks
     from induscode.servers.config.trust import TrustStore
-
-_F = TypeVar("_F", bound=Callable[..., object])
-_EXCLUDED_BY_CLUSTER = {
-    "transparent": "--transparent",
-    "print_config": "--print-config",
-    "install": "--install",
-    "uninstall": "--uninstall",
-    "dry_run": "--dry-run",
-    "stdio": "--stdio",
-}
 
 
 @record(kw_only=True)
@@ -54,65 +41,17 @@ class NodeHooks:
     """Called with the gateway when it starts to follow its servers."""
 
 
-def cluster_flags(command: _F) -> _F:
-    """Add the cluster flags to a command."""
-    options = [
-        click.option(
-            "--cluster",
-            metavar="URL,…",
-            help="With --http: join the cluster of these NATS brokers; servers run on one node and are used by all.",
-        ),
-        key_option,
-        credentials_option,
-        click.option("--node", metavar="NAME", help="With --cluster: the name of this node; the machine's by default."),
-        click.option(
-            "--capacity",
-            type=click.IntRange(1, 10_000),
-            metavar="N",
-            help="With --cluster: the most servers that this node runs for the cluster; 64 by default.",
-        ),
-        click.option(
-            "--idle-stop",
-            type=click.IntRange(0, 7 * 24 * 3600),
-            metavar="SECONDS",
-            help="With --cluster: stop a server that is not called for so long, until its next call; by default never.",
-        ),
-        click.option("--doors-only", is_flag=True, help="With --cluster: serve clients, and run no server here."),
-        click.option(
-            "--offer-only",
-            is_flag=True,
-            help="With --cluster: run the servers of this machine only, for rows whose command is cluster:NODE/SERVER.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 def parse_cluster(context: click.Context) -> ClusterSettings | None:
-    """Check the flags; return `None` without `--cluster`.
+    """Read the brokers and this node; return `None` without `--cluster`.
 
     Raises:
-        click.UsageError: The flags conflict, or an address or a name is invalid.
+        click.UsageError: There's no `--http`, or an address or a name is invalid.
     """
     params = context.params
-    names = ("node", "capacity", "idle_stop", "doors_only", "offer_only", "key_file")
-    given = {**{key: params[key] for key in names}, "broker_credentials": context.meta.get(CREDENTIALS)}
     if params["cluster"] is None:
-        for key, value in given.items():
-            if value:
-                flag = "cluster-key" if key == "key_file" else key.replace("_", "-")
-                raise click.UsageError(f"--{flag} means nothing without --cluster", context)
         return None
-    for key, flag in _EXCLUDED_BY_CLUSTER.items():
-        if params[key]:
-            raise click.UsageError(f"--cluster and {flag} exclude each other", context)
-    if params["doors_only"] and params["offer_only"]:
-        raise click.UsageError("--doors-only and --offer-only exclude each other", context)
     if params["http"] is None and not params["offer_only"]:
         raise click.UsageError("--cluster needs --http: clients reach a node over HTTP", context)
-    from induscode.cluster.contract import CAPACITY, ClusterSettings, find_node_name, parse_brokers  # noqa: PLC0415 — only with --cluster
-
     try:
         brokers = parse_brokers(params["cluster"])
     except ValueError as exc:
@@ -131,18 +70,13 @@ def complete_cluster(context: click.Context, cluster: ClusterSettings, settings:
     Raises:
         click.UsageError: The extra or the key is missing, or the key or the credentials are unusable.
     """
-    from importlib.util import find_spec  # noqa: PLC0415 — only with --cluster
-
-    from induscode.cluster.broker import MISSING_EXTRA  # noqa: PLC0415 — only with --cluster
-    from induscode.launch.settings import CLUSTER_AFFINITY, CLUSTER_IDLE  # noqa: PLC0415 — only with --cluster
-
     if find_spec("nats") is None:
         raise click.UsageError(MISSING_EXTRA, context)
     idle_s = context.params["idle_stop"]
     idle_s = settings.get(CLUSTER_IDLE) if idle_s is None else idle_s
     cluster = replace(cluster, affinity=settings.get(CLUSTER_AFFINITY), idle_s=idle_s)
-    cluster = add_credentials(context, cluster, settings)
-    key_file = context.params["key_file"]
+    cluster = add_credentials(context, cluster, settings, context.params["broker_credentials"])
+    key_file = context.params["cluster_key"]
     if cluster.role == "offers":
         return _add_offer_key(context, cluster, find_key_file(settings, key_file))
     return replace(cluster, key=load_key(context, settings, key_file))
@@ -154,8 +88,6 @@ def _add_offer_key(context: click.Context, cluster: ClusterSettings, path: str) 
     Raises:
         click.UsageError: The key is missing, unusable, or another node's.
     """
-    from induscode.cluster.key import ClusterKey, read_any_key  # noqa: PLC0415 — only with --cluster
-
     try:
         key = read_any_key(path)
     except FileNotFoundError as exc:

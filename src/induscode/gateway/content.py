@@ -17,6 +17,7 @@ import anyio
 
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
 from indusagi.core.text import cut_text
 from indusagi.interop.protocol_bridge.client.handlers import (
@@ -97,7 +98,7 @@ class GatewayContent:
         """Each with a predicate for the servers it can see."""
         self._listeners: dict[tuple[str, str], list[Callable[[], None]]] = {}
         """By server and server URI."""
-        self.on_task_status: Callable[[JsonObject], None] = lambda _: None
+        self.on_task_status: Listeners[[JsonObject]] = Listeners()
         """Receives task notifications from servers."""
         self._items: dict[ItemKind, KnownItems] = {}
         self._maps: dict[str, UriMap] = {}

@@ -14,7 +14,8 @@ from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
 from induscode.boot.catalog import NATIVE, ListedTool, list_tools
 from induscode.boot.content import open_content
 from induscode.boot.plans import usage_errors
-from induscode.cli.output import print_notes, print_table
+from induscode.cli.listing import print_table
+from induscode.cli.output import print_notes
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.deck.catalog import cards_for_profile, find_missing_backend
@@ -30,11 +31,10 @@ from induscode.search.cards import list_search_cards
 from induscode.search.options import SEARCH_CARDS, estimate_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from indusagi.runtime.contract import ToolCall, ToolDescriptor, ToolOutcome
     from induscode.gateway.options import ServeOptions
     from induscode.launch.invocation import Invocation
     from induscode.search.options import SearchOptions
@@ -64,13 +64,13 @@ def show_views(invocation: Invocation, options: ServeOptions) -> int:
                 with usage_errors():
                     card = await open_code_card(stack, invocation.settings)
                 tools.append(ListedTool(card.descriptor, NATIVE))
-            box = ListedBox(tools, is_plain=is_plain)
+            named = name_tools(tools, is_plain=is_plain)
             if listing.plan.rows:
                 opening = open_content(listing.plan, starts_unseen=False)
                 bridge, known = await stack.enter_async_context(opening)
                 content.open(bridge, known, lambda _: False)
             report_unknown_servers(views, [row.id for row in listing.plan.rows])
-            shown = {name for view in views for name in _print_view(box, content, view, options.search)}
+            shown = {name for view in views for name in _print_view(named, content, view, options.search)}
         report_idle_patterns(options.search, invocation.settings, shown)
         return 0
 
@@ -84,17 +84,21 @@ def _list_native(invocation: Invocation, profile: str) -> set[str]:
     return {name for name in names if name in served | _LISTED_WITH_BACKEND or not find_missing_backend(name, _NOTHING)}
 
 
-def _print_view(box: ListedBox, content: GatewayContent, view: View, search: SearchOptions) -> Collection[str]:
+def _print_view(
+    named: Mapping[str, ListedTool], content: GatewayContent, view: View, search: SearchOptions
+) -> Collection[str]:
     """Print a view and return the names of its tools."""
+    servers = {name: tool.source for name, tool in named.items() if tool.source != NATIVE}
     whose = [f"client {name}" for name in view.clients] + [f"principal {name}" for name in view.principals]
     whose += [f"the token in {view.token_env}"] if view.token_env else []
     print_line(f"view {view.name!r}: {', '.join(whose) or '--view'}" if view.name else "every other client:")
-    selected = select_tools(box, view)
+    tools = [replace(tool.descriptor, name=name) for name, tool in named.items()]
+    selected = select_tools(tools, servers.get, view)
     names = {name: shown.name for name, shown in selected}
     rows = [
         (
             shown.name,
-            box.find_server(name) or NATIVE,
+            named[name].source,
             name if name != shown.name else "",
             "reads" if shown.reads_only else "",
             _cut_line(shown.description),
@@ -152,30 +156,10 @@ def _cut_line(text: str) -> str:
     return text.partition("\n")[0][:80]
 
 
-class ListedBox:
-    """A list of tools that can't be called."""
-
-    def __init__(self, tools: Sequence[ListedTool], *, is_plain: bool = False) -> None:
-        native = {tool.name: tool for tool in tools if tool.source == NATIVE}
-        remote = [tool for tool in tools if tool.source != NATIVE]
-        pairs = [(tool.tool or tool.name, tool.name) for tool in remote] if is_plain else []
-        own = {qualified: name for name, qualified in choose_plain_names(pairs, {*SEARCH_CARDS, *native}).items()}
-        self._named = native | {own.get(tool.name, tool.name): tool for tool in remote}
-        """The tools by the names clients call."""
-
-    def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List the tools."""
-        return [replace(tool.descriptor, name=name) for name, tool in self._named.items()]
-
-    async def run(self, call: ToolCall, *_: object, **__: object) -> ToolOutcome:
-        """Raise: these tools can't be called."""
-        raise NotImplementedError(call.name)
-
-    def answers_unlisted(self, name: str) -> bool:
-        """Return False: disabled tools aren't in the list."""
-        return False
-
-    def find_server(self, name: str) -> str | None:
-        """Return the server of a tool, or `None` for a native one."""
-        tool = self._named.get(name)
-        return None if tool is None or tool.source == NATIVE else tool.source
+def name_tools(tools: Sequence[ListedTool], *, is_plain: bool = False) -> Mapping[str, ListedTool]:
+    """Map the names that clients call to the tools."""
+    native = {tool.name: tool for tool in tools if tool.source == NATIVE}
+    remote = [tool for tool in tools if tool.source != NATIVE]
+    pairs = [(tool.tool or tool.name, tool.name) for tool in remote] if is_plain else []
+    own = {qualified: name for name, qualified in choose_plain_names(pairs, {*SEARCH_CARDS, *native}).items()}
+    return native | {own.get(tool.name, tool.name): tool for tool in remote}

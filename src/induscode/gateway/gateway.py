@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -11,17 +10,14 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import UNLIMITED
-from indusagi.core.faults import Note
 from indusagi.core.records import record
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, format_count
 from indusagi.core.time import now_ms
-from indusagi.interop.protocol_bridge.client.tools import ViewNote
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
-from induscode.boot.config_watch import find_broken_files, find_broken_rows
-from induscode.boot.plans import ConfigPathError, build_fault_note, plan_servers
+from induscode.boot.config_watch import BrokenConfigError, reread_plan
 from induscode.boot.session import graft_addon_cards
 from induscode.calls.record import find_tool_ref
 from induscode.cli.terminal import print_status
@@ -32,44 +28,41 @@ from induscode.gateway.cluster import NodeHooks
 from induscode.gateway.content import GatewayContent, choose_plain_names
 from induscode.gateway.recursion import drop_own_address
 from induscode.search.options import SEARCH_CARDS
-from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
-    from indusagi.interop.protocol_bridge.contract import EndpointStatus, RemoteToolRef, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.uris import Convert
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
-    from induscode.boot.config_watch import ConsentedRows
+    from induscode.boot.config_watch import ConsentedRows, FileWatch
     from induscode.boot.session import Session
     from induscode.cli.process import SignalState
     from induscode.cluster.node import ClusterNode
     from induscode.deck.contract import Capability
-    from induscode.deck.mcp.boot import BootedBridge, BootOptions
+    from induscode.deck.mcp.boot import BootOptions
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.provision import DeckToolBox
-    from induscode.gateway.options import Schemas
+    from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.recursion import GatewayInfo, ListenAddress
-    from induscode.gateway.reload import FileWatch
     from induscode.gateway.sign_in import GatewaySignIns
+    from induscode.gateway.status_lines import StatusLines
+    from induscode.launch.invocation import Invocation
     from induscode.permissions.gate import CardChecks
+    from induscode.search.finder import SearchReport
     from induscode.servers.plan import ServerPlan
 
 FIRST_S = 5.0
 """How long the first client waits for servers whose tools aren't known yet."""
-_MAX_PRINTED = 1_000
-_MAX_REMARKS = 20
-"""Remarks printed per server; a hostile one can produce thousands."""
-_COUNT = re.compile(r"\d[\d,]*")
 _FIRST_LIST_S = 1.0
 """How long servers with known tools wait for the first `tools/list` before they start."""
 _APPROVAL_POLL_S = 2.0
@@ -80,22 +73,23 @@ _DEBOUNCE_S = 0.05
 
 @record(kw_only=True)
 class GatewayContext:
-    """The parts of a gateway that outlive a reload of its servers."""
+    """What a gateway is built from, and reads its configuration again with."""
 
+    invocation: Invocation
+    options: ServeOptions
+    plan: ServerPlan
+    """The servers to start with."""
     info: GatewayInfo
-    options: BootOptions
+    boot: BootOptions
     address: ListenAddress | None
     consented: ConsentedRows
     watch: FileWatch | None
     """`None` without configuration files (`--no-mcp`)."""
     files: Sequence[str]
-    schemas: Schemas = "raw"
     node: ClusterNode | None = None
     """This gateway as a cluster node."""
     hooks: NodeHooks = field(default_factory=NodeHooks)
     """State shared with the other nodes."""
-    has_principals: bool = False
-    """Whether each client authenticates with its own access token, i.e. several users share the gateway."""
 
 
 @record
@@ -167,7 +161,8 @@ class GatewayBox:
                 outcome = ToolOutcome(call.id, refusal)
                 observer = self.native.context.framework.observer
                 if observer is not None:
-                    observer.start(call, self.gateway.find_disabled(call.name)).finish(outcome)
+                    disabled = self.gateway.session.mcp.enrolment.find_disabled(call.name)
+                    observer.start(call, disabled).finish(outcome)
                 return outcome
             # Approved or listed in the meantime: the current box has it.
             return await self.gateway.box().run(call, cancel, on_progress=on_progress)
@@ -191,7 +186,7 @@ class GatewayBox:
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         """List tools that can't be called until someone approves their definitions."""
-        return [tool for tool in self.gateway.list_disabled() if tool.ref.kind == "tool"]
+        return [tool for tool in self.gateway.session.mcp.disabled if tool.ref.kind == "tool"]
 
     def _find_card(self, name: str) -> Capability | None:
         name = self.qualified.get(name, name)
@@ -209,26 +204,48 @@ class GatewayBox:
         return not listed and self.gateway.find_unlisted(self.qualified.get(name, name)) is not None
 
 
-class ClientRecorder:
-    """Records client principals in the ledger, buffering clients that connect before it opens."""
+class GatewayOpening:
+    """The gateway, once it's open. Everything that's served earlier asks this object for it."""
 
     def __init__(self) -> None:
-        self._bridge: BootedBridge | None = None
+        self.opened = anyio.Event()
+        self._gateway: Gateway | None = None
         self._early: list[ClientIdentity] = []
 
-    def open(self, bridge: BootedBridge) -> None:
-        """Flush buffered clients; record later ones immediately."""
-        self._bridge = bridge
-        early, self._early = self._early, []
-        for identity in early:
-            self.record(identity)
+    def open(self, gateway: Gateway) -> None:
+        """Serve a gateway, and record the clients that connected before."""
+        self._gateway = gateway
+        for identity in self._early:
+            self.record_client(identity)
+        self._early.clear()
+        self.opened.set()
 
-    def record(self, identity: ClientIdentity) -> None:
-        """Record the first request from a principal and client."""
-        if self._bridge is None:
+    def box(self) -> GatewayBox | None:
+        """Return the current toolbox."""
+        return None if self._gateway is None else self._gateway.box()
+
+    def record_client(self, identity: ClientIdentity) -> None:
+        """Record the first request from a principal and client in the ledger."""
+        if self._gateway is None:
             self._early.append(identity)
             return
-        self._bridge.journal.record_client(identity.principal, identity.client_id, sorted(identity.scopes or ()))
+        journal = self._gateway.session.mcp.journal
+        journal.record_client(identity.principal, identity.client_id, sorted(identity.scopes or ()))
+
+    def record_search(self, report: SearchReport) -> None:
+        """Record a search in the ledger."""
+        if self._gateway is not None:
+            journal = self._gateway.session.mcp.journal
+            journal.record_search(report.queries, report.server, report.found, report.left_out)
+
+    def intercepts_results(self) -> bool:
+        """Return whether addons have to see every result."""
+        return self._gateway is not None and self._gateway.session.addons.intercepts
+
+    def count_dropped(self) -> int:
+        """Return the number of calls that couldn't be recorded."""
+        recorder = None if self._gateway is None else self._gateway.session.calls.recorder
+        return 0 if recorder is None else recorder.dropped
 
 
 def convert_outcome(outcome: ToolOutcome, convert: Convert) -> ToolOutcome:
@@ -248,29 +265,22 @@ class Gateway:
     """A served deck and the servers behind it."""
 
     def __init__(
-        self,
-        session: Session,
-        plan: ServerPlan,
-        context: GatewayContext,
-        checks: CardChecks,
-        content: GatewayContent | None = None,
+        self, session: Session, context: GatewayContext, checks: CardChecks, content: GatewayContent, lines: StatusLines
     ) -> None:
         self.session = session
-        self.plan = plan
-        self.content = content or GatewayContent()
+        self.plan = context.plan
+        self.content = content
         self.listed = anyio.Event()
         """Set by the first `tools/list`."""
-        self._context = context
+        self._context, self.node = context, context.node
         self._started_ms = now_ms()
         self.checks = checks
-        session.addons.on_note = lambda note: self._print_notes([note])
-        session.calls.report_to(session.addons.on_note)
         self._bridge, self._fleet, self._enrolment = session.mcp, session.mcp.fleet, session.mcp.enrolment
         self._ourselves: dict[str, ServerConfig] = {}
         """Servers that turned out to be this gateway itself."""
         self._changed = anyio.Event()
         self._changing = anyio.Lock()
-        self._printed: set[str] = set()
+        self._lines = lines
         self._box: GatewayBox | None = None
         self._boxed: BridgeLedger | None = None
 
@@ -279,9 +289,10 @@ class Gateway:
         """Sign-ins to servers. Clients may start one only if the gateway serves a single user on this machine."""
         from induscode.gateway.sign_in import GatewaySignIns  # noqa: PLC0415 — only for servers with a sign-in
 
-        address = self._context.address
+        address, http = self._context.address, self._context.options.settings
         is_local = address is None or address.host in {"127.0.0.1", "::1", "localhost"}
-        is_personal = is_local and not self._context.has_principals
+        # With access tokens, several users share the gateway.
+        is_personal = is_local and (http is None or http.auth is None)
         return GatewaySignIns(self._bridge, self._started_ms, is_personal=is_personal)
 
     def waits_for_sign_in(self) -> bool:
@@ -308,7 +319,7 @@ class Gateway:
             native, deck = native.graft(cards), added
         if self.session.code is not None:
             native = native.graft([self.checks.native(self.session.code)])
-        self._print_notes(deck.notes)
+        self._lines.print_notes(deck.notes)
         # Strip invisible characters from text and from structured content, which has to match its schema.
         unlimited = replace(deck.context, budget=UNLIMITED, clean_foreign=clean_text)
         remote = ToolDeck(map(self.checks.remote, grafted), unlimited)
@@ -323,7 +334,7 @@ class Gateway:
             named.sort(key=lambda tool: rank.get(tool.ref.server, len(rank)))
             qualified = choose_plain_names([(tool.ref.name, tool.name) for tool in named], taken)
         self._box = GatewayBox(
-            native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.schemas, qualified
+            native.into_tool_box(), remote.into_tool_box(), self, servers, self._context.options.schemas, qualified
         )
         self._boxed = ledger
         return self._box
@@ -344,15 +355,6 @@ class Gateway:
     def _list_live(self) -> list[BridgeCapability]:
         return [tool for tool in self._enrolment.ledger.live_capabilities() if tool.ref.server not in self._ourselves]
 
-    def list_disabled(self) -> Sequence[DisabledTool]:
-        """List disabled tools and items of other kinds."""
-        return self._enrolment.disabled
-
-    @property
-    def node(self) -> ClusterNode | None:
-        """This gateway as a cluster node."""
-        return self._context.node
-
     def approve(self, ref: RemoteToolRef, digest: str) -> bool:
         """Approve the definition with this digest and notify clients. Return False if it changed since."""
         if not self._enrolment.approve(ref, digest):
@@ -364,10 +366,6 @@ class Gateway:
         """Replace the permission checks."""
         self.checks, self._box = checks, None
         self._changed.set()
-
-    def find_disabled(self, name: str) -> DisabledTool | None:
-        """Find a disabled tool by the name clients call."""
-        return self._enrolment.find_disabled(name)
 
     def find_unlisted(self, name: str) -> str | None:
         """Return the server of an unlisted tool: one that's disabled, or whose server hasn't listed its tools yet."""
@@ -398,9 +396,9 @@ class Gateway:
         box = self.box()
         native, remote = len(box.native.runner.cards), len(box.remote.runner.cards)
         ready = sum(status.phase == EndpointPhase.READY for status in self._bridge.status().values())
-        servers = f"servers: {len(self.plan.configs)}, of which {ready} ready"
-        natives = f"native tools: {native}, " if has_clients else ""
-        return f"{natives}tools of servers: {remote}, {servers}"
+        servers = f"{format_count(len(self.plan.configs), 'server')} ({ready} ready)"
+        natives = f", {format_count(native, 'native tool')}" if has_clients else ""
+        return f"{format_count(remote, 'tool')} from {servers}{natives}"
 
     # -- servers ----------------------------------------------------------------------------
 
@@ -412,13 +410,8 @@ class Gateway:
             for server in awaited:
                 await self._bridge.wait_listed(server)
         self._bridge.record_late(awaited)
-        await self.wait_for_required()
+        await self._bridge.wait_for_required()
         self.content.refresh()
-
-    async def wait_for_required(self, limit_s: float | None = None) -> None:
-        """Wait until the required servers came up or failed."""
-        with anyio.move_on_after(limit_s):
-            await self._bridge.wait_for_required()
 
     async def follow(self, host: ProviderHost, signals: SignalState) -> None:
         """Announce tool changes to clients, and apply configuration changes to servers."""
@@ -477,7 +470,7 @@ class Gateway:
 
     def _handle_event(self, event: FleetEvent, tasks: TaskGroup) -> None:
         if event.event == "phase":
-            self._print_fault(event.server, event.status)
+            self._lines.print_fault(event.server, event.status)
             if needs_sign_in(event.status.fault):
                 self._box = None  # adds a sign-in tool
                 self._changed.set()
@@ -504,30 +497,24 @@ class Gateway:
             self._changed = anyio.Event()
             host.refresh_tools()
             host.refresh_content()
-            self._print_notes(self._enrolment.notes)
-            self._print_remarks()
+            self._lines.print_notes(self._enrolment.notes)
+            self._lines.print_remarks(self._bridge)
 
     # -- reload -----------------------------------------------------------------------------
 
     async def _read_plan(self) -> ServerPlan | None:
         """Read the files, or return `None` (keeping the servers) if one of them is broken."""
-        if self._report_broken(await to_thread.run_sync(find_broken_files, self._context.files)):
-            return None
+        context = self._context
         try:
-            plan = await to_thread.run_sync(plan_servers, self.session.invocation, self._context.hooks.trust)
-        except ConfigPathError as exc:
-            print_status(f"{exc}; the servers stay as they were")
+            plan = await to_thread.run_sync(
+                reread_plan, context.invocation, context.files, self.plan, context.hooks.trust
+            )
+        except BrokenConfigError as exc:
+            for line in str(exc).splitlines():
+                print_status(line)
             return None
-        if self._report_broken(find_broken_rows(self.plan, plan)):
-            return None
-        plan = await to_thread.run_sync(self._context.consented.hold_back, plan)
-        return drop_own_address(plan, self._context.address)
-
-    def _report_broken(self, notes: Sequence[Note]) -> bool:
-        """Print the notes even if printed before, and return whether there were any."""
-        self._printed -= set(map(str, notes))
-        self._print_notes(notes)
-        return bool(notes)
+        plan = await to_thread.run_sync(context.consented.hold_back, plan)
+        return drop_own_address(plan, context.address)
 
     async def _apply_plan(self, plan: ServerPlan, tasks: TaskGroup) -> None:
         ours = [server for server, config in self._ourselves.items() if plan.configs.get(server) == config]
@@ -542,19 +529,12 @@ class Gateway:
             names = ", ".join(changes.leased)
             print_status(f"the change of {names} waits for the end of the tasks that use it")
             tasks.start_soon(self._apply_when_free, changes.leased, tasks)
-        self._print_notes(plan.notes)
+        self._lines.print_notes(plan.notes)
         if changes or order != [row.id for row in plan.rows]:
             self._box = None
             self._changed.set()
         if changes:
-            held_back = [server for server in (*changes.replaced, *changes.added) if server not in plan.configs]
-            parts = {
-                "removed": changes.removed,
-                "replaced": [server for server in changes.replaced if server not in held_back],
-                "added": [server for server in changes.added if server not in held_back],
-                "held back": held_back,
-            }
-            texts = [f"{what} {', '.join(names)}" for what, names in parts.items() if names]
+            texts = [f"{what} {names}" for what, names in changes.group(plan, "replaced").items()]
             print_status(f"the configuration has changed: {'; '.join(texts)}")
         tasks.start_soon(self._bridge.wake, changes.to_start)
 
@@ -566,33 +546,7 @@ class Gateway:
 
     def print_all_notes(self) -> None:
         """Print everything left out, and why servers are missing."""
-        self._print_notes((*self.checks.notes, *self.session.notes, *self._enrolment.notes))
+        self._lines.print_notes((*self.checks.notes, *self.session.notes, *self._enrolment.notes))
         for server, status in self._bridge.status().items():
-            self._print_fault(server, status)
-        self._print_remarks()
-
-    def _print_remarks(self) -> None:
-        """Print the first few remarks on each server's listings."""
-        for server in (endpoint.config.id for endpoint in self._fleet.endpoints()):
-            # Clients get raw definitions, so notes about the model view don't concern them.
-            hidden = ViewNote if self._context.schemas == "raw" else ()
-            notes = [note for note in self._bridge.list_remarks(server) if not isinstance(note, hidden)]
-            more = len(notes) - _MAX_REMARKS
-            if more > 0:
-                remedy = f"all of them: {format_server_command('doctor', server)}"
-                notes[_MAX_REMARKS:] = [Note(f"server {server!r}", f"{more:,} further remarks", remedy)]
-            # Ignore numbers when deduplicating: they change all the time.
-            self._print_notes(notes, lambda note: f"{note.owner}: {_COUNT.sub('#', note.message)}")
-
-    def _print_fault(self, server: str, status: EndpointStatus) -> None:
-        if status.fault is not None and status.fault.detail.reason != "moved":
-            self._print_notes([build_fault_note(server, status.fault)])
-
-    def _print_notes(self, notes: Iterable[Note], key: Callable[[Note], str] = str) -> None:
-        """Print each note once."""
-        if len(self._printed) > _MAX_PRINTED:
-            self._printed.clear()
-        for note in notes:
-            if key(note) not in self._printed:
-                self._printed.add(key(note))
-                print_status(str(note))
+            self._lines.print_fault(server, status)
+        self._lines.print_remarks(self._bridge)

@@ -1,50 +1,44 @@
-"""Options of `indus serve`: defaults, and checks beyond click's."""
+"""Options of `indus serve`: its flags as one value, and checks beyond click's."""
 
 from __future__ import annotations
 
 import os
 import re
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
 from indusagi.core.records import record
+from induscode.gateway.cluster import complete_cluster, parse_cluster
+from induscode.gateway.flags import (
+    CONNECTIONS,
+    NAME,
+    REQUESTS,
+    REQUESTS_PER_TOKEN,
+    SECRET_VARIABLE,
+    SERVE_FLAGS,
+    SESSIONS,
+    Names,
+    PageMode,
+    TaskHandling,
+)
 from induscode.gateway.recursion import EVERYWHERE
-from induscode.launch.views import Schemas as Schemas
-from induscode.launch.views import View
-from induscode.search.options import SearchOptions
-from induscode.servers.clients import DEFAULT_ADDRESS as DEFAULT_ADDRESS
+from induscode.launch.options import is_given, is_given_at_any_level, refuse_combinations
+from induscode.launch.settings import SERVE_VIEWS
+from induscode.launch.views import Schemas, View
+from induscode.search.options import SearchOptions, read_search_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
     from induscode.cluster.contract import ClusterSettings
+    from induscode.launch.invocation import Invocation
 
-NAME = "indus"
-SESSIONS = 256
-"""Default session limit of a gateway, whose sessions share its servers."""
-CONNECTIONS = 2_048
-REQUESTS = 2_048
-REQUESTS_PER_TOKEN = 1_024
-LIMIT_FLAGS = {
-    "sessions": "--max-sessions",
-    "connections": "--max-connections",
-    "requests": "--max-requests",
-    "requests_per_token": "--max-requests-per-token",
-}
-"""HTTP limit flags by parameter name."""
-MOST = 65_536
-"""Upper bound of a limit: the number of TCP ports."""
-Names: TypeAlias = Literal["server", "plain"]
-"""Item names: prefixed with the server, or unprefixed where no other server uses the same."""
-TaskHandling: TypeAlias = Literal["wait", "refuse"]
-"""Calls that need a task, from clients without task support: wait for the result, or let the server refuse."""
-PageMode: TypeAlias = Literal["full", "read-only", "off"]
-NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
     r"(?:(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^:\[\]]*)):)?(?P<port>\d{1,5})", re.ASCII
 )
@@ -57,11 +51,11 @@ _NUMBER = re.compile(r"(?:^|\.)(?:\d+|0[xX][\da-fA-F]*)\Z", re.ASCII)
 class ServeOptions:
     """The flags of `indus serve`, checked."""
 
-    name: str
+    name: str = NAME
     profile: str
     settings: HttpSettings | None
     """`None` means stdio."""
-    transparent: str | None
+    transparent: str | None = None
     schemas: Schemas = "raw"
     view: View | None = None
     """A view for every client."""
@@ -78,29 +72,54 @@ class ServeOptions:
     """Whether to open the page in a browser once it's up."""
 
 
+def read_serve_options(context: click.Context, invocation: Invocation) -> ServeOptions:
+    """Check the flags of `indus serve` and turn them into options.
+
+    Raises:
+        click.UsageError: A value is invalid, or flags contradict each other or have no effect.
+    """
+    params = context.params
+    if params["sse"]:
+        message = "--sse was removed: leave it out, and connect clients by Streamable HTTP (http), at /mcp"
+        raise click.UsageError(message, context)
+    refuse_combinations(context, SERVE_FLAGS)
+    if _NAME_PATTERN.fullmatch(params["name"]) is None:
+        raise click.UsageError(f"--name {params['name']!r}: use letters, digits, _ and -, 64 at most", context)
+    _check_entry_flags(context)
+    cluster = parse_cluster(context)
+    _refuse_unused(context)
+    is_relay = params["transparent"] is not None
+    settings = None if params["http"] is None else _parse_http(context, is_relay=is_relay)
+    # A tool named by --tools may be in any profile.
+    profile = "all" if invocation.tools and not is_given(context, "profile") else params["profile"]
+    return ServeOptions(
+        name=params["name"],
+        profile=profile,
+        settings=settings,
+        transparent=params["transparent"],
+        schemas=params["schemas"],
+        names=params["names"],
+        tasks=params["tasks"],
+        search=read_search_options(invocation.settings, params["search"], params["always_list"]),
+        page="off" if settings is None or is_relay else params["page"] or "full",
+        view=_find_named_view(context, params["view"], invocation.settings.get(SERVE_VIEWS)),
+        cluster=None if cluster is None else complete_cluster(context, cluster, invocation.settings),
+    )
+
+
 _FOR_UNINSTALL = ("name", "http", "no_token", "dry_run", "uninstall")
 
 
-def check_entry_flags(context: click.Context) -> None:
-    """Reject conflicting entry flags, and flags that have no effect with them.
-
-    Raises:
-        click.UsageError: There are such flags.
-    """
-    given = [key for key in ("print_config", "install", "uninstall") if context.params[key]]
-    if len(given) > 1:
-        first, second = (f"--{key.replace('_', '-')}" for key in given[:2])
-        raise click.UsageError(f"{first} and {second} exclude each other", context)
-    if context.params["dry_run"] and "print_config" in given:
-        raise click.UsageError("--dry-run and --print-config exclude each other", context)
-    if context.params["dry_run"] and not given and context.params["transparent"]:
+def _check_entry_flags(context: click.Context) -> None:
+    """Raise `click.UsageError` for flags that have no effect with `--uninstall` or `--dry-run`."""
+    params = context.params
+    if params["dry_run"] and params["transparent"] and not (params["install"] or params["uninstall"]):
         raise click.UsageError("--dry-run and --transparent exclude each other", context)
-    if given == ["uninstall"]:
+    if params["uninstall"]:
         for option in context.command.params:
             key = str(option.name)
             if key not in _FOR_UNINSTALL and is_given_at_any_level(context, key):
-                message = f"{option.opts[-1]} means nothing beside --uninstall"
-                raise click.UsageError(message, context)
+                raise click.UsageError(f"{option.opts[-1]} means nothing beside --uninstall", context)
 
 
 _UNUSED_BY_RELAY = (
@@ -110,11 +129,13 @@ _UNUSED_BY_RELAY = (
 """Flags without effect on a relay."""
 
 
-def refuse_unused(context: click.Context, *, profile: str, has_entry: bool) -> None:
-    """Raise `click.UsageError` for flags that have no effect in combination with others."""
-    if context.params["transparent"] is not None:
+def _refuse_unused(context: click.Context) -> None:
+    """Raise `click.UsageError` for flags that have no effect with `--transparent` or a profile."""
+    params = context.params
+    profile = params["profile"]
+    if params["transparent"] is not None:
         unused = [key for key in _UNUSED_BY_RELAY if is_given_at_any_level(context, key)]
-        if not has_entry and is_given(context, "name"):
+        if not (params["print_config"] or params["install"]) and is_given(context, "name"):
             unused.append("name")  # the server reports its own; only a client configuration needs one
         for key in unused:
             flag = f"--{key.replace('_', '-')}"
@@ -132,7 +153,7 @@ def _refuse_flags(context: click.Context, keys: Sequence[str], message: str) -> 
             raise click.UsageError(f"--{key.replace('_', '-')} {message}", context)
 
 
-def find_named_view(context: click.Context, name: str | None, views: Mapping[str, View]) -> View | None:
+def _find_named_view(context: click.Context, name: str | None, views: Mapping[str, View]) -> View | None:
     """Return the view named by `--view`, if any; `click.UsageError` if it doesn't exist."""
     if name is None or name in views:
         return None if name is None else views[name]
@@ -140,40 +161,40 @@ def find_named_view(context: click.Context, name: str | None, views: Mapping[str
     raise click.UsageError(f"--view {name!r}: there is no such view; {known}", context)
 
 
-def is_given_at_any_level(context: click.Context, key: str) -> bool:
-    """Return whether an option was given before or after the command name."""
-    level: click.Context | None = context
-    while level is not None:
-        if is_given(level, key):
-            return True
-        level = level.parent
-    return False
-
-
-def is_given(context: click.Context, key: str) -> bool:
-    """Return whether an option was given on this level's command line."""
-    return context.get_parameter_source(key) is click.core.ParameterSource.COMMANDLINE
-
-
-def parse_settings(
-    context: click.Context, text: str, *, no_token: bool, hosts: Sequence[str], origins: Sequence[str]
-) -> HttpSettings:
-    """Parse the address of `--http` into HTTP host settings.
+def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
+    """Parse the address of `--http`, its limits and its access into HTTP host settings.
 
     Raises:
         click.UsageError: The address is invalid, or `--no-token` is used with one that other machines can reach.
     """
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, is_loopback  # noqa: PLC0415 — over HTTP only
 
+    params = context.params
+    text, no_token = params["http"], params["no_token"]
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:
         raise click.UsageError(f"--http {text!r}: write HOST:PORT, or a port", context)
     host = _parse_host(context, text, match)
     if no_token and not is_loopback(host):
         raise click.UsageError(f"--no-token: {host} can be reached from elsewhere; 127.0.0.1 cannot", context)
-    return HttpSettings(
-        host=host, port=int(match["port"]), without_token=no_token, allowed_hosts=hosts, allowed_origins=origins
+    settings = HttpSettings(
+        host=host,
+        port=int(match["port"]),
+        without_token=no_token,
+        allowed_hosts=params["allowed_host"],
+        allowed_origins=params["allowed_origin"],
+        connections=params["max_connections"] or CONNECTIONS,
+        requests=params["http_requests"] or REQUESTS,
+        requests_each=params["max_requests_per_token"] or REQUESTS_PER_TOKEN,
     )
+    # Each session of a relay starts its own server process.
+    sessions, most = params["max_sessions"], settings.sessions
+    if is_relay and sessions is not None and sessions > most:
+        message = f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
+        raise click.UsageError(message, context)
+    sessions = sessions or (most if is_relay else SESSIONS)
+    auth = None if params["auth"] is None else _parse_auth(context, settings)
+    return replace(settings, sessions=sessions, streams=max(settings.streams, sessions), auth=auth)
 
 
 def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
@@ -194,109 +215,22 @@ def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
     return six or host
 
 
-def limit_sessions(
-    context: click.Context, settings: HttpSettings, sessions: int | None, *, is_relay: bool
-) -> HttpSettings:
-    """Set the limits for sessions and streams. Each session of a relay starts its own server process."""
-    most = settings.sessions
-    if is_relay and sessions is not None and sessions > most:
-        message = f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
-        raise click.UsageError(message, context)
-    chosen = sessions or (most if is_relay else SESSIONS)
-    return replace(settings, sessions=chosen, streams=max(settings.streams, chosen))
-
-
 # -- auth -------------------------------------------------------------------------------------
 
 
-SECRET_VARIABLE = "INDUS_SERVE_CLIENT_SECRET"
-AUTH_FLAGS = {
-    "audiences": "--audience",
-    "public_url": "--public-url",
-    "any_token_type": "--any-token-type",
-    "introspect": "--introspect",
-    "require_dpop": "--require-dpop",
-    "dpop_nonce": "--dpop-nonce",
-    "requests_per_principal": "--max-requests-per-principal",
-    "rate_per_principal": "--max-rate-per-principal",
-}
-"""Flags that only mean something with `--auth`, by parameter name."""
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
-def auth_flags(command: click.Command) -> click.Command:
-    """Add the access-token flags to a command."""
-    decorators: tuple[Callable[[click.Command], click.Command], ...] = (
-        click.option(
-            "--auth",
-            metavar="ISSUER",
-            help="With --http: accept access tokens of this authorization server (OAuth) instead of the token.",
-        ),
-        click.option(
-            "--audience",
-            "audiences",
-            multiple=True,
-            metavar="NAME",
-            help="With --auth: the audience of accepted tokens (repeatable); the public URL by default.",
-        ),
-        click.option(
-            "--public-url",
-            metavar="URL",
-            help="With --auth: where clients reach the gateway, if that is not the address it listens on.",
-        ),
-        click.option(
-            "--any-token-type",
-            is_flag=True,
-            help="With --auth: also accept JWTs that are not marked as access tokens (at+jwt).",
-        ),
-        click.option(
-            "--introspect",
-            metavar="CLIENT_ID",
-            help=f"With --auth: ask the issuer about each token, as this client; its secret is in {SECRET_VARIABLE}.",
-        ),
-        click.option(
-            "--require-dpop", is_flag=True, help="With --auth: refuse tokens that are not bound to a key (DPoP)."
-        ),
-        click.option("--dpop-nonce", is_flag=True, help="With --auth: refuse DPoP proofs without a nonce of ours."),
-        click.option(
-            "--max-requests-per-principal",
-            "requests_per_principal",
-            type=click.IntRange(1),
-            metavar="N",
-            help="With --auth: the most requests at once of one principal; 256 by default.",
-        ),
-        click.option(
-            "--max-rate-per-principal",
-            "rate_per_principal",
-            type=click.FloatRange(0, min_open=True),
-            metavar="N",
-            help="With --auth: the most requests per second of one principal; 200 by default.",
-        ),
-    )
-    for add in reversed(decorators):
-        command = add(command)
-    return command
-
-
-def parse_auth(
-    context: click.Context, settings: HttpSettings, environ: Mapping[str, str] = os.environ
-) -> ResourceSettings | None:
-    """Build the access-token settings, or return `None` without `--auth`.
+def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSettings:
+    """Build the access-token settings.
 
     Raises:
-        click.UsageError: A URL is invalid, or a flag means nothing in this combination.
+        click.UsageError: A URL is invalid, or the secret of `--introspect` is missing.
     """
-    params = context.params
-    issuer = params["auth"]
-    if issuer is None:
-        for key, flag in AUTH_FLAGS.items():
-            if params[key]:
-                raise click.UsageError(f"{flag} means nothing without --auth", context)
-        return None
     from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ResourceSettings  # noqa: PLC0415 — few serve with it
 
-    if settings.without_token:
-        raise click.UsageError("--auth and --no-token exclude each other", context)
+    params = context.params
+    issuer = params["auth"]
     _check_url(context, "--auth", issuer)
     public_url: str | None = params["public_url"]
     if public_url is not None:
@@ -306,14 +240,14 @@ def parse_auth(
         raise click.UsageError(message, context)
     introspection = None
     if params["introspect"] is not None:
-        if not environ.get(SECRET_VARIABLE):
+        if not os.environ.get(SECRET_VARIABLE):
             raise click.UsageError(f"--introspect needs the secret of the client in {SECRET_VARIABLE}", context)
-        introspection = IntrospectionClient(client_id=params["introspect"], client_secret=environ[SECRET_VARIABLE])
-    chosen = {"requests": params["requests_per_principal"], "rate": params["rate_per_principal"]}
+        introspection = IntrospectionClient(client_id=params["introspect"], client_secret=os.environ[SECRET_VARIABLE])
+    chosen = {"requests": params["max_requests_per_principal"], "rate": params["max_rate_per_principal"]}
     return ResourceSettings(
         issuer=issuer,
         public_url=public_url,
-        audiences=params["audiences"],
+        audiences=params["audience"],
         accepts_any_type=params["any_token_type"],
         introspection=introspection,
         requires_dpop=params["require_dpop"],

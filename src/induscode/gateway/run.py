@@ -15,31 +15,22 @@ from typing import TYPE_CHECKING
 
 import anyio
 import click
-from anyio import to_thread
 
 from indusagi import __version__
-from indusagi.capabilities.registry import ToolRegistry
-from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import CoreError
-from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
-from indusagi.interop.protocol_bridge.host import create_provider_host
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
-from induscode.boot.config_watch import ConsentedRows, list_config_files
-from induscode.boot.plans import load_plan, plan_servers, usage_errors
-from induscode.boot.session import open_session
-from induscode.calls.record import CallOrigin
+from induscode.boot.config_watch import ConsentedRows, FileWatch, list_config_files
+from induscode.boot.plans import load_plan, usage_errors
 from induscode.cli.collector import spare_start_objects
 from induscode.cli.output import can_ask_user
 from induscode.cli.process import handle_signals, non_blocking_stderr
 from induscode.cli.terminal import print_status
 from induscode.conversations.contract import ExitCode
-from induscode.deck.contract import DeckFramework, Profile
 from induscode.deck.mcp.boot import BootOptions
-from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
-from induscode.gateway.content import GatewayContent
-from induscode.gateway.gateway import FIRST_S, ClientRecorder, Gateway, GatewayContext
-from induscode.gateway.page.serving import announce_page, build_site, open_page
+from induscode.gateway.composition import GatewayParts, open_gateway, print_note
+from induscode.gateway.gateway import FIRST_S, GatewayContext
+from induscode.gateway.page.serving import announce_page
 from induscode.gateway.recursion import (
     EVERYWHERE,
     GatewayInfo,
@@ -49,29 +40,20 @@ from induscode.gateway.recursion import (
     read_ancestry,
     refuse_recursion,
 )
-from induscode.gateway.reload import FileWatch
-from induscode.gateway.searched_boxes import SearchedBoxes, report_idle_patterns
-from induscode.gateway.tasks import TASKS_FILE, GatewayTasks, TaskMap
-from induscode.gateway.view_box import GatewayViews, check_view_tokens, read_view_tokens, report_unknown_servers
-from induscode.launch.extras import find_missing_agent
-from induscode.launch.options import PROFILES
+from induscode.gateway.searched_boxes import report_idle_patterns
+from induscode.gateway.view_box import report_unknown_servers
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
-from induscode.permissions.gate import build_gateway_checks
 from induscode.servers.listing import name_trust_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
-    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.relay import RelayHost
-    from indusagi.runtime.contract import ToolBox
-    from induscode.calls.metrics import CallMetrics
     from induscode.cli.process import SignalState
-    from induscode.cluster.sessions import TaskHandles
+    from induscode.gateway.gateway import Gateway
     from induscode.gateway.options import ServeOptions
     from induscode.gateway.page.site import PageSite
     from induscode.launch.invocation import Invocation
@@ -111,18 +93,19 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             print_status(refusal)
             return int(ExitCode.USAGE)
         context = GatewayContext(
+            invocation=invocation,
+            options=options,
+            plan=served,
             info=GatewayInfo(options.name, __version__),
-            options=BootOptions(reloadable=True, decorate_config=partial(add_ancestry, above)),
+            boot=BootOptions(reloadable=True, decorate_config=partial(add_ancestry, above)),
             address=address,
             consented=ConsentedRows(invocation.cwd, plan, lambda row: f"look at it: {name_trust_command(row)}"),
             watch=watch,
             files=files,
-            schemas=options.schemas,
-            has_principals=settings is not None and settings.auth is not None,
         )
         try:
             with usage_errors():
-                return anyio.run(_run_gateway, invocation, options, served, context)
+                return anyio.run(_run_gateway, context)
         except CoreError as exc:
             from induscode.permissions import InvalidRuleError  # noqa: PLC0415 — only for this error
 
@@ -134,260 +117,85 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
 # -- gateway ----------------------------------------------------------------------------------
 
 
-async def _run_gateway(invocation: Invocation, options: ServeOptions, plan: ServerPlan, context: GatewayContext) -> int:
-    if options.cluster is None:
-        return await _run_host(invocation, options, plan, context)
-    from induscode.cluster.contract import ClusterFault  # noqa: PLC0415 — only with --cluster
-    from induscode.cluster.node import open_node  # noqa: PLC0415 — only with --cluster
-    from induscode.cluster.opening import describe_fault  # noqa: PLC0415 — only with --cluster
-    from induscode.cluster.sessions import open_sessions  # noqa: PLC0415 — only with --cluster
-    from induscode.cluster.shared.state import open_shared_state  # noqa: PLC0415 — only with --cluster
-    from induscode.gateway.sharing import WATCH_S, GatewaySharing  # noqa: PLC0415 — only with --cluster
-
+async def _run_gateway(context: GatewayContext) -> int:
     async with AsyncExitStack() as stack:
-        try:
-            node = await stack.enter_async_context(open_node(options.cluster, guarded=True))
-            sessions = await stack.enter_async_context(open_sessions(node))
-            shared = await stack.enter_async_context(open_shared_state(node))
-        except ClusterFault as fault:
-            print_status(f"the cluster cannot be joined: {describe_fault(fault)}")
-            return int(ExitCode.FAILED)
-        node.on_note = print_status
-        others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
-        print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
-        if shared is None:
-            print_status("no key of the cluster: its ledger and its approvals stay on this machine")
-        else:
-            sharing = GatewaySharing(shared, invocation)
-            stack.push_async_callback(sharing.calls.close)
-            try:
-                await to_thread.run_sync(sharing.write_servers)
-            except OSError as exc:
-                print_status(f"the servers of the cluster cannot be written: {exc}")
+        if context.options.cluster is not None:
+            from induscode.gateway.sharing import join_cluster  # noqa: PLC0415 — only with --cluster
+
+            joined = await join_cluster(stack, context, context.options.cluster)
+            if joined is None:
                 return int(ExitCode.FAILED)
-            planned = await to_thread.run_sync(plan_servers, invocation, sharing.trust)
-            held_back = await to_thread.run_sync(context.consented.hold_back, planned)
-            plan = drop_own_address(held_back, context.address)
-            if context.watch is not None:
-                context.watch.poll_s = WATCH_S
-            context = replace(context, hooks=sharing.build_hooks())
-        boot = replace(context.options, open_session=node.open_session, node=node.info.node)
-        if options.settings is not None:
-            options = replace(options, settings=replace(options.settings, router=sessions))
-        return await _run_host(invocation, options, plan, replace(context, options=boot, node=node))
+            context = joined
+        return await _GatewayRun(GatewayParts(context)).run()
 
 
-async def _run_host(invocation: Invocation, options: ServeOptions, plan: ServerPlan, context: GatewayContext) -> int:
-    gateways: list[Gateway] = []
-    up, ready = anyio.Event(), anyio.Event()
+class _GatewayRun:
+    """Serves a gateway's host while its servers are opened and followed."""
 
-    def box() -> ToolBox:
-        return gateways[0].box() if gateways else ToolRegistry().to_tool_box(make_inert_context())
+    def __init__(self, parts: GatewayParts) -> None:
+        self._parts, self._options = parts, parts.context.options
+        self._what = f"as {parts.context.info.name!r}"
+        self._up = anyio.Event()
+        self._following = anyio.CancelScope()
+        self._code = 0
+        self._failure: Exception | None = None
 
-    searched = SearchedBoxes(options.search, _print_note)
-    clients = ClientRecorder()
-    views, tokens = invocation.settings.get(SERVE_VIEWS), dict[bytes, str]()
-    opened = anyio.Event()
-    content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
-    # Without servers (`--no-mcp`) it serves only tools.
-    offered = content if plan.rows or context.watch is not None else None
-    handles = _open_handles(options, context)
-    task_map = _open_task_map() if handles is None else None
-    tasks = GatewayTasks(content, task_map, _print_note, handles)
-    choose_view = None
-    if views:
-        tokens = read_view_tokens(views, os.environ)
-        choose_view = GatewayViews(box, views, tokens, options.view, offered, searched.wrap).choose
-    host = create_provider_host(
-        searched.wrap(box),
-        context.info,
-        ready=ready,
-        choose_view=choose_view,
-        content=offered,
-        opened=opened,
-        tasks=None if offered is None else tasks,
-    )
-    settings = _report_auth(options.settings, clients.record)
-    metrics = None
-    if settings is not None:
-        from induscode.calls.metrics import CallMetrics  # noqa: PLC0415 — over HTTP only
+    async def run(self) -> int:
+        """Serve until a signal, the end of standard input or a failure, and return the exit code."""
+        async with handle_signals() as signals, AsyncExitStack() as stack, anyio.create_task_group() as group:
+            stack.push_async_callback(self._parts.searched.aclose)
+            group.start_soon(self._serve, signals)
+            try:
+                gateway = await open_gateway(stack, self._parts, signals.end)
+                if gateway is not None:
+                    await self._follow(gateway, signals)
+            except Exception as exc:  # noqa: BLE001 — raised again outside the group
+                self._failure = exc
+            if not signals.end.cancelled and not self._following.cancel_called:
+                group.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+        return self._code or signals.code
 
-        check_view_tokens(tokens, views)
-        metrics = CallMetrics()
-        settings = replace(settings, metrics=metrics.render, more_tokens=[token.decode() for token in tokens])
-    site = build_site(options.page)
-    settings = None if settings is None else replace(settings, site=site)
-    following = anyio.CancelScope()
-    what = f"as {context.info.name!r}"
-    codes: list[int] = []
-    failures: list[Exception] = []
+    async def _serve(self, signals: SignalState) -> None:
+        parts = self._parts
+        code = await _serve(parts.host, parts.settings, signals, self._what, self._up, self._options, parts.site)
+        self._code = self._code or code
+        self._following.cancel()
 
-    async with handle_signals() as signals, AsyncExitStack() as stack, anyio.create_task_group() as group:
-        stack.push_async_callback(searched.aclose)
+    async def _follow(self, gateway: Gateway, signals: SignalState) -> None:
+        """Follow the servers until the host ends, or a required one is missing."""
+        _announce_stdio(self._options, self._what)
+        with self._following:
+            await gateway.wait_for_first()
+            await self._up.wait()
+            gateway.print_all_notes()
+            if not self._report_missing(gateway):
+                self._announce_tools(gateway)
+                self._parts.ready.set()
+                self._parts.host.settle_tools()
+                spare_start_objects()
+                await gateway.follow(self._parts.host, signals)
+        if self._following.cancelled_caught and not self._parts.ready.is_set() and not signals.end.cancelled:
+            # The client left immediately; still report missing servers.
+            with anyio.move_on_after(FIRST_S):
+                await gateway.session.mcp.wait_for_required()
+            self._report_missing(gateway)
 
-        async def serve() -> None:
-            codes.append(await _serve(host, settings, signals, what, up, options, site))
-            following.cancel()
+    def _announce_tools(self, gateway: Gateway) -> None:
+        print_status(gateway.summarize(has_clients=_has_clients(self._options)))
+        settings = gateway.session.invocation.settings
+        names = [tool.name for tool in gateway.box().descriptors()]
+        renamed = [name for view in settings.get(SERVE_VIEWS).values() for name in view.rename.values()]
+        report_idle_patterns(self._options.search, settings, [*names, *renamed])
 
-        group.start_soon(serve)
-        try:
-            gateway = await _open_gateway(stack, invocation, options, plan, context, signals, metrics, content)
-            if gateway is not None:
-                await tasks.open()
-                tasks.holds_back = lambda: gateway.session.addons.intercepts
-                # Before the recorder of calls is closed.
-                stack.push_async_callback(tasks.aclose)
-                gateways.append(gateway)
-                clients.open(gateway.session.mcp)
-                searched.journal = gateway.session.mcp.journal
-                opened.set()
-                open_page(stack, site, gateway)
-                _announce_stdio(options, what)
-                with following:
-                    codes.extend(await _follow_servers(gateway, options, host, signals, up, ready))
-                if following.cancelled_caught and not ready.is_set() and not signals.end.cancelled:
-                    # The client left immediately; still report missing servers.
-                    await gateway.wait_for_required(FIRST_S)
-                    codes.extend(_report_missing(gateway))
-        except Exception as exc:  # noqa: BLE001 — raised again outside the group
-            failures.append(exc)
-        if not signals.end.cancelled and not following.cancel_called:
-            group.cancel_scope.cancel()
-    if failures:
-        raise failures[0]
-    return next((code for code in codes if code), 0) or signals.code
-
-
-def _open_handles(options: ServeOptions, context: GatewayContext) -> TaskHandles | None:
-    """Return the sealer of task handles, or `None` outside a cluster."""
-    key = None if options.cluster is None else options.cluster.key
-    if context.node is None or key is None:
-        return None
-    from induscode.cluster.sessions import TaskHandles  # noqa: PLC0415 — only with --cluster
-
-    return TaskHandles(context.node, key)
-
-
-def _open_task_map() -> TaskMap | None:
-    try:
-        return TaskMap(os.path.join(state_dir(), TASKS_FILE))
-    except OSError:
-        return None  # the note about the ledger already reports it
-
-
-def _print_note(note: Note) -> None:
-    print_status(str(note))
-
-
-def _report_auth(
-    settings: HttpSettings | None, on_identity: Callable[[ClientIdentity], None] | None = None
-) -> HttpSettings | None:
-    """Make the host report clients, and print why the token issuer is unusable."""
-    if settings is None or settings.auth is None:
-        return settings
-    return replace(settings, auth=replace(settings.auth, on_identity=on_identity, on_note=_print_note))
-
-
-async def _open_gateway(
-    stack: AsyncExitStack,
-    invocation: Invocation,
-    options: ServeOptions,
-    plan: ServerPlan,
-    context: GatewayContext,
-    signals: SignalState,
-    metrics: CallMetrics | None,
-    content: GatewayContent,
-) -> Gateway | None:
-    """Open the session and its permission checks on `stack`. Returns `None` after a signal to end."""
-    from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
-
-    value = PROFILES[options.profile]
-    profile = None if value is None else Profile(value)
-    with signals.end.guard():
-        tasks = None
-        without_agent = find_missing_agent()
-        if profile is Profile.ALL and (invocation.model or invocation.base_url) and without_agent is not None:
-            print_status(f"sub-agents are left out: {without_agent}")
-        elif profile is Profile.ALL and (invocation.model or invocation.base_url):
-            from induscode.gateway.agents import open_tasks  # noqa: PLC0415 — with a model only
-
-            tasks = await open_tasks(stack, invocation)
-        handlers = replace(
-            forwarding_handlers(),
-            roots=content.answer_roots,
-            on_notification=content.receive,
-            follow_tasks=options.tasks == "wait",
-        )
-        session = await stack.enter_async_context(
-            open_session(
-                invocation,
-                framework=DeckFramework(delegate=tasks, observer=metrics),
-                profile=profile,
-                plan=plan,
-                wait=False,
-                options=replace(context.options, handlers=handlers, kinds=CONTENT_KINDS),
-                origin=CallOrigin(via="gateway"),
-                share_store=context.hooks.share_store,
-            )
-        )
-        if context.node is not None:
-            context.node.follow(session.mcp.fleet)
-        recorder, telemetry = session.calls.recorder, session.calls.telemetry
-        if metrics is not None and recorder is not None:
-            metrics.find_dropped = lambda: recorder.dropped
-        if telemetry is not None:
-            telemetry.transport = "pipe" if options.settings is None else "tcp"
-        # In a thread, after starting the servers: it takes as long as they do.
-        checks = await to_thread.run_sync(
-            build_gateway_checks, invocation, profile is not None or session.addons.has_cards
-        )
-        checks = context.hooks.limit_checks(checks)
-        gateway = Gateway(session, plan, context, checks, content)
-        is_checked = checks.checks_remote or session.addons.intercepts
-        wrap = gateway.wrap_content if is_checked else None
-        content.open(session.mcp, ServerContent(session.mcp, wrap, session.native.context), gateway.is_ourselves)
-        if tasks is not None:
-            from induscode.gateway.agents import attach_gateway  # noqa: PLC0415 — with a model only
-
-            stack.push_async_callback(tasks.aclose)
-            attach_gateway(tasks, gateway, checks.posture)
-        return gateway
-    return None
-
-
-async def _follow_servers(
-    gateway: Gateway,
-    options: ServeOptions,
-    host: ProviderHost,
-    signals: SignalState,
-    up: anyio.Event,
-    ready: anyio.Event,
-) -> Sequence[int]:
-    """Wait for the first servers, then follow all of them; return only if a required one is missing."""
-    await gateway.wait_for_first()
-    await up.wait()
-    gateway.print_all_notes()
-    missing = _report_missing(gateway)
-    if missing:
-        return missing
-    print_status(gateway.summarize(has_clients=_has_clients(options)))
-    settings = gateway.session.invocation.settings
-    renamed = [name for view in settings.get(SERVE_VIEWS).values() for name in view.rename.values()]
-    report_idle_patterns(options.search, settings, [*(tool.name for tool in gateway.box().descriptors()), *renamed])
-    ready.set()
-    host.settle_tools()
-    spare_start_objects()
-    await gateway.follow(host, signals)
-    return ()
-
-
-def _report_missing(gateway: Gateway) -> Sequence[int]:
-    """Print required servers that aren't ready, and return the exit code if there are any."""
-    missing = gateway.session.mcp.missing()
-    if not missing:
-        return ()
-    print_status(f"required and not ready: {', '.join(missing)}")
-    return (int(ExitCode.SERVER_MISSING),)
+    def _report_missing(self, gateway: Gateway) -> bool:
+        """Print required servers that aren't ready, and return whether there are any."""
+        missing = gateway.session.mcp.missing()
+        if missing:
+            print_status(f"required and not ready: {', '.join(missing)}")
+            self._code = self._code or int(ExitCode.SERVER_MISSING)
+        return bool(missing)
 
 
 def _has_clients(options: ServeOptions) -> bool:
@@ -493,5 +301,8 @@ async def _serve_relay(config: ServerConfig, options: ServeOptions) -> int:
         host = create_relay_host(config)
         what = f"server {config.id!r} as it is"
         _announce_stdio(options, what)
-        code = await _serve(host, _report_auth(options.settings), signals, what, anyio.Event(), options)
+        settings = options.settings
+        if settings is not None and settings.auth is not None:
+            settings = replace(settings, auth=replace(settings.auth, on_note=print_note))
+        code = await _serve(host, settings, signals, what, anyio.Event(), options)
     return code or signals.code

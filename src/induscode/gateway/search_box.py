@@ -8,43 +8,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from indusagi.core.records import record
 from induscode.code_mode.contract import RUN_CODE
+from induscode.deck.layers import ToolBoxLayer
 from induscode.deck.provision import DeckRunner
 from induscode.search.cards import build_search_cards, resolve_call
 from induscode.search.finder import ToolFinder
 from induscode.search.options import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
-    from induscode.deck.mcp.drift import DisabledTool
-    from induscode.gateway.view_box import SearchableBox
+    from induscode.deck.layers import ServedBox
     from induscode.search.finder import SearchReport
     from induscode.search.index import ToolIndex
     from induscode.search.options import SearchOptions
 
 
-@record
-class _SearchedTools:
+class _SearchedTools(ToolBoxLayer):
     """The tools of a box, minus any that share a name with a search card."""
-
-    box: SearchableBox
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         return [tool for tool in self.box.descriptors() if tool.name not in SEARCH_CARDS]
-
-    def find_ref(self, name: str) -> RemoteToolRef | None:
-        return self.box.find_ref(name)
-
-    def find_denied(self, names: Collection[str]) -> Collection[str]:
-        return self.box.find_denied(names)
-
-    def list_disabled(self) -> Sequence[DisabledTool]:
-        return self.box.list_disabled()
 
 
 def select_listed(tools: Iterable[ToolDescriptor], options: SearchOptions) -> Sequence[ToolDescriptor]:
@@ -53,27 +39,22 @@ def select_listed(tools: Iterable[ToolDescriptor], options: SearchOptions) -> Se
     return [tool for tool in tools if tool.name == RUN_CODE or options.lists(tool.name)]
 
 
-class SearchBox:
+class SearchBox(ToolBoxLayer):
     """Three search cards in front of another toolbox."""
 
     def __init__(
         self,
-        box: SearchableBox,
+        box: ServedBox,
         options: SearchOptions,
         open_index: Callable[[], ToolIndex],
         on_search: Callable[[SearchReport], None] | None = None,
     ) -> None:
-        self.box = box
+        super().__init__(box)
         self.finder = finder = ToolFinder(_SearchedTools(box), open_index, on_search)
         cards = {card.name: card for card in build_search_cards(finder)}
         self._cards = DeckRunner(cards, box.context)
         listed = select_listed(finder.tools.values(), options)
         self._descriptors = (*(card.descriptor for card in cards.values()), *listed)
-
-    @property
-    def runner(self) -> SearchBox:
-        """This object: it runs its own calls."""
-        return self
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the search cards and the tools that stay listed."""
@@ -108,11 +89,3 @@ class SearchBox:
     def answers_unlisted(self, name: str) -> bool:
         """Return whether a tool of this name exists, even if disabled."""
         return name in self.finder.tools or self.box.answers_unlisted(name)
-
-    def forwards_input(self, name: str) -> bool:
-        """Return whether a tool belongs to a server."""
-        return self.box.forwards_input(name)
-
-    def find_server(self, name: str) -> str | None:
-        """Return the server of a tool."""
-        return self.box.find_server(name)

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from indusagi.capabilities.registry import ToolRegistry
+from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from induscode.cli.terminal import print_status
 from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+    from typing import TypeAlias
 
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ToolBox
-    from induscode.deck.mcp.store.journal import Journal
-    from induscode.gateway.view_box import SearchableBox
+    from induscode.deck.layers import ServedBox
     from induscode.launch.settings import Settings
     from induscode.search.background import BackgroundIndex
     from induscode.search.finder import SearchReport
     from induscode.search.options import SearchOptions
+
+    BoxSource: TypeAlias = Callable[[], ServedBox | None]
+
+
+NO_TOOLS = ToolRegistry().to_tool_box(make_inert_context())
+"""Served until the servers are known."""
+
+
+def serve_current(source: BoxSource) -> Callable[[], ToolBox]:
+    """Return a function that returns the current box of `source`."""
+    return lambda: source() or NO_TOOLS
 
 
 def report_idle_patterns(options: SearchOptions, settings: Settings, names: Collection[str]) -> None:
@@ -35,36 +48,38 @@ class SearchedBoxes:
     search modules load with the first searched box, so a gateway with few tools never loads them.
     """
 
-    def __init__(self, options: SearchOptions, report: Callable[[Note], None] = lambda _note: None) -> None:
-        self._report = report
-        self.journal: Journal | None = None
-        """Records searches; `None` until the ledger is open."""
-        self._options = options
+    def __init__(
+        self,
+        options: SearchOptions,
+        on_note: Callable[[Note], None] = lambda _: None,
+        on_search: Callable[[SearchReport], None] | None = None,
+    ) -> None:
+        self._options, self._on_note, self._on_search = options, on_note, on_search
         self._indexes: list[BackgroundIndex] = []
 
-    def wrap(self, source: Callable[[], ToolBox]) -> Callable[[], ToolBox]:
+    def wrap(self, source: BoxSource) -> Callable[[], ToolBox]:
         """Return a function that returns the current box of `source`, behind a search where that applies."""
         if self._options.mode == "off":
-            return source
+            return serve_current(source)
         is_searched = False
-        known: tuple[ToolBox, ToolBox] | None = None
+        known: tuple[ServedBox, ToolBox] | None = None
         index: BackgroundIndex | None = None
 
         def find_box() -> ToolBox:
             nonlocal is_searched, known, index
             box = source()
+            if box is None:
+                return NO_TOOLS
             if known is not None and known[0] is box:
                 return known[1]
-            if not hasattr(box, "find_ref"):
-                return box  # empty until the servers are known
             is_searched = is_searched or self._options.applies_to(box.descriptors())
-            searched = box
+            searched: ToolBox = box
             if is_searched:
                 from induscode.gateway.search_box import SearchBox  # noqa: PLC0415 — imports the index
 
                 index = index or self._open_index()
-                searched = SearchBox(cast("SearchableBox", box), self._options, index.open, self._record)
-                index.fill_soon(searched.finder.fill_index)
+                searched = search = SearchBox(box, self._options, index.open, self._on_search)
+                index.fill_soon(search.finder.fill_index)
             known = box, searched
             return searched
 
@@ -73,13 +88,9 @@ class SearchedBoxes:
     def _open_index(self) -> BackgroundIndex:
         from induscode.search.background import BackgroundIndex  # noqa: PLC0415 — for a list that is searched
 
-        index = BackgroundIndex(report=self._report)
+        index = BackgroundIndex(report=self._on_note)
         self._indexes.append(index)
         return index
-
-    def _record(self, report: SearchReport) -> None:
-        if self.journal is not None:
-            self.journal.record_search(report.queries, report.server, report.found, report.left_out)
 
     async def aclose(self) -> None:
         """Close the indexes and end their threads."""

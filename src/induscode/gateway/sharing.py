@@ -15,23 +15,31 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.core.app_dirs import make_private_dir, replace_private_file, state_dir
+from indusagi.core.app_dirs import make_private_dir, replace_file, state_dir
 from indusagi.core.json import compact_json, is_json_object
+from induscode.boot.plans import plan_servers
 from induscode.cli.terminal import print_status
 from induscode.cluster.contract import ClusterFault
+from induscode.cluster.node import open_node
+from induscode.cluster.opening import describe_fault
+from induscode.cluster.sessions import open_sessions
 from induscode.cluster.shared.calls import CallPublisher
 from induscode.cluster.shared.state import KIND as CONSENT
-from induscode.cluster.shared.state import SharedTrust, keep_running
+from induscode.cluster.shared.state import SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
 from induscode.gateway.cluster import NodeHooks
+from induscode.gateway.recursion import drop_own_address
 
 if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
     from anyio.abc import TaskGroup
 
     from indusagi.core.json import JsonObject
+    from induscode.cluster.contract import ClusterSettings
     from induscode.cluster.shared.state import SharedState
     from induscode.deck.contract import Capability
-    from induscode.gateway.gateway import Gateway
+    from induscode.gateway.gateway import Gateway, GatewayContext
     from induscode.launch.invocation import Invocation
     from induscode.permissions.gate import CardChecks, Wrap
 
@@ -59,12 +67,6 @@ class GatewaySharing:
         self._base: CardChecks | None = None
         self._consented = asyncio.Event()
 
-    def build_hooks(self) -> NodeHooks:
-        """Return the hooks for the gateway."""
-        return NodeHooks(
-            share_store=self.state.open_store, trust=self.trust, limit_checks=self.limit_checks, on_follow=self.follow
-        )
-
     def write_servers(self) -> None:
         """Write the cluster's servers to this node's file. Blocks.
 
@@ -84,7 +86,7 @@ class GatewaySharing:
         except (OSError, ValueError):
             is_same = False
         if not is_same:
-            replace_private_file(self._path, text.encode())
+            replace_file(self._path, text.encode())
 
     def limit_checks(self, checks: CardChecks) -> CardChecks:
         """Put the cluster's rules in front of this gateway's permission checks."""
@@ -120,12 +122,12 @@ class GatewaySharing:
         state, loop = self.state, asyncio.get_running_loop()
         if state.store is not None:
             state.store.identities = lambda: build_identities(gateway.plan.configs.values()).values()
-        state.on_pins = lambda: tasks.start_soon(gateway.read_approvals)
-        state.on_other = lambda: tasks.start_soon(self._apply, gateway)
-        self.trust.on_checked = lambda: loop.call_soon_threadsafe(self._consented.set)
+        state.on_pins.add(lambda: tasks.start_soon(gateway.read_approvals))
+        state.on_other.add(lambda: tasks.start_soon(self._apply, gateway))
+        self.trust.on_checked.add(lambda: loop.call_soon_threadsafe(self._consented.set))
         self._consented.set()
         if gateway.session.calls.recorder is not None:
-            gateway.session.calls.recorder.on_rows = self.calls.put
+            gateway.session.calls.recorder.on_rows.add(self.calls.put)
         tasks.start_soon(keep_running, self.calls.run)
         tasks.start_soon(keep_running, self._share_consents)
         state.share_pins()
@@ -148,3 +150,45 @@ class GatewaySharing:
             except ClusterFault:
                 self._consented.set()  # retry later
                 raise
+
+
+async def join_cluster(
+    stack: AsyncExitStack, context: GatewayContext, settings: ClusterSettings
+) -> GatewayContext | None:
+    """Make the gateway a cluster node until `stack` closes, with the servers and the state of all nodes.
+
+    Prints the problem and returns `None` if it can't join.
+    """
+    invocation, options = context.invocation, context.options
+    try:
+        node = await stack.enter_async_context(open_node(settings, guarded=True))
+        sessions = await stack.enter_async_context(open_sessions(node))
+        shared = await stack.enter_async_context(open_shared_state(node))
+    except ClusterFault as fault:
+        print_status(f"the cluster cannot be joined: {describe_fault(fault)}")
+        return None
+    node.on_note.add(print_status)
+    others = [info.node for info in node.membership.list_nodes() if info.node != node.info.node]
+    print_status(f"node {node.info.node!r} of a cluster, with {', '.join(others) or 'no other node yet'}")
+    if shared is None:
+        print_status("no key of the cluster: its ledger and its approvals stay on this machine")
+    else:
+        sharing = GatewaySharing(shared, invocation)
+        stack.push_async_callback(sharing.calls.close)
+        try:
+            await to_thread.run_sync(sharing.write_servers)
+        except OSError as exc:
+            print_status(f"the servers of the cluster cannot be written: {exc}")
+            return None
+        planned = await to_thread.run_sync(plan_servers, invocation, sharing.trust)
+        held_back = await to_thread.run_sync(context.consented.hold_back, planned)
+        if context.watch is not None:
+            context.watch.poll_s = WATCH_S
+        plan = drop_own_address(held_back, context.address)
+        limit, follow = sharing.limit_checks, sharing.follow
+        hooks = NodeHooks(share_store=shared.open_store, trust=sharing.trust, limit_checks=limit, on_follow=follow)
+        context = replace(context, plan=plan, hooks=hooks)
+    boot = replace(context.boot, open_session=node.open_session, node=node.info.node)
+    if options.settings is not None:
+        options = replace(options, settings=replace(options.settings, router=sessions))
+    return replace(context, options=options, boot=boot, node=node)

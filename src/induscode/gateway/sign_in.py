@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
-from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect, read_state
+from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import (
@@ -29,11 +29,11 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.servers.remedies import format_server_command
+from induscode.servers.sign_in.prompts import ListenedRedirect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
-    from indusagi.interop.auth.callback import RedirectListener
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.client.handlers import Caller
     from induscode.deck.mcp.boot import BootedBridge
@@ -157,18 +157,3 @@ class _CallerPrompt:
         result = await self._caller.ask("elicitation/create", {**params})
         if result.get("action") != "accept":
             raise AuthFault("the sign-in was declined")
-
-
-class ListenedRedirect:
-    """Has the user open the sign-in page, and waits for the redirect on this machine."""
-
-    def __init__(self, listener: RedirectListener, open_page: Callable[[str], Awaitable[None]]) -> None:
-        self.redirect_uri = listener.redirect_uri
-        self._listener, self._open_page = listener, open_page
-
-    async def authorize(self, url: str) -> Mapping[str, str]:
-        """Open the page and return the parameters of the redirect."""
-        state = read_state(url)
-        self._listener.expect(state)
-        await self._open_page(url)
-        return await self._listener.wait(state)

@@ -13,26 +13,22 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import secrets
 import sqlite3
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar, cast
-from urllib.parse import quote
 
 import anyio
 from anyio import to_thread
 
-from indusagi.core.app_dirs import SQLITE_SIDE_FILES, prepare_database_file
 from indusagi.core.faults import Note, describe_error
-from indusagi.core.ids import new_ulid
 from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.sqlite import DatabaseFormat, create_or_replace
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.handlers import current_server
 from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, is_task, read_task, read_task_support
@@ -94,6 +90,7 @@ class GatewayTasks:
         task_map: Persists tasks. Without it they live as long as this process.
         on_note: Receives a note if tasks can't be persisted.
         handles: Seals ids in a cluster, which makes the map unnecessary.
+        holds_back: Returns whether every result has to pass through here: addon interceptors don't see tasks.
     """
 
     def __init__(
@@ -102,16 +99,16 @@ class GatewayTasks:
         task_map: TaskMap | None = None,
         on_note: Callable[[Note], None] = lambda _: None,
         handles: TaskHandles | None = None,
+        holds_back: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.holds_back: Callable[[], bool] = lambda: False
-        """Returns whether every result has to pass through here: addon interceptors don't see tasks."""
+        self._holds_back = holds_back
         self._content = content
         self._map = task_map
         self._on_note = on_note
         self._handles = handles
         self._held: dict[str, HeldTask] = {}
         self._by_own: dict[tuple[str, str], HeldTask] = {}
-        content.on_task_status = self.receive
+        content.on_task_status.add(self.receive)
 
     async def open(self) -> None:
         """Load tasks that clients hold from earlier runs. In a cluster, follow the task ends other nodes report."""
@@ -148,7 +145,7 @@ class GatewayTasks:
 
     def gives_handles(self) -> bool:
         """Return whether clients get handles. If not, the gateway waits for results."""
-        return not self.holds_back()
+        return not self._holds_back()
 
     async def add(self, exchange: TaskExchange, owner: bytes, listener: TaskListener | None) -> JsonObject:
         """Persist a new task before its client learns about it, and return it under the gateway's id."""
@@ -472,13 +469,11 @@ TASKS_FILE = "tasks.db"
 """File name in the state directory."""
 MOST_TASKS = 10_000
 """Above this, the tasks that expire first are dropped."""
-_APPLICATION_ID = 0x7461736B
-"""Marks the file: https://www.sqlite.org/pragma.html#pragma_application_id."""
-_BUSY_S = 5.0
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS tasks (id TEXT PRIMARY KEY, server TEXT NOT NULL, own TEXT NOT NULL, "
+    "CREATE TABLE tasks (id TEXT PRIMARY KEY, server TEXT NOT NULL, own TEXT NOT NULL, "
     "owner TEXT NOT NULL, expires_ms INTEGER NOT NULL, UNIQUE (server, own)) WITHOUT ROWID"
 )
+_TASKS = DatabaseFormat(application_id=0x7461736B, version=0, upgrades={0: (_SCHEMA,)})
 _COLUMNS = "id, server, own, owner, expires_ms"
 
 
@@ -543,34 +538,7 @@ class TaskMap:
 
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
-            try:
-                self._connection = self._create()
-            except sqlite3.DatabaseError as exc:
-                if isinstance(exc, sqlite3.OperationalError):  # locked, or the disk is full
-                    raise
-                # A damaged map is worth less than the tasks to come.
-                aside = f"{self.path}.corrupt-{new_ulid()}"
-                for side in ("", *SQLITE_SIDE_FILES):
-                    with suppress(FileNotFoundError):
-                        os.rename(self.path + side, aside + side)
-                self._connection = self._create()
+            # Used under the lock, by one thread of the pool after the other. A damaged map is worth less than the tasks
+            # to come.
+            self._connection, _ = create_or_replace(self.path, _TASKS, any_thread=True)
         return self._connection
-
-    def _create(self) -> sqlite3.Connection:
-        prepare_database_file(self.path)
-        # Used under the lock, by one thread of the pool after the other. Each statement is a transaction.
-        connection = sqlite3.connect(
-            f"file:{quote(self.path)}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-        )
-        try:
-            connection.execute("PRAGMA journal_mode = WAL").close()
-            connection.execute("PRAGMA synchronous = NORMAL").close()
-            application = connection.execute("PRAGMA application_id").fetchone()[0]
-            if application not in {0, _APPLICATION_ID}:
-                raise sqlite3.OperationalError(f"{self.path!r} is of another program")
-            connection.execute(_SCHEMA)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        except BaseException:
-            connection.close()
-            raise
-        return connection

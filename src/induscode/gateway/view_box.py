@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import click
@@ -23,7 +23,9 @@ from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolOutcome, ToolResult
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
+from induscode.deck.layers import ToolBoxLayer
 from induscode.gateway.content import build_not_found
+from induscode.gateway.searched_boxes import serve_current
 from induscode.launch.views import NATIVE, find_view, matches
 from induscode.search.options import SEARCH_CARDS
 from induscode.servers.remedies import format_command
@@ -31,7 +33,6 @@ from induscode.servers.remedies import format_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
@@ -39,68 +40,23 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.runtime.calls import CallingClient
     from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor
+    from induscode.deck.layers import ServedBox
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.gateway.content import GatewayContent, KnownItems
+    from induscode.gateway.searched_boxes import BoxSource
     from induscode.launch.views import View
 
 _CALLERS = frozenset({RUN_CODE, "task"})
 """Cards that call other tools."""
 
 
-class ServedBox(Protocol):
-    """The interface a view needs from a gateway's toolbox."""
-
-    def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List all tools."""
-        ...
-
-    async def run(
-        self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
-    ) -> ToolOutcome:
-        """Run one call."""
-        ...
-
-    def answers_unlisted(self, name: str) -> bool:
-        """Return whether a tool is disabled."""
-        ...
-
-    def find_server(self, name: str) -> str | None:
-        """Find the server of a tool."""
-        ...
-
-
-class SearchableBox(ServedBox, Protocol):
-    """The interface a search needs from the toolbox of a gateway or a view."""
-
-    @property
-    def context(self) -> ToolContext:
-        """The context of native cards."""
-        ...
-
-    def forwards_input(self, name: str) -> bool:
-        """Return whether a tool belongs to a server."""
-        ...
-
-    def find_ref(self, name: str) -> RemoteToolRef | None:
-        """Return the server of a tool and the tool's name there."""
-        ...
-
-    def find_denied(self, names: Collection[str]) -> Collection[str]:
-        """Return the tools that a rule denies."""
-        ...
-
-    def list_disabled(self) -> Sequence[DisabledTool]:
-        """List the disabled tools."""
-        ...
-
-
-class ViewBox:
+class ViewBox(ToolBoxLayer):
     """A toolbox behind a view."""
 
     def __init__(self, box: ServedBox, view: View) -> None:
-        self.box = box
+        super().__init__(box)
         self._view = view
-        selected = select_tools(box, view)
+        selected = select_tools(box.descriptors(), box.find_server, view)
         self._descriptors = tuple(descriptor for _, descriptor in selected)
         self._originals = {descriptor.name: original for original, descriptor in selected}
         self.servers = {server for original in self._originals.values() if (server := box.find_server(original))}
@@ -109,11 +65,6 @@ class ViewBox:
     @cached_property
     def _taken(self) -> Collection[str]:
         return list_taken_names(self.box.descriptors())
-
-    @property
-    def runner(self) -> ViewBox:
-        """This object: it runs its own calls."""
-        return self
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools the view shows."""
@@ -150,44 +101,33 @@ class ViewBox:
         """Return the server of a tool by its name in the view."""
         return self.box.find_server(self._originals.get(name) or self._find_disabled(name) or name)
 
-    # -- searching the view -------------------------------------------------------------------
-
-    @property
-    def context(self) -> ToolContext:
-        """The context of native cards."""
-        return self._searchable.context
-
     def forwards_input(self, name: str) -> bool:
         """Return whether a tool belongs to a server."""
-        return name in self._originals and self._searchable.forwards_input(self._originals[name])
+        return name in self._originals and self.box.forwards_input(self._originals[name])
 
     def find_ref(self, name: str) -> RemoteToolRef | None:
         """Return the server of a tool and its name there, or the view's name for a renamed tool."""
         original = self._originals.get(name, name)
-        ref = self._searchable.find_ref(original)
+        ref = self.box.find_ref(original)
         return ref if ref is None or name == original else replace(ref, name=name)
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
         """Return the tools that a rule denies."""
         originals = {name: self._originals.get(name, name) for name in names}
-        denied = self._searchable.find_denied([*originals.values()])
+        denied = self.box.find_denied([*originals.values()])
         return {name for name, original in originals.items() if original in denied}
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         """List the disabled tools the view would show."""
         return [
             replace(tool, name=choose_tool_name(tool.name, self._view, self._taken))
-            for tool in self._searchable.list_disabled()
+            for tool in self.box.list_disabled()
             if self._would_show(tool.name, tool.ref.server)
         ]
 
     def _would_show(self, name: str, server: str) -> bool:
         """Return whether the view would show a disabled tool, assuming it isn't read-only: that's unknown so far."""
         return self._view.shows(name, server, reads_only=False)
-
-    @property
-    def _searchable(self) -> SearchableBox:
-        return cast("SearchableBox", self.box)
 
 
 def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
@@ -245,15 +185,15 @@ class GatewayViews:
 
     def __init__(
         self,
-        source: Callable[[], ToolBox],
+        source: BoxSource,
         views: Mapping[str, View],
         tokens: Mapping[bytes, str] | None = None,
         forced: View | None = None,
         content: GatewayContent | None = None,
-        wrap: Callable[[Callable[[], ToolBox]], Callable[[], ToolBox]] = lambda source: source,
+        wrap: Callable[[BoxSource], Callable[[], ToolBox]] = serve_current,
     ) -> None:
         self._source, self._views, self._tokens, self._forced = source, views, tokens or {}, forced
-        self._built: dict[str, tuple[ToolBox, ViewBox]] = {}
+        self._built: dict[str, tuple[ServedBox, ViewBox]] = {}
         self._served = {
             name: ServedView(
                 wrap(partial(self._build_box, view)),
@@ -269,30 +209,25 @@ class GatewayViews:
         )
         return None if view is None else self._served[view.name]
 
-    def _build_box(self, view: View) -> ToolBox:
+    def _build_box(self, view: View) -> ViewBox | None:
         box, known = self._source(), self._built.get(view.name)
-        if known is not None and known[0] is box:
-            return known[1]
-        if not hasattr(box, "find_server"):
-            return box  # empty until the servers are known
-        built = ViewBox(cast("ServedBox", box), view)
+        if box is None or (known is not None and known[0] is box):
+            return known and known[1]
+        built = ViewBox(box, view)
         self._built[view.name] = (box, built)
         return built
 
     def _find_servers(self, view: View) -> Collection[str]:
         box = self._build_box(view)
-        return box.servers if isinstance(box, ViewBox) else ()
+        return () if box is None else box.servers
 
 
-def select_tools(box: ServedBox, view: View) -> list[tuple[str, ToolDescriptor]]:
+def select_tools(
+    tools: Sequence[ToolDescriptor], find_server: Callable[[str], str | None], view: View
+) -> list[tuple[str, ToolDescriptor]]:
     """Select the tools a view shows, each with its original name."""
-    every = box.descriptors()
-    shown = [
-        descriptor
-        for descriptor in every
-        if view.shows(descriptor.name, box.find_server(descriptor.name) or "", reads_only=descriptor.reads_only)
-    ]
-    taken = list_taken_names(every)
+    shown = [tool for tool in tools if view.shows(tool.name, find_server(tool.name) or "", reads_only=tool.reads_only)]
+    taken = list_taken_names(tools)
     selected: list[tuple[str, ToolDescriptor]] = []
     for descriptor in shown:
         text, definition = view.describe.get(descriptor.name), descriptor.definition

@@ -1,12 +1,28 @@
-"""The flag table of `indus`, source of the parser, the help and the completion."""
+"""The flag table of `indus`, source of the parser, the help, the completion and the reference page.
+
+`flag_specs` has the flags of a session; `induscode.gateway.flags` has those of `indus serve`. A flag that overrides a
+setting is made from it. A command declares flags that only it takes by itself, in its own module.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import field
 from enum import StrEnum
 from functools import cache
+from typing import Any, cast
 
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
+from induscode.launch.settings import (
+    CODE_ENABLED,
+    MODEL_BASE_URL,
+    MODEL_MAX_REQUESTS,
+    MODEL_NAME,
+    SANDBOX,
+    WEB_ALLOW_PRIVATE,
+    Setting,
+)
 
 
 class FlagKind(StrEnum):
@@ -30,6 +46,7 @@ class FlagGroup(StrEnum):
     TOOLS = "Tools"
     PERMISSION = "Permission"
     GENERAL = "General"
+    SERVING = "Serving"
 
 
 @record
@@ -42,29 +59,53 @@ class FlagSpec:
     group: FlagGroup
     describe: str
     metavar: str | None = field(default=None, kw_only=True)
-    choices: tuple[str, ...] = field(default=(), kw_only=True)
+    schema: JsonObject = field(default_factory=dict[str, "JsonValue"], kw_only=True)
+    """JSON schema of a value that's more than text: `enum`, or a number with its limits."""
     default: str | None = field(default=None, kw_only=True)
+    bare: str | None = field(default=None, kw_only=True)
+    """The value of the flag if it's written without one."""
     excludes: tuple[str, ...] = field(default=(), kw_only=True)
     """Flags that have no effect together with this one."""
+    needs: str = field(default="", kw_only=True)
+    """The flag without which this one has no effect."""
+    variable: str = field(default="", kw_only=True)
+    """An environment variable that belongs to it."""
+    hidden: bool = field(default=False, kw_only=True)
+    key: str = field(default="", kw_only=True)
+    """The parameter name; by default `--no-mcp` becomes `no_mcp`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kind", FlagKind(self.kind))
         object.__setattr__(self, "group", FlagGroup(self.group))
+        object.__setattr__(self, "key", self.key or self.name.lstrip("-").replace("-", "_"))
 
     @property
-    def key(self) -> str:
-        """The parameter name: `--no-mcp` becomes `no_mcp`."""
-        return self.name.lstrip("-").replace("-", "_")
+    def choices(self) -> tuple[str, ...]:
+        """The values that it accepts; empty for any."""
+        return tuple(map(str, cast("list[JsonValue]", self.schema.get("enum", []))))
 
 
-OUTPUT_FORMATS = ("text", "json", "stream-json")
-APPROVALS = ("ask", "auto-edit", "all")
-SANDBOXES = ("auto", "required", "off")
+def choice(*names: str) -> JsonObject:
+    """Build the schema of a choice."""
+    return {"enum": [*names]}
+
+
+def flag_of(setting: Setting[Any], kind: FlagKind, group: FlagGroup, describe: str = "", **facts: Any) -> FlagSpec:
+    """Build the flag of a setting, which has its description and values unless told otherwise."""
+    schema = setting.values.schema if "enum" in setting.values.schema else {}
+    named = {"name": setting.flag, "aliases": (), "describe": describe or setting.describe, "schema": schema}
+    given: dict[str, Any] = {**named, **facts}
+    return FlagSpec(kind=kind, group=group, **given)
+
+
+_WITHOUT_TOOLS = (
+    "--tools", "--mcp", "--allow", "--approval", "--sandbox", "--web-allow", "--context-window", "--code",
+)  # fmt: skip
 
 
 @cache
 def flag_specs() -> tuple[FlagSpec, ...]:
-    """Return the table."""
+    """Return the flags of a session, most of which commands take too."""
     session, model, tools = FlagGroup.SESSION, FlagGroup.MODEL, FlagGroup.TOOLS
     permission, general = FlagGroup.PERMISSION, FlagGroup.GENERAL
     switch, value, many, list_ = FlagKind.SWITCH, FlagKind.VALUE, FlagKind.MANY, FlagKind.LIST
@@ -78,7 +119,13 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             metavar="PROMPT",
         ),
         FlagSpec(
-            "--output-format", (), value, session, "How the answer is written.", choices=OUTPUT_FORMATS, default="text"
+            "--output-format",
+            (),
+            value,
+            session,
+            "How the answer is written.",
+            schema=choice("text", "json", "stream-json"),
+            default="text",
         ),
         FlagSpec("--continue", ("-c",), switch, session, "Continue the last conversation of this directory."),
         FlagSpec(
@@ -90,18 +137,16 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             metavar="ID",
             excludes=("--continue",),
         ),
-        FlagSpec(
-            "--fork", (), switch, session, "With --continue or --resume: go on in a copy, the original stays as it is."
-        ),
-        FlagSpec(
-            "--model",
-            ("-m",),
+        FlagSpec("--fork", (), switch, session, "With --continue or --resume: continue in a copy."),
+        flag_of(
+            MODEL_NAME,
             value,
             model,
-            "The model: anthropic:NAME, openai:NAME, local, or NAME at --base-url.",
+            "The model: anthropic:NAME, openai:NAME, or NAME at --base-url.",
+            aliases=("-m",),
             metavar="MODEL",
         ),
-        FlagSpec("--base-url", (), value, model, "The address of a server with the OpenAI API.", metavar="URL"),
+        flag_of(MODEL_BASE_URL, value, model, metavar="URL"),
         FlagSpec(
             "--context-window",
             (),
@@ -110,28 +155,12 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "The context window of the model in tokens; a small one gets fewer tools.",
             metavar="N",
         ),
-        FlagSpec(
-            "--max-requests", (), value, model, "The most requests to the model in one run.", metavar="N", default="50"
-        ),
+        flag_of(MODEL_MAX_REQUESTS, value, model, metavar="N", default=str(MODEL_MAX_REQUESTS.default)),
         FlagSpec(
             "--tools", (), list_, tools, "Use only these native tools (comma-separated or repeated).", metavar="NAME,…"
         ),
         FlagSpec(
-            "--no-tools",
-            (),
-            switch,
-            tools,
-            "Use no tools at all, and attach no servers.",
-            excludes=(
-                "--tools",
-                "--mcp",
-                "--allow",
-                "--approval",
-                "--sandbox",
-                "--web-allow",
-                "--context-window",
-                "--code",
-            ),
+            "--no-tools", (), switch, tools, "Use no tools at all, and attach no servers.", excludes=_WITHOUT_TOOLS
         ),
         FlagSpec(
             "--mcp",
@@ -141,10 +170,10 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "Attach the MCP servers of a file, or those configured for a directory (comma-separated or repeated).",
             metavar="FILE|DIR,…",
         ),
-        FlagSpec("--no-mcp", (), switch, tools, "Attach no MCP servers.", excludes=("--mcp",)),
+        FlagSpec("--no-mcp", (), switch, tools, "Don't use MCP servers.", excludes=("--mcp",)),
         FlagSpec("--no-addons", (), switch, tools, "Load no addons."),
-        FlagSpec(
-            "--code", (), switch, tools, "Offer run_code: a script that calls the other tools, in a sandbox of its own."
+        flag_of(
+            CODE_ENABLED, switch, tools, "Offer run_code: a script that calls the other tools, in a sandbox of its own."
         ),
         FlagSpec(
             "--allow",
@@ -154,20 +183,27 @@ def flag_specs() -> tuple[FlagSpec, ...]:
             "Allow what a rule names, such as 'bash(git status *)' or 'github__*'.",
             metavar="RULE",
         ),
-        FlagSpec("--approval", (), value, permission, "What is done without asking.", choices=APPROVALS, default="ask"),
         FlagSpec(
-            "--sandbox", (), value, permission, "Whether commands run in a sandbox.", choices=SANDBOXES, default="auto"
-        ),
-        FlagSpec(
-            "--web-allow",
+            "--approval",
             (),
-            many,
+            value,
             permission,
-            "Let webfetch reach this host although its address is private.",
-            metavar="HOST[:PORT]",
+            "When to ask: always before changes, not for edits, or never.",
+            schema=choice("ask", "auto-edit", "all"),
+            default="ask",
+        ),
+        flag_of(SANDBOX, value, permission, default=SANDBOX.default),
+        flag_of(
+            WEB_ALLOW_PRIVATE, many, permission, "Allow webfetch to reach this private host.", metavar="HOST[:PORT]"
         ),
         FlagSpec("--cwd", ("-C",), value, general, "The working directory.", metavar="DIRECTORY"),
     )
+
+
+def find_conflict(specs: Sequence[FlagSpec], names: Collection[str]) -> str | None:
+    """Describe the first two of the given flags that exclude each other."""
+    conflicts = ((other, spec.name) for spec in specs for other in spec.excludes if {other, spec.name} <= {*names})
+    return next((f"{other} and {name} exclude each other" for other, name in conflicts), None)
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:

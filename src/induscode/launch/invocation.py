@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import field
-from typing import Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from induscode.launch.flags import FlagKind, flag_specs, split_list
+from induscode.launch.flags import FlagKind, find_conflict, flag_specs, split_list
 from induscode.launch.settings import SETTINGS, WEB_ALLOW_PRIVATE, Settings, parse_hosts
 
 OutputFormat: TypeAlias = Literal["text", "json", "stream-json"]
 Approval: TypeAlias = Literal["ask", "auto-edit", "all"]
 SandboxMode: TypeAlias = Literal["auto", "required", "off"]
+
+_FIELDS = {"print": "prompt", "continue": "continue_last"}
+"""Fields of an invocation that aren't named like their flag."""
+_ELSEWHERE = ("code", "web_allow", "cwd")
+"""Flags that end up in the settings, or that the caller resolves."""
 
 
 @record(kw_only=True)
@@ -75,34 +80,18 @@ def build_invocation(
     if given is None:
         given = {spec.key for spec in flag_specs() if read[spec.key] not in (None, False, (), spec.default)}
     # Reject two flags if we'd ignore one of them.
-    names = {spec.name for spec in flag_specs() if spec.key in given}
-    excluded = [(other, spec.name) for spec in flag_specs() for other in spec.excludes if {other, spec.name} <= names]
-    if excluded:
-        raise ValueError(f"{excluded[0][0]} and {excluded[0][1]} exclude each other")
+    if conflict := find_conflict(flag_specs(), [spec.name for spec in flag_specs() if spec.key in given]):
+        raise ValueError(conflict)
     if read["fork"] and not read["continue"] and read["resume"] is None:
         raise ValueError("--fork needs --continue or --resume ID")
     settings = _merge(read, given, settings or Settings())
-    return Invocation(
-        cwd=cwd,
-        prompt=cast("str | None", read["print"]),
-        output_format=cast("OutputFormat", read["output_format"] or "text"),
-        continue_last=bool(read["continue"]),
-        resume=cast("str | None", read["resume"]),
-        fork=bool(read["fork"]),
-        model=cast("str | None", read["model"]),
-        base_url=cast("str | None", read["base_url"]),
-        context_window=_parse_number("--context-window", read["context_window"], 0) or None,
-        max_requests=_parse_number("--max-requests", read["max_requests"], 50),
-        tools=cast("tuple[str, ...] | None", read["tools"]),
-        no_tools=bool(read["no_tools"]),
-        mcp=cast("tuple[str, ...] | None", read["mcp"]),
-        no_mcp=bool(read["no_mcp"]),
-        no_addons=bool(read["no_addons"]),
-        allow=cast("tuple[str, ...]", read["allow"] or ()),
-        approval=cast("Approval", read["approval"] or "ask"),
-        sandbox=cast("SandboxMode", read["sandbox"] or "auto"),
-        settings=settings,
-    )
+    for key in ("context_window", "max_requests"):
+        if read[key] is not None:
+            read[key] = _parse_number(f"--{key.replace('_', '-')}", read[key])
+    given_values: dict[str, Any] = {
+        _FIELDS.get(key, key): value for key, value in read.items() if value is not None and key not in _ELSEWHERE
+    }
+    return Invocation(cwd=cwd, settings=settings, **given_values)
 
 
 def _merge(read: dict[str, object], given: Collection[str], settings: Settings) -> Settings:
@@ -127,9 +116,7 @@ def _merge(read: dict[str, object], given: Collection[str], settings: Settings) 
     return settings
 
 
-def _parse_number(flag: str, value: object, default: int) -> int:
-    if value is None:
-        return default
+def _parse_number(flag: str, value: object) -> int:
     text = str(value)
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise ValueError(f"{flag} takes a number from 1 on, not {text!r}")

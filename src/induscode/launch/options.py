@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from induscode.launch.flags import FlagGroup, FlagKind, flag_specs
+from induscode.launch.flags import FlagGroup, FlagKind, find_conflict, flag_specs
 from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Sequence
 
     from induscode.launch.flags import FlagSpec
 
@@ -34,20 +34,36 @@ def _check_directory(_ctx: click.Context, _option: click.Parameter, path: str | 
 
 def build_option(spec: FlagSpec) -> click.Option:
     """Build the click option of a flag."""
-    parts = [spec.key, *spec.aliases, spec.name]
+    short, long = ([name for name in spec.aliases if name.startswith("--") is is_long] for is_long in (False, True))
+    parts = [spec.key, *short, spec.name, *long]
     if spec.kind is FlagKind.SWITCH:
-        return GroupedOption(parts, is_flag=True, default=False, help=spec.describe, group=spec.group)
+        return GroupedOption(
+            parts, is_flag=True, default=False, help=spec.describe, hidden=spec.hidden, group=spec.group
+        )
     return GroupedOption(
         parts,
         multiple=spec.kind in {FlagKind.LIST, FlagKind.MANY},
-        type=click.Choice(spec.choices) if spec.choices else str,
+        type=_build_type(spec),
         default=spec.default,
         show_default=spec.default is not None,
         metavar=spec.metavar,
         callback=_check_directory if spec.name == "--cwd" else None,
         help=spec.describe,
         group=spec.group,
+        **({} if spec.bare is None else {"is_flag": False, "flag_value": spec.bare}),
     )
+
+
+def _build_type(spec: FlagSpec) -> Any:
+    """Build the click type of a flag's values."""
+    schema = cast("dict[str, Any]", spec.schema)
+    if spec.choices:
+        return ProfileChoice() if spec.name == "--profile" else click.Choice(spec.choices)
+    if schema.get("type") == "integer":
+        return click.IntRange(schema["minimum"], schema.get("maximum"))
+    if schema.get("type") == "number":
+        return click.FloatRange(schema["exclusiveMinimum"], min_open=True)
+    return str
 
 
 class GroupedOption(click.Option):
@@ -58,23 +74,55 @@ class GroupedOption(click.Option):
         self.group = group
 
 
-def flags(*names: str) -> Callable[[click.Command], click.Command]:
-    """Add flags from the table to a command. They also work before its name."""
+def add_flags(specs: Sequence[FlagSpec]) -> Callable[[click.Command], click.Command]:
+    """Add a command's own flags from its table."""
 
     def add(command: click.Command) -> click.Command:
-        command.params.extend(build_option(spec) for spec in flag_specs() if spec.name in names)
+        command.params.extend(map(build_option, specs))
         return command
 
     return add
 
 
+def flags(*names: str) -> Callable[[click.Command], click.Command]:
+    """Add flags of a session to a command. They also work before its name."""
+    return add_flags([spec for spec in flag_specs() if spec.name in names])
+
+
+def refuse_combinations(context: click.Context, specs: Sequence[FlagSpec]) -> None:
+    """Raise a usage error for given flags that exclude each other, or that have no effect without another one."""
+    table = {spec.name: spec for spec in specs}
+    given = [spec for spec in specs if is_given(context, spec.key)]
+    names = {spec.name for spec in given}
+    if conflict := find_conflict(specs, names):
+        raise click.UsageError(conflict, context)
+    for spec in given:
+        chain = [spec.needs] if spec.needs else []
+        while chain and table[chain[-1]].needs:
+            chain.append(table[chain[-1]].needs)
+        for needed in reversed(chain):
+            if needed not in names:
+                raise click.UsageError(f"{spec.name} means nothing without {needed}", context)
+
+
+def is_given(context: click.Context, key: str) -> bool:
+    """Return whether an option was given on this level's command line."""
+    return context.get_parameter_source(key) is click.core.ParameterSource.COMMANDLINE
+
+
+def is_given_at_any_level(context: click.Context, key: str) -> bool:
+    """Return whether an option was given before or after the command name."""
+    level: click.Context | None = context
+    while level is not None:
+        if is_given(level, key):
+            return True
+        level = level.parent
+    return False
+
+
 def list_given_flags(context: click.Context) -> tuple[str, ...]:
     """List the flags given at this level of the command line, in table order."""
-    return tuple(
-        spec.name
-        for spec in flag_specs()
-        if context.get_parameter_source(spec.key) is click.core.ParameterSource.COMMANDLINE
-    )
+    return tuple(spec.name for spec in flag_specs() if is_given(context, spec.key))
 
 
 def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
@@ -136,8 +184,7 @@ def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]
     level: click.Context | None = context
     while level is not None:
         for key, value in level.params.items():
-            source = level.get_parameter_source(key)
-            if source is click.core.ParameterSource.COMMANDLINE and key not in given:
+            if is_given(level, key) and key not in given:
                 values[key] = value
                 given.add(key)
         level = level.parent

@@ -1,9 +1,9 @@
 """User and project settings: one typed table, two files, and the origin of each value.
 
-To add a setting, define a constant and list it in `SETTINGS`. The user's file is
-`$XDG_CONFIG_HOME/indus/settings.json` (https://specifications.freedesktop.org/basedir-spec/latest/). Keys are dotted or
-nested. The project's file, `.indusvx/settings.json`, comes with code that may be untrusted, so it can only make a value
-stricter, and only if the setting defines `tighten`. Flags override both files.
+To add a setting, declare a constant below. The user's file is `$XDG_CONFIG_HOME/indus/settings.json`
+(https://specifications.freedesktop.org/basedir-spec/latest/). Keys are dotted or nested. The project's file,
+`.indusvx/settings.json`, comes with code that may be untrusted, so it can only make a value stricter, and only if the
+setting defines `tighten`. Flags override both files.
 
 An invalid value is an error in the user's file and a note in the project's. An unknown key is always a note.
 """
@@ -13,16 +13,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
+from indusagi.core.app_dirs import config_home
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
-from induscode.launch.flags import SANDBOXES
-
-if TYPE_CHECKING:
-    from induscode.launch.views import View
+from induscode.launch.views import InvalidPartError, View, parse_views
 
 T = TypeVar("T")
 _FILE_NAME = "settings.json"
@@ -32,65 +30,65 @@ class SettingError(ValueError):
     """The user's file is unreadable or has an invalid value."""
 
 
-@record(kw_only=True)
-class Setting(Generic[T]):
-    """One setting: how to parse it, its default, and who may change it."""
+@record
+class Values(Generic[T]):
+    """The values that a setting takes."""
 
-    key: str
-    describe: str
-    default: T
     read: Callable[[JsonValue], T]
     """Parses a value from a file; raises ValueError with a message like "takes a list of ports"."""
     schema: JsonObject
     """JSON schema of the value in a file."""
-    tighten: Callable[[T, T], T] | None = None
+
+
+@record
+class Setting(Generic[T]):
+    """One setting: its values, its default, and who may change it."""
+
+    key: str
+    describe: str
+    default: T
+    values: Values[T]
+    tighten: Callable[[T, T], T] | None = field(default=None, kw_only=True)
     """Merges the user's and the project's value; without it, a project can't set this."""
-    flag: str | None = None
+    flag: str | None = field(default=None, kw_only=True)
     """The flag that overrides it for one run."""
+    variable: str | None = field(default=None, kw_only=True)
+    """The environment variable that applies if no file sets it."""
 
 
-class _Values(TypedDict, Generic[T]):
-    """The parser and the JSON schema of a kind of value."""
+def _checked(
+    is_valid: Callable[[Any], bool], takes: str, schema: JsonObject, convert: Callable[[Any], Any] = lambda value: value
+) -> Values[Any]:
+    """Build values from a check, the message about valid ones, and their schema."""
 
-    read: Callable[[JsonValue], T]
-    schema: JsonObject
+    def read(value: JsonValue) -> Any:
+        if is_valid(value):
+            return convert(value)
+        raise ValueError(f"takes {takes}")
 
-
-def _choice(*names: str) -> _Values[str]:
-    def read(value: JsonValue) -> str:
-        if isinstance(value, str) and value in names:
-            return value
-        raise ValueError(f"takes one of {', '.join(names)}")
-
-    return {"read": read, "schema": {"enum": [*names]}}
+    return Values(read, schema)
 
 
-def _integer(low: int, high: int) -> _Values[int]:
-    def read(value: JsonValue) -> int:
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
-            return value
-        raise ValueError(f"takes a whole number from {low:,} to {high:,}")
-
-    return {"read": read, "schema": {"type": "integer", "minimum": low, "maximum": high}}
+def _choice(*names: str) -> Values[str]:
+    return _checked(lambda value: value in names, f"one of {', '.join(names)}", {"enum": [*names]})
 
 
-def _parse_text(value: JsonValue) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise ValueError("takes a text")
+def _integer(low: int, high: int) -> Values[int]:
+    schema: JsonObject = {"type": "integer", "minimum": low, "maximum": high}
+    # Not `isinstance`: a bool is an int.
+    return _checked(
+        lambda value: type(value) is int and low <= value <= high, f"a whole number from {low:,} to {high:,}", schema
+    )
 
 
-def _parse_ports(value: JsonValue) -> tuple[int, ...]:
-    if isinstance(value, list):
-        return tuple(map(_PORT["read"], value))
-    raise ValueError("takes a list of ports")
+def _is_text(value: JsonValue) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def parse_hosts(value: JsonValue) -> tuple[str, ...]:
     """Parse one `HOST` or `HOST:PORT`, or a list of them; raise ValueError on anything else."""
     from indusagi.capabilities.ports import FetchError  # noqa: PLC0415 — for a file with hosts
     from indusagi.capabilities.web.url import parse_host_and_port  # noqa: PLC0415 — for a file with hosts
-    from induscode.launch.views import InvalidPartError  # noqa: PLC0415 — for a file with hosts
 
     hosts = tuple(value) if isinstance(value, list) else (value,)
     for host in hosts:
@@ -101,266 +99,185 @@ def parse_hosts(value: JsonValue) -> tuple[str, ...]:
     return cast("tuple[str, ...]", hosts)
 
 
-def _parse_web_address(value: JsonValue) -> str:
-    if isinstance(value, str) and value.startswith(("http://", "https://")):
-        return value
-    raise ValueError("takes an address that starts with http:// or https://")
-
-
-def _parse_names(value: JsonValue) -> tuple[str, ...]:
-    if isinstance(value, list) and all(isinstance(name, str) and name for name in value):
-        return cast("tuple[str, ...]", tuple(value))
-    raise ValueError("takes a list of names")
-
-
-def _parse_switch(value: JsonValue) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise ValueError("takes true or false")
-
-
-def _parse_patterns(value: JsonValue) -> Mapping[str, str]:
-    if is_json_object(value) and all(isinstance(pattern, str) and pattern for pattern in value.values()):
-        return cast("Mapping[str, str]", value)
-    raise ValueError("takes an object of patterns by the names of servers")
-
-
-def _parse_views(value: JsonValue) -> Mapping[str, View]:
-    from induscode.launch.views import parse_views  # noqa: PLC0415 — for a file with views
-
-    return parse_views(value)
-
-
+_SOME_TEXT: JsonObject = {"type": "string", "minLength": 1}
 _PORT = _integer(1, 65_535)
-_TEXT: _Values[str | None] = {"read": _parse_text, "schema": {"type": "string", "minLength": 1}}
-_NAMES: _Values[tuple[str, ...]] = {
-    "read": _parse_names,
-    "schema": {"type": "array", "items": {"type": "string", "minLength": 1}},
-}
-_WEB_ADDRESS: _Values[Any] = {"read": _parse_web_address, "schema": {"type": "string", "pattern": "^https?://"}}
+_PORTS: Values[tuple[int, ...]] = _checked(
+    lambda value: isinstance(value, list),
+    "a list of ports",
+    {"type": "array", "items": _PORT.schema},
+    lambda value: tuple(map(_PORT.read, value)),
+)
+_TEXT: Values[str | None] = _checked(_is_text, "a text", _SOME_TEXT)
+_NAMES: Values[tuple[str, ...]] = _checked(
+    lambda value: isinstance(value, list) and all(map(_is_text, cast("list[JsonValue]", value))),
+    "a list of names",
+    {"type": "array", "items": _SOME_TEXT},
+    tuple,
+)
+_PATTERNS: Values[Mapping[str, str]] = _checked(
+    lambda value: is_json_object(value) and all(map(_is_text, value.values())),
+    "an object of patterns by the names of servers",
+    {"type": "object", "additionalProperties": _SOME_TEXT},
+)
+_WEB_ADDRESS = _checked(
+    lambda value: isinstance(value, str) and value.startswith(("http://", "https://")),
+    "an address that starts with http:// or https://",
+    {"type": "string", "pattern": "^https?://"},
+)
+_SWITCH: Values[bool] = _checked(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
+_HOSTS = Values(parse_hosts, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
 
 # -- the settings -----------------------------------------------------------------------------
 
-WEB_ALLOW_PRIVATE: Setting[tuple[str, ...]] = Setting(
-    key="web.allow_private",
-    describe="Hosts that webfetch may reach although their address is private.",
-    default=(),
-    read=parse_hosts,
-    schema={"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
-    flag="--web-allow",
+WEB_ALLOW_PRIVATE = Setting(
+    "web.allow_private", "Private hosts that webfetch and connectors may reach.", (), _HOSTS, flag="--web-allow"
 )
-WEB_PORTS: Setting[tuple[int, ...]] = Setting(
-    key="web.ports",
-    describe="The ports that webfetch may connect to.",
-    default=(80, 443, 8080, 8443),
-    read=_parse_ports,
-    schema={"type": "array", "items": _PORT["schema"]},
+WEB_PORTS = Setting(
+    "web.ports",
+    "The ports that webfetch and connectors may connect to.",
+    (80, 443, 8080, 8443),
+    _PORTS,
     tighten=lambda user, project: tuple(port for port in user if port in project),
 )
-WEB_MAX_BYTES: Setting[int] = Setting(
-    key="web.max_bytes",
-    describe="The most bytes read of one response.",
-    default=5 * 1024 * 1024,
-    **_integer(1024, 64 * 1024 * 1024),
+WEB_MAX_BYTES = Setting(
+    "web.max_bytes",
+    "The most bytes read of one response.",
+    5 * 1024 * 1024,
+    _integer(1024, 64 * 1024 * 1024),
     tighten=min,
 )
-WEB_TIMEOUT_S: Setting[int] = Setting(
-    key="web.timeout_s",
-    describe="Seconds for one fetch with all its redirects.",
-    default=30,
-    **_integer(1, 600),
-    tighten=min,
+WEB_TIMEOUT_S = Setting(
+    "web.timeout_s", "Seconds for one fetch with all its redirects.", 30, _integer(1, 600), tighten=min
 )
 SEARCH_SEARXNG_URL: Setting[str | None] = Setting(
-    key="search.searxng_url",
-    describe="The SearXNG instance that websearch uses; it must offer the JSON format.",
-    default=None,
-    **_WEB_ADDRESS,
+    "search.searxng_url",
+    "The SearXNG instance that websearch uses; it must offer the JSON format.",
+    None,
+    _WEB_ADDRESS,
+    variable="INDUS_SEARXNG_URL",
 )
-SANDBOX: Setting[str] = Setting(
-    key="sandbox",
-    describe="Whether commands run in a sandbox.",
-    default="auto",
-    **_choice(*SANDBOXES),
+SANDBOX = Setting(
+    "sandbox",
+    "Whether commands run in a sandbox.",
+    "auto",
+    _choice("auto", "required", "off"),
     tighten=lambda user, project: "required" if project == "required" else user,
     flag="--sandbox",
 )
-MODEL_NAME: Setting[str | None] = Setting(
-    key="model.name",
-    describe="The model: anthropic:NAME, openai:NAME, or NAME at model.base_url.",
-    default=None,
-    **_TEXT,
-    flag="--model",
+MODEL_NAME = Setting(
+    "model.name", "The model: anthropic:NAME, openai:NAME, or NAME at model.base_url.", None, _TEXT, flag="--model"
 )
 MODEL_BASE_URL: Setting[str | None] = Setting(
-    key="model.base_url",
-    describe="The address of a server with the OpenAI API.",
-    default=None,
-    **_WEB_ADDRESS,
-    flag="--base-url",
+    "model.base_url", "The address of a server with the OpenAI API.", None, _WEB_ADDRESS, flag="--base-url"
 )
-MODEL_MAX_REQUESTS: Setting[int] = Setting(
-    key="model.max_requests",
-    describe="The most requests to the model in one run.",
-    default=50,
-    **_integer(1, 100_000),
+MODEL_MAX_REQUESTS = Setting(
+    "model.max_requests",
+    "The most requests to the model in one run.",
+    50,
+    _integer(1, 100_000),
     tighten=min,
     flag="--max-requests",
 )
-ADDONS_REQUIRED: Setting[tuple[str, ...]] = Setting(
-    key="addons.required",
-    describe="Addons that must be loaded and work: without them every call is refused.",
-    default=(),
-    **_NAMES,
+ADDONS_REQUIRED = Setting(
+    "addons.required",
+    "Addons that must be loaded and work: without them every call is refused.",
+    (),
+    _NAMES,
     tighten=lambda user, project: tuple(dict.fromkeys((*user, *project))),
 )
-CALLS_RECORD: Setting[str] = Setting(
-    key="calls.record",
-    describe="What is recorded of each call: nothing (off), its facts (on), or its texts too (payloads).",
-    default="on",
-    **_choice("off", "on", "payloads"),
+CALLS_RECORD = Setting(
+    "calls.record",
+    "What is recorded of each call: nothing (off), its facts (on), or its texts too (payloads).",
+    "on",
+    _choice("off", "on", "payloads"),
 )
-CALLS_KEEP_DAYS: Setting[int] = Setting(
-    key="calls.keep_days", describe="How many days the records of calls are kept.", default=30, **_integer(1, 3_650)
-)
-CALLS_PAYLOAD_HOURS: Setting[int] = Setting(
-    key="calls.payload_hours",
-    describe="How many hours the texts of calls are kept, where calls.record is payloads.",
-    default=24,
-    **_integer(1, 720),
+CALLS_KEEP_DAYS = Setting("calls.keep_days", "How many days the records of calls are kept.", 30, _integer(1, 3_650))
+CALLS_PAYLOAD_HOURS = Setting(
+    "calls.payload_hours",
+    "How many hours the texts of calls are kept, where calls.record is payloads.",
+    24,
+    _integer(1, 720),
 )
 SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
-    key="serve.views",
-    describe="Views of indus serve by name: which tools a client sees, under which names.",
-    default={},
-    read=_parse_views,
-    schema={"type": "object"},
+    "serve.views",
+    "Views of indus serve by name: which tools a client sees, under which names.",
+    {},
+    Values(parse_views, {"type": "object"}),
 )
-CLUSTER_AFFINITY: Setting[Mapping[str, str]] = Setting(
-    key="cluster.affinity",
-    describe="Where servers of a cluster run if there is room: a pattern of node names for each.",
-    default={},
-    read=_parse_patterns,
-    schema={"type": "object", "additionalProperties": {"type": "string", "minLength": 1}},
+CLUSTER_AFFINITY = Setting(
+    "cluster.affinity",
+    "Where servers of a cluster run if there is room: a pattern of node names for each.",
+    {},
+    _PATTERNS,
 )
-CLUSTER_IDLE: Setting[int] = Setting(
-    key="cluster.idle_stop",
-    describe="Seconds without a call after which a node of a cluster stops a server until its next call; 0: never.",
-    default=0,
-    **_integer(0, 7 * 24 * 3600),
-    flag="--idle-stop",
-)
-CLUSTER_BROKERS: Setting[tuple[str, ...]] = Setting(
-    key="cluster.brokers", describe="The NATS brokers that indus cluster asks.", default=(), **_NAMES, flag="--cluster"
-)
-CLUSTER_KEY_FILE: Setting[str | None] = Setting(
-    key="cluster.key_file",
-    describe="The file with the key of the cluster; cluster.key in the state directory by default.",
-    default=None,
-    **_TEXT,
-    flag="--cluster-key",
-)
-CLUSTER_CREDENTIALS: Setting[str | None] = Setting(
-    key="cluster.credentials_file",
-    describe="The file with USER:PASSWORD, a token or NATS credentials for the brokers.",
-    default=None,
-    **_TEXT,
+CLUSTER_BROKERS = Setting("cluster.brokers", "The NATS brokers that indus cluster asks.", (), _NAMES, flag="--cluster")
+CLUSTER_CREDENTIALS = Setting(
+    "cluster.credentials_file",
+    "The file with USER:PASSWORD, a token or NATS credentials for the brokers.",
+    None,
+    _TEXT,
     flag="--broker-credentials",
 )
-TOOL_SEARCH_MODE: Setting[str] = Setting(
-    key="tool_search.mode",
-    describe="Whether models and clients search tools instead of getting all of them: above the limits below (auto).",
-    default="auto",
-    **_choice("auto", "on", "off"),
+CLUSTER_IDLE = Setting(
+    "cluster.idle_stop",
+    "Seconds without a call after which a node of a cluster stops a server until its next call; 0: never.",
+    0,
+    _integer(0, 7 * 24 * 3600),
+    flag="--idle-stop",
+)
+CLUSTER_KEY_FILE = Setting(
+    "cluster.key_file",
+    "The file with the key of the cluster; cluster.key in the state directory by default.",
+    None,
+    _TEXT,
+    flag="--cluster-key",
+)
+TOOL_SEARCH_MODE = Setting(
+    "tool_search.mode",
+    "Whether models and clients search tools instead of getting all of them: above the limits below (auto).",
+    "auto",
+    _choice("auto", "on", "off"),
     flag="--search",
 )
-TOOL_SEARCH_SHARE: Setting[int] = Setting(
-    key="tool_search.share",
-    describe="Percent of the context window that definitions of tools may take before tools are searched.",
-    default=10,
-    **_integer(1, 100),
+TOOL_SEARCH_SHARE = Setting(
+    "tool_search.share",
+    "Percent of the context window that definitions of tools may take before tools are searched.",
+    10,
+    _integer(1, 100),
 )
-TOOL_SEARCH_COUNT: Setting[int] = Setting(
-    key="tool_search.count",
-    describe="How many tools are listed before tools are searched.",
-    default=128,
-    **_integer(0, 100_000),
+TOOL_SEARCH_COUNT = Setting(
+    "tool_search.count", "How many tools are listed before tools are searched.", 128, _integer(0, 100_000)
 )
-TOOL_SEARCH_ALWAYS_LIST: Setting[tuple[str, ...]] = Setting(
-    key="tool_search.always_list",
-    describe="Tools that stay listed where tools are searched: names, in which * stands for any text.",
-    default=(),
-    **_NAMES,
+TOOL_SEARCH_ALWAYS_LIST = Setting(
+    "tool_search.always_list",
+    "Tools that stay listed where tools are searched: names, in which * stands for any text.",
+    (),
+    _NAMES,
     flag="--always-list",
 )
 REGISTRY_URL: Setting[str] = Setting(
-    key="registry.url",
-    describe="The MCP registry, or a mirror of it, that indus mcp search and install ask.",
-    default="https://registry.modelcontextprotocol.io",
-    **_WEB_ADDRESS,
+    "registry.url",
+    "The MCP registry, or a mirror of it, that indus mcp search and install ask.",
+    "https://registry.modelcontextprotocol.io",
+    _WEB_ADDRESS,
 )
-CODE_ENABLED: Setting[bool] = Setting(
-    key="code.enabled",
-    describe="Whether models get run_code, which runs a script that calls the other tools.",
-    default=False,
-    read=_parse_switch,
-    schema={"type": "boolean"},
+CODE_ENABLED = Setting(
+    "code.enabled",
+    "Whether models get run_code, which runs a script that calls the other tools.",
+    False,  # noqa: FBT003 — the default of a switch
+    _SWITCH,
     flag="--code",
 )
-CODE_CALLS: Setting[int] = Setting(
-    key="code.max_calls", describe="The most calls of one script.", default=200, **_integer(1, 10_000), tighten=min
+CODE_CALLS = Setting("code.max_calls", "The most calls of one script.", 200, _integer(1, 10_000), tighten=min)
+CODE_TIMEOUT_S = Setting(
+    "code.timeout_s", "Seconds for one script with all its calls.", 600, _integer(1, 86_400), tighten=min
 )
-CODE_TIMEOUT_S: Setting[int] = Setting(
-    key="code.timeout_s",
-    describe="Seconds for one script with all its calls.",
-    default=600,
-    **_integer(1, 86_400),
-    tighten=min,
+CODE_MEMORY_MB = Setting(
+    "code.memory_mb", "Memory of the interpreter of one script, in megabytes.", 128, _integer(16, 4_096), tighten=min
 )
-CODE_MEMORY_MB: Setting[int] = Setting(
-    key="code.memory_mb",
-    describe="Memory of the interpreter of one script, in megabytes.",
-    default=128,
-    **_integer(16, 4_096),
-    tighten=min,
-)
-SETTINGS: Mapping[str, Setting[Any]] = {
-    setting.key: setting
-    for setting in cast(
-        "tuple[Setting[Any], ...]",
-        (
-            WEB_ALLOW_PRIVATE,
-            WEB_PORTS,
-            WEB_MAX_BYTES,
-            WEB_TIMEOUT_S,
-            SEARCH_SEARXNG_URL,
-            SANDBOX,
-            MODEL_NAME,
-            MODEL_BASE_URL,
-            MODEL_MAX_REQUESTS,
-            ADDONS_REQUIRED,
-            CALLS_RECORD,
-            CALLS_KEEP_DAYS,
-            CALLS_PAYLOAD_HOURS,
-            SERVE_VIEWS,
-            CLUSTER_AFFINITY,
-            CLUSTER_BROKERS,
-            CLUSTER_CREDENTIALS,
-            CLUSTER_IDLE,
-            CLUSTER_KEY_FILE,
-            TOOL_SEARCH_MODE,
-            TOOL_SEARCH_SHARE,
-            TOOL_SEARCH_COUNT,
-            TOOL_SEARCH_ALWAYS_LIST,
-            REGISTRY_URL,
-            CODE_ENABLED,
-            CODE_CALLS,
-            CODE_TIMEOUT_S,
-            CODE_MEMORY_MB,
-        ),
-    )
-}
-"""Every setting by its key."""
+_rows = (cast("Setting[Any]", one) for one in [*globals().values()] if isinstance(one, Setting))
+SETTINGS: Mapping[str, Setting[Any]] = {setting.key: setting for setting in _rows}
+"""Every setting by its key, in the order above."""
 
 
 def build_settings_schema() -> JsonObject:
@@ -368,7 +285,7 @@ def build_settings_schema() -> JsonObject:
     properties: JsonObject = {}
     groups: dict[str, JsonObject] = {}
     for key, setting in SETTINGS.items():
-        properties[key] = schema = {**setting.schema, "description": setting.describe}
+        properties[key] = schema = {**setting.values.schema, "description": setting.describe}
         group, dot, name = key.partition(".")
         if dot:
             groups.setdefault(group, {})[name] = schema
@@ -421,9 +338,7 @@ class Settings:
 
 def user_settings_path(environ: Mapping[str, str]) -> str:
     """Return the path of the user's settings file."""
-    home = environ.get("HOME") or os.path.expanduser("~")
-    config = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    return os.path.join(config, "indus", _FILE_NAME)
+    return os.path.join(config_home(environ), "indus", _FILE_NAME)
 
 
 def project_settings_path(cwd: str) -> str:
@@ -481,10 +396,8 @@ def _read_file(path: str, notes: list[Note]) -> tuple[Mapping[str, object], Sequ
             notes.append(Note(f"file {path}", f"there is no setting {key!r}{hint}"))
             continue
         try:
-            values[key] = setting.read(value)
+            values[key] = setting.values.read(value)
         except ValueError as exc:
-            from induscode.launch.views import InvalidPartError  # noqa: PLC0415 — for an invalid value
-
             shown = "" if isinstance(exc, InvalidPartError) else f", not {compact_json(value)[:80]}"
             errors.append(f"{path}: {key} {exc}{shown}")
     return values, errors

@@ -90,7 +90,7 @@ def load_permissions(
         entry=entry,
     )
     if mode is not None:
-        mode.on_accept_edits = permissions.accept_edits
+        mode.on_accept_edits.add(permissions.accept_edits)
 
     def wrap(card: Capability) -> Capability:
         return require_permission(card if mode is None else mode.wrap(card), permissions)

@@ -24,14 +24,14 @@ _SCOPE_KEYS = {
     "a": ApprovalScope.ALWAYS_TOOL,
     "v": ApprovalScope.ALWAYS_SERVER,
 }
-_NO = Choice(key="n", label="no, and tell the model why", takes_text=True, refuses=True)
-_ACCEPT_EDITS = "approve, and write files of the workspace without asking"
-_REVISE = "revise the plan: tell the model what to change"
+_NO = Choice(key="n", label="No, and say what to do instead", takes_text=True, refuses=True)
+_ACCEPT_EDITS = "Yes, and accept edits automatically"
+_REVISE = "Change the plan: say what's missing"
 _PLAN_CHOICES = {
-    "y": (PlanAnswer.APPROVE, Choice(key="y", label="yes, approve the plan")),
+    "y": (PlanAnswer.APPROVE, Choice(key="y", label="Yes")),
     "e": (PlanAnswer.ACCEPT_EDITS, Choice(key="e", label=_ACCEPT_EDITS, lasts=True)),
     "r": (PlanAnswer.REVISE, Choice(key="r", label=_REVISE, takes_text=True, refuses=True)),
-    "n": (PlanAnswer.REFUSE, Choice(key="n", label="no, refuse the plan", takes_text=True, refuses=True)),
+    "n": (PlanAnswer.REFUSE, Choice(key="n", label="No", takes_text=True, refuses=True)),
 }
 
 
@@ -57,7 +57,7 @@ class PersonApprover:
         if stored:
             lines += ["", escape_unprintable(stored)]
         choices = tuple(choice for _, choice in _PLAN_CHOICES.values())
-        title = "The model presents a plan, and wants to leave plan mode:"
+        title = "Plan ready. Start work?"
         reply = await self._dialog.ask(Question(title=title, lines=tuple(lines), choices=choices, default="n"))
         if reply.cancelled or reply.key not in _PLAN_CHOICES:
             return PlanDecision(PlanAnswer.REFUSE)
@@ -68,16 +68,16 @@ def build_permission_question(request: PermissionRequest) -> Question:
     """Build the question for a permission request."""
     rules = " and ".join(request.saves)
     labels = {
-        ApprovalScope.ONCE: "yes, once",
-        ApprovalScope.SESSION: "yes, and whatever the rule allows in this session",
-        ApprovalScope.ALWAYS_TOOL: "always in this workspace: what the rule allows",
-        ApprovalScope.ALWAYS_SERVER: f"always in this workspace: every tool of {request.server}",
+        ApprovalScope.ONCE: "Yes",
+        ApprovalScope.SESSION: f"Yes, and don't ask again this session for {rules}",
+        ApprovalScope.ALWAYS_TOOL: f"Always allow {rules} in this project",
+        ApprovalScope.ALWAYS_SERVER: f"Always allow every {request.server} tool in this project",
     }
     agent = current_agent.get()  # a background task asks while the user does something else
     lines = [f"for the agent: {agent}"] if agent else []
-    lines += [*request.lines, f"why it is asked: {'; '.join(request.reasons)}"]
+    lines += [*request.lines, f"asks because: {'; '.join(request.reasons)}"]
     if rules:
-        lines.append(f"a yes for longer than once stores the rule: allow {rules}")
+        lines.append(f"rule: allow {rules}")
     choices = [
         Choice(key=key, label=escape_unprintable(labels[scope]), lasts=scope is not ApprovalScope.ONCE)
         for key, scope in _SCOPE_KEYS.items()

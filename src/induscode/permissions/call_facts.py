@@ -57,8 +57,8 @@ class CallKind(StrEnum):
     SCRIPT = "runs a script, whose calls are checked in turn"
     FILE = "reads or writes a path"
     COMMAND = "runs a command"
-    EGRESS = "sends something to the network"
-    REMOTE = "calls a tool of a server"
+    EGRESS = "contacts the network"
+    REMOTE = "is a server tool"
     CHANGE = "changes something"
 
 

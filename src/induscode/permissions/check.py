@@ -284,7 +284,7 @@ class Permissions:
                 scope, comment = None, f"{scope} was not one of the answers"
             if scope is None:
                 suffix = f": {escape_invisible(comment)[0]}" if comment else ""
-                return _deny(facts, decision, f"the user said no{suffix}")
+                return _deny(facts, decision, f"the user declined{suffix}")
             # If the same arguments now lead elsewhere, it's a different call.
             current = await self._gather(card, facts.arguments, ctx)
             if current != facts:

@@ -127,7 +127,7 @@ def _format_title(facts: CallFacts) -> str:
         title = f"{facts.tool} wants to run: {first}{more}"
     elif facts.paths:
         path = facts.paths[0]
-        title = f"{facts.tool} wants to {'write to' if path.writing else 'read'} {path.resolved}"
+        title = f"{'Edit' if facts.tool == 'edit' else 'Write' if path.writing else 'Read'} {path.resolved}"
     elif facts.method is not None:
         title = f"{facts.slug} wants to send {facts.method} to {parse_host(facts.url or '')}"
     elif facts.url is not None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from anyio import to_thread
 
+from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import waiting_for_user
@@ -19,8 +20,6 @@ from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolRe
 from induscode.deck.contract import CardWrapper, is_foreign
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonValue
     from induscode.deck.contract import Capability
@@ -79,7 +78,7 @@ class PlanMode:
         self.folder: str | None = None
         """Directory for plan files, or `None` to not store plans."""
         self.approver = approver
-        self.on_accept_edits: Callable[[], None] = lambda: None
+        self.on_accept_edits = Listeners[[]]()
         """Called when the user approves a plan and accepts its edits."""
         self._approves = approves
 

@@ -7,7 +7,7 @@ disabled ones with the reason and the remedy. Each search is reported, for the l
 from __future__ import annotations
 
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from indusagi.core.json import compact_json
 from indusagi.core.records import record
@@ -20,8 +20,8 @@ from induscode.search.lexical import LONGEST_NAME, list_query_words, normalize_n
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolDescriptor
+    from induscode.deck.layers import ToolSource
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.search.index import ItemHit, ToolIndex
     from induscode.search.items import SearchItem
@@ -43,26 +43,6 @@ _MAX_ECHO_CHARS: Final = 100
 """Characters of the caller's name or server that an answer repeats."""
 _GOOD_SHARE: Final = 0.6
 """Fraction of the best score from which the named server's tools are good enough."""
-
-
-class ToolSource(Protocol):
-    """The tools a finder searches."""
-
-    def descriptors(self) -> Sequence[ToolDescriptor]:
-        """List every callable tool, by the caller's names."""
-        ...
-
-    def find_ref(self, name: str) -> RemoteToolRef | None:
-        """Find a tool's server and its own name there; None for a native tool."""
-        ...
-
-    def find_denied(self, names: Collection[str]) -> Collection[str]:
-        """Return the tools that a rule denies to this task's caller."""
-        ...
-
-    def list_disabled(self) -> Sequence[DisabledTool]:
-        """List the tools that can't be called until their definitions are approved."""
-        ...
 
 
 @record

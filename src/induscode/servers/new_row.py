@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import click
 
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, StdioServerConfig
 from induscode.cli.terminal import print_status
+from induscode.servers.config import resolve_rows
+from induscode.servers.config.references import show_url
 from induscode.servers.config.rows import InvalidRowError, Origin, parse_row
+from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.core.json import JsonObject
     from induscode.servers.config.rows import Scope, ServerRow
-    from induscode.servers.plan import ServerPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -123,12 +128,6 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
     Raises:
         click.UsageError: Both or neither are present, or it's invalid.
     """
-    import hashlib  # noqa: PLC0415 — for a server on the command line
-    import shlex  # noqa: PLC0415 — for `--stdio`
-
-    from induscode.servers.config import resolve_rows  # noqa: PLC0415 — for a server that is started
-    from induscode.servers.plan import ServerPlan  # noqa: PLC0415 — imports the bridge
-
     if (line is None) == (url is None):
         raise click.UsageError("Give either --stdio COMMAND or --url URL; -H goes with --url", context)
     if context.params.get("mcp"):
@@ -158,9 +157,6 @@ def hide_ad_hoc_id(text: str, row: ServerRow) -> str:
 
     The server goes by its address, tools by their plain names, and the sign-in becomes a header.
     """
-    from indusagi.interop.protocol_bridge.contract import QUALIFIER, StdioServerConfig  # noqa: PLC0415 — imports the bridge
-    from induscode.servers.config.references import show_url  # noqa: PLC0415 — for servers with an address
-
     config = row.config
     shown = "the server"
     if not isinstance(config, StdioServerConfig):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _REASONS = {
     "auth": "it refuses the credentials: check the header in its row, or sign in again: {login}",
-    "exited": "it ended by itself: see what it wrote, if anything, and try its command in a shell",
+    "exited": "it exited: run its command in a shell to see why",
     "frame_too_large": "it sent more than one message may hold",
     "not_found": "install the command, or correct it: {get}",
     "rate_limited": "try again later",

@@ -17,8 +17,7 @@ from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder
-from indusagi.capabilities.tools.ls import MOST_ENTRIES, ls_tool
-from indusagi.capabilities.tools.runs.ls import ListedEntry, format_size
+from indusagi.capabilities.tools.ls import MOST_ENTRIES, ListedEntry, format_size, ls_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.bridge import UnavailableFs
 from indusagi.runtime.contract import ToolCall
@@ -208,7 +207,7 @@ async def test_of_very_many_entries_none_is_kept_that_is_not_shown(
         made.append(entry)
         return ListedEntry(entry, ignored)
 
-    monkeypatch.setattr("indusagi.capabilities.tools.runs.ls.ListedEntry", branch)
+    monkeypatch.setattr("indusagi.capabilities.tools.ls.ListedEntry", branch)
     for number in range(1_234):
         (tmp_path / f"{number:04}").touch()
     (tmp_path / ".gitignore").write_text("1*\n", encoding="utf-8")

@@ -272,7 +272,7 @@ async def _write_fails(session: Session, job: str) -> bool:
 async def test_finding_f13_unread_input_is_queued_once(
     session: Session, eof: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indusagi.capabilities.tools.runs.process._WRITE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("indusagi.capabilities.tools.process._WRITE_TIMEOUT_S", 0.05)
     job = await session.start("until [ -e go ]; do sleep 0.01; done; head -c 1000000 | wc -c")
     outcome = await session.call("write", id=job, input="x" * 1_000_000, eof=eof)
     assert not outcome.is_error

@@ -34,7 +34,6 @@ from indusagi.capabilities.files.text import lines
 from indusagi.capabilities.files.text.codec import digest_bytes
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.tools.read import read_tool
-from indusagi.capabilities.tools.runs.read import contents
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolOutcome
 
@@ -386,7 +385,7 @@ async def test_a_damaged_or_oversized_image_is_refused(tmp_path: Path, monkeypat
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\nrest")
     ctx = context(tmp_path)
     assert "damaged" in text_of(await read(ctx, "a.png"))
-    monkeypatch.setattr(contents, "MAX_DOCUMENT_BYTES", 10_000)
+    monkeypatch.setattr("indusagi.capabilities.tools.read.MAX_DOCUMENT_BYTES", 10_000)
     (tmp_path / "b.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(20_000))
     assert (await read(ctx, "b.png")).details["code"] == "too_large"
 
@@ -514,7 +513,7 @@ async def test_an_invalid_or_very_large_notebook_is_shown_as_text(
     broken = await read(ctx, "a.ipynb")
     assert lines_of(broken) == [(1, '{"cells": ['), (2, "<<<<<<< HEAD")]
     assert text_of(broken).startswith("[not shown as a notebook: it is not one]\n")
-    monkeypatch.setattr(contents, "MAX_NOTEBOOK_BYTES", 10_000)
+    monkeypatch.setattr("indusagi.capabilities.tools.read.MAX_NOTEBOOK_BYTES", 10_000)
     (tmp_path / "b.ipynb").write_bytes(notebook() + b"\n" * 10_000)
     large = await read(ctx, "b.ipynb")
     assert json.loads(lines_of(large)[0][1])["cells"] == []

@@ -20,7 +20,7 @@ from tests.support.tools import box_of, call, context
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.files.edits import plan
 from indusagi.capabilities.files.edits.replace import MAX_FILE_BYTES
-from indusagi.capabilities.tools.runs import change
+from indusagi.capabilities.tools import change
 from indusagi.capabilities.tools.write import write_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall
@@ -314,7 +314,7 @@ def test_r55_a_kill_at_any_moment_leaves_the_old_file_or_the_new_one(tmp_path: P
 import anyio
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.local import make_local_context
-from indusagi.capabilities.tools.runs import change
+from indusagi.capabilities.tools import change
 from indusagi.capabilities.tools.write import write_tool
 
 async def main():

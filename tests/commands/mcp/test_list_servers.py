@@ -169,17 +169,17 @@ def test_the_doctor_says_of_each_server_what_is_the_matter_and_what_to_do(tmp_pa
     assert "latency: " in parts["good"]
     assert "what to do" not in parts["good"]
     assert "command: no-such-command: not found" in parts["missing"]
-    assert "what to do: install the command" in parts["missing"]
+    assert "Fix: install the command" in parts["missing"]
     assert "stderr: reading settings" in parts["dies"]
     assert "stderr: FATAL: API_KEY is missing" in parts["dies"]
-    assert "what to do: it needs the variable API_KEY: add it to its row" in parts["dies"]
+    assert "Fix: it needs the variable API_KEY: add it to its row" in parts["dies"]
     assert "startup_timeout_sec" in parts["mute"]
-    assert "what to do: it uses another version" in parts["version"]
+    assert "Fix: it uses another version" in parts["version"]
     assert "address: http://…@127.0.0.1:9/mcp?…" in parts["away"]
-    assert "what to do: " in parts["away"]
+    assert "Fix: " in parts["away"]
     assert "the variable NOT_SET_HERE is not set" in parts["open"]
     assert "trust: unknown" in parts["theirs"]
-    assert "what to do: look at it and consent to it: indus mcp trust theirs" in parts["theirs"]
+    assert "Fix: look at it and consent to it: indus mcp trust theirs" in parts["theirs"]
     assert "s3cret" not in done.stdout + done.stderr
 
 
@@ -222,7 +222,7 @@ def test_a_command_beside_its_directory_is_found(tmp_path: Path) -> None:
 
 _LEAVES = """
 import os, subprocess, sys
-from indusagi.capabilities.receipts import write_receipt
+from indusagi.capabilities.leftovers import write_receipt
 mark = "left-" + os.urandom(8).hex()
 null = subprocess.DEVNULL
 job = subprocess.Popen(

@@ -107,7 +107,7 @@ def test_finding_b3_a_disabled_tool_is_shown_by_every_command(tmp_path: Path, se
     doctor = run("mcp", "doctor", "s", cwd=tmp_path)
     assert doctor.returncode == 1
     assert "tool 'one': disabled" in doctor.stdout
-    assert "what to do: look at what has changed: indus mcp diff s" in doctor.stdout
+    assert "Fix: look at what has changed: indus mcp diff s" in doctor.stdout
     examined = json.loads(run("mcp", "doctor", "--json", cwd=tmp_path).stdout)["servers"][0]
     assert [one["approve"] for one in examined["disabled"]] == [APPROVE]
     shown = run("tools", cwd=tmp_path)

@@ -57,7 +57,7 @@ def test_r36_c12_whatever_is_not_a_yes_is_a_no(tmp_path: Path, answer: str) -> N
     log = watched(tmp_path)
     done = typed(answer, "mcp", "trust", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
-    assert "Start server theirs from now on? [y/N]" in done.stdout
+    assert "Trust theirs and start it in this project? [y/N]" in done.stdout
     assert "theirs: not trusted" in done.stdout
     assert phases(tmp_path) == {"theirs": "untrusted"}
     assert not log.exists()

@@ -39,7 +39,7 @@ def fail(kind: Any = "transport", **detail: Any) -> ProtocolFault:
     ("fault", "remedy"),
     [
         (fail(reason="auth"), AUTH),
-        (fail(reason="exited"), "it ended by itself: see what it wrote, if anything, and try its command in a shell"),
+        (fail(reason="exited"), "it exited: run its command in a shell to see why"),
         (fail(reason="frame_too_large"), "it sent more than one message may hold"),
         (fail(reason="not_found"), "install the command, or correct it: indus mcp get 'my s'"),
         (fail(reason="rate_limited"), "try again later"),
@@ -154,7 +154,7 @@ def test_finding_a3_only_the_damaged_folder_of_the_package_itself_is_deleted(arg
         ("ACME_TOKEN environment variable is not set", "it needs the variable ACME_TOKEN"),
         ("Missing required environment variable: ACME_TOKEN", "it needs the variable ACME_TOKEN"),
         ("Please set ACME_API_KEY", "it needs the variable ACME_API_KEY"),
-        ("TypeError [ERR_INVALID_ARG_TYPE]: x must be of type string", "it ended by itself"),
+        ("TypeError [ERR_INVALID_ARG_TYPE]: x must be of type string", "it exited"),
     ],
 )
 @pytest.mark.parametrize("command", ["npx", "uvx", "my-server"])

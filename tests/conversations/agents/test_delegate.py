@@ -115,11 +115,17 @@ async def make(tmp_path: Path) -> AsyncGenerator[Make]:
         limit: int = 50,
         has_background: bool = True,
         most_kept: int | None = None,
+        on_end: Callable[[str], None] = lambda _: None,
         **more: Any,
     ) -> Stage:
         files = AgentFiles({**BUILT_IN.agents, **{one.name: one for one in agents}})
         tasks = SubSessions(
-            str(tmp_path / "tasks"), str(tmp_path), files, has_background=has_background, most_kept=most_kept
+            str(tmp_path / "tasks"),
+            str(tmp_path),
+            files,
+            has_background=has_background,
+            most_kept=most_kept,
+            on_end=on_end,
         )
         deck = provision_deck("all", DeckContext(str(tmp_path), DeckFramework(delegate=tasks)))
         runner, leases, denied = Runner(), ServerLeases(), list[ToolAnswered]()
@@ -483,10 +489,9 @@ async def test_file_of_the_project_cannot_close_its_mark_in_the_prompt(make: Mak
 
 
 async def test_background_task_gives_its_id_at_once_and_a_notice_at_its_end(make: Make) -> None:
-    stage = make()
-    stage.runner.free = {"x": anyio.Event()}
     ended: list[str] = []
-    stage.tasks.on_end = lambda task: ended.append(task.describe_end())
+    stage = make(on_end=ended.append)
+    stage.runner.free = {"x": anyio.Event()}
     report = await stage.run("x", "explore", background=True)
     assert (report.ok, report.is_running) == (True, True)
     await until(lambda: stage.runner.running == ["x"])

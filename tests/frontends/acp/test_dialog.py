@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
 
-YES_NO = (Choice(key="y", label="yes"), Choice(key="n", label="no, and tell the model why", refuses=True))
+YES_NO = (Choice(key="y", label="yes"), Choice(key="n", label="No, and say what to do instead", refuses=True))
 
 
 class Updates:
@@ -87,7 +87,7 @@ async def test_a_question_beside_a_call_is_shown_as_a_call_of_its_own() -> None:
     assert (first["title"], first["status"], last["status"]) == ("Send it?", "pending", "completed")
     request = cast("Any", next(params for method, params in asked.sent if method == "session/request_permission"))
     assert request["toolCall"]["toolCallId"] == first["toolCallId"] == last["toolCallId"]
-    assert [option["name"] for option in request["options"]] == ["yes", "no"], "there is no field for the reason"
+    assert [option["name"] for option in request["options"]] == ["yes", "No"], "there is no field for the reason"
 
 
 async def test_a_question_about_a_call_names_it() -> None:

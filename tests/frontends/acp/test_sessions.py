@@ -106,7 +106,7 @@ async def test_a_no_and_a_closed_question_refuse_the_call(setup: SessionSetup, s
         ids = [start.tool_call_id for start in opened.editor.of(session, models.ToolCallStart)]
         assert len({*ids}) == 2, "an id that the model uses again names another call"
     assert not (setup.cwd / "a.txt").exists()
-    assert "the user said no" in to_text(server.requests[-1])
+    assert "the user declined" in to_text(server.requests[-1])
 
 
 async def test_a_cancel_during_a_question_ends_the_turn(setup: SessionSetup, server: ModelServer) -> None:

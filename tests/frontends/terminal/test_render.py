@@ -175,8 +175,8 @@ def test_a_call_is_one_line_when_it_ends() -> None:
 def test_finding_u2_call_line_leaves_out_the_time_of_the_user() -> None:
     turn = Turn()
     assert turn.call("bash", {"command": "x"}, seconds=62.5, waited_s=60.0) == "✓ bash command=x  2.5s  no output\n"
-    said = {"text": "bash was not run: the user said no", "is_error": True, "code": "denied", "waited_s": 60.0}
-    assert turn.call("bash", {"command": "x"}, seconds=60, **said) == "⊘ bash command=x  0.0s  the user said no\n"
+    said = {"text": "bash was not run: the user declined", "is_error": True, "code": "denied", "waited_s": 60.0}
+    assert turn.call("bash", {"command": "x"}, seconds=60, **said) == "⊘ bash command=x  0.0s  the user declined\n"
 
 
 def test_a_long_reason_gets_rows_of_its_own() -> None:

@@ -218,7 +218,7 @@ def test_at_40_columns_without_colours_everything_is_shown(setup: TerminalSetup,
         terminal.enter("a message that is longer than forty columns as well, surely")
         terminal.wait_for_answer("1  2")
         terminal.enter("write")
-        terminal.wait_for("[y] yes, once")
+        terminal.wait_for("[y] Yes")
         terminal.type("y")
         terminal.wait_for_answer("OK.")
         assert "A paragraph that is longer" in terminal.text
@@ -241,7 +241,7 @@ def test_ctrl_c_twice_at_the_prompt_leaves_and_once_does_not(setup: TerminalSetu
             terminal.type(CTRL_C)
             terminal.wait_for(
                 lambda asked=asked: (
-                    terminal.text.count("press Ctrl-C again to leave") > asked or terminal.process.poll() is not None
+                    terminal.text.count("Press Ctrl-C again to exit") > asked or terminal.process.poll() is not None
                 )
             )
             asked += 1

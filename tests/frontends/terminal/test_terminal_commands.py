@@ -78,6 +78,6 @@ def test_an_unknown_command_and_an_absent_configuration_are_reported_and_do_no_h
             terminal.enter(line)
         terminal.enter("hello")
         terminal.wait_for_answer("Here.")
-        assert "there is no command /nothing" in terminal.text
+        assert "unknown command /nothing" in terminal.text
         terminal.enter("/exit")
         assert terminal.wait_for_end() == 0

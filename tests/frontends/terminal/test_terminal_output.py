@@ -126,12 +126,12 @@ def test_control_sequences_of_a_model_a_tool_a_server_and_a_paste_are_shown_as_t
         terminal.paste("go")
         terminal.enter("")
         for _ in range(6):
-            terminal.wait_for(lambda: "[y] yes, once" in terminal.text or "ended early" in terminal.text)
+            terminal.wait_for(lambda: "[y] Yes" in terminal.text or "ended early" in terminal.text)
             if "ended early" in terminal.text:
                 break
-            count = terminal.text.count("→ yes, once")
+            count = terminal.text.count("→ Yes")
             terminal.type("y")
-            terminal.wait_for(lambda count=count: terminal.text.count("→ yes, once") == count + 1)
+            terminal.wait_for(lambda count=count: terminal.text.count("→ Yes") == count + 1)
         terminal.wait_for_answer("ended early")
         assert setup.server.script == []
         terminal.type("@evil")
@@ -191,7 +191,7 @@ async def test_in_tmux_all_lines_are_in_the_scrollback_after_twenty_resizes(
             tmux("resize-window", "-x", str(width), "-y", "24")
         lines.release(2 * LINES)
         await until(lambda: tmux("capture-pane", "-p").rstrip().endswith("15 tokens"))
-        await until(lambda: "working" not in tmux("capture-pane", "-p"))
+        await until(lambda: "Working" not in tmux("capture-pane", "-p"))
         await until(lambda: read_lines(capture()) == list(range(LINES)))
         tmux("send-keys", "C-d")
         await until(lambda: tmux("list-sessions") == "")

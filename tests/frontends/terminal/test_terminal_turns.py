@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 
-CANCELLED = "the turn was cancelled"
+CANCELLED = "Interrupted."
 
 
 @pytest.fixture
@@ -54,16 +54,16 @@ def test_a_call_is_approved_once_refused_with_a_reason_and_allowed_for_good(setu
     with setup.open(script=tuple(script[:4])) as terminal:
         terminal.wait_for_prompt()
         terminal.enter("one")
-        terminal.wait_for("[y] yes, once")
+        terminal.wait_for("[y] Yes")
         terminal.type("y")
         terminal.wait_for_answer("Ok.")
         assert (setup.cwd / "a.txt").read_text(encoding="utf-8") == "a\n"
         terminal.enter("two")
-        terminal.wait_for("[n] no, and tell the model why")
+        terminal.wait_for("[n] No, and say what to do instead")
         terminal.type("n")
         terminal.wait_for(lambda: ">" in terminal.rows)
         terminal.enter("keep it as it is")
-        terminal.wait_for_answer("→ no, and tell the model why: keep it as it is")
+        terminal.wait_for_answer("→ No, and say what to do instead: keep it as it is")
         terminal.wait_for_answer("⊘ write")
         assert not (setup.cwd / "b.txt").exists()
         terminal.wait_for(lambda: len(setup.server.requests) == 4)
@@ -76,12 +76,12 @@ def test_a_call_is_approved_once_refused_with_a_reason_and_allowed_for_good(setu
         setup.server.script.append(says("Four."))
         terminal.wait_for_answer("⊘ write")
         terminal.enter("three")
-        terminal.wait_for("[a] always")
+        terminal.wait_for("[a] Always")
         terminal.type("a")
         terminal.wait_for_answer("Three.")
         terminal.enter("four")
         terminal.wait_for_answer("Four.")
-        assert terminal.text.count("→ always in this workspace") == 1
+        assert terminal.text.count("→ Always allow") == 1
         assert terminal.leave() == 0
     stored = [path.read_text(encoding="utf-8") for path in setup.home.rglob("permissions.json")]
     assert len(stored) == 1
@@ -95,7 +95,7 @@ def test_enter_escape_and_ctrl_d_at_a_question_mean_no_and_the_turn_goes_on(setu
         terminal.wait_for_prompt()
         for number, key in enumerate((f"{ENTER}{ENTER}", ESCAPE, CTRL_D), 1):
             terminal.enter(f"write {number}")
-            terminal.wait_for("[y] yes, once")
+            terminal.wait_for("[y] Yes")
             terminal.type(key)
             terminal.wait_for_answer(f"Ok {number}.")
         assert terminal.text.count("⊘ write") == 3
@@ -111,7 +111,7 @@ def test_keys_typed_when_a_question_appears_stay_in_the_message(
     with setup.open(script=script) as terminal:
         terminal.wait_for_prompt()
         terminal.type(f"write{ENTER}yes, and then")
-        terminal.wait_for("[y] yes, once")
+        terminal.wait_for("[y] Yes")
         assert not (setup.cwd / "a.txt").exists()
         terminal.type("y")
         terminal.wait_for_answer("Written.")
@@ -174,7 +174,7 @@ def test_ctrl_c_cancels_a_turn_at_every_stage_and_leaves_no_process(setup: Termi
         assert "bash" in terminal.text
 
         terminal.enter("write")
-        terminal.wait_for("[y] yes, once")
+        terminal.wait_for("[y] Yes")
         terminal.type(CTRL_C)
         wait_for_cancelled(terminal, 3)
         assert not (setup.cwd / "a.txt").exists()
@@ -190,7 +190,7 @@ def test_ctrl_c_while_servers_start_cancels_the_turn_and_ctrl_d_ends_them(setup:
         terminal.wait_for_prompt()
         terminal.wait_for("starting mute")
         terminal.enter("hello")
-        terminal.wait_for("working")
+        terminal.wait_for("Working")
         terminal.type(CTRL_C)
         terminal.wait_for(CANCELLED)
         assert setup.server.requests == []

@@ -27,8 +27,8 @@ from indusagi.interop.protocol_bridge.host.identity import (
     find_rights,
 )
 from induscode.gateway.page import site as site_module
-from induscode.gateway.page.access import PageAccess
-from induscode.gateway.page.contract import PageRequest, PageView
+from induscode.gateway.page.access import PageAccess, PageRequest
+from induscode.gateway.page.contract import PageView
 from induscode.gateway.page.html import tag
 from induscode.gateway.page.site import PageSite
 

@@ -33,8 +33,8 @@ from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.journal import Journal
 from induscode.gateway.page import parts
-from induscode.gateway.page.access import PageUser
-from induscode.gateway.page.contract import ActionReply, CallReply, PageError, PageRequest, PageView, ServerSummary
+from induscode.gateway.page.access import PageRequest, PageUser
+from induscode.gateway.page.contract import ActionReply, CallReply, PageError, PageView, ServerSummary
 from induscode.gateway.page.site import build_page, build_refusal, build_sign_in
 from induscode.gateway.page.views import calls, items, servers, timeline
 from induscode.permissions.confirm import PermissionRequest
@@ -463,7 +463,7 @@ async def test_nothing_has_happened_before_the_first_run() -> None:
         view = await timeline.show_timeline(ask(Source(store=store)))
     finally:
         await store.aclose()
-    assert "Nothing has happened yet." in view.content
+    assert "No events yet." in view.content
 
 
 async def test_the_deck_of_a_turn_or_a_moment_is_shown(ledger: Source) -> None:

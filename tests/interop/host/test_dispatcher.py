@@ -456,7 +456,7 @@ async def test_responses_wait_in_memory_then_on_disk_and_all_arrive(monkeypatch:
         opened.append(open_really(**options))
         return opened[-1]
 
-    monkeypatch.setattr(waiting.tempfile, "TemporaryFile", open_file)
+    monkeypatch.setattr(tempfile, "TemporaryFile", open_file)
     monkeypatch.setattr(waiting, "SMALL_BYTES", 100)
     bench = Bench()
     host = create_provider_host(bench.box(), limits=HostLimits(unread_bytes=1_500))
@@ -490,7 +490,7 @@ async def test_a_response_that_cannot_wait_on_disk_becomes_an_error(
     if cause == "no room":
         monkeypatch.setattr(waiting, "MAX_DISK_BYTES", 500)
     else:
-        monkeypatch.setattr(waiting.tempfile, "TemporaryFile", fail)
+        monkeypatch.setattr(tempfile, "TemporaryFile", fail)
     host = create_provider_host(Bench().box(), limits=HostLimits(unread_bytes=500))
     async with raw_client(host) as client:
         client.theirs.writable.clear()

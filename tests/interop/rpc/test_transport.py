@@ -93,14 +93,22 @@ async def test_a_queue_that_is_full_holds_writers_until_a_frame_is_taken(monkeyp
 
 
 async def test_a_queue_drops_what_comes_after_the_end_and_fails_single_requests() -> None:
-    transport = QueuedTransport()
-    got = attach(transport)
+    transport, details = QueuedTransport(), list[FaultDetail | None]()
+    got: list[Any] = []
+
+    def receive(frame: Any) -> None:
+        got.append(frame)
+        details.append(transport.detail(frame["id"]))
+
+    transport.attach(receive, lambda _: None)
     transport.fail(7, "no")
-    transport.fail("x", "bad", -1)
+    transport.fail("x", "bad", OVER, {"code": -1, "message": "theirs", "data": 5})
     assert got == [
         {"jsonrpc": "2.0", "id": 7, "error": {"code": -32000, "message": "no"}},
-        {"jsonrpc": "2.0", "id": "x", "error": {"code": -1, "message": "bad"}},
+        {"jsonrpc": "2.0", "id": "x", "error": {"code": -1, "message": "bad", "data": 5}},
     ]
+    assert details == [None, OVER]
+    assert transport.detail("x") is None
     transport.send({"n": 1})
     transport.finish("over", OVER)
     transport.send({"n": 2})

@@ -26,6 +26,7 @@ from indusagi.capabilities.files.paths.openat import DirFdPath, SymlinkError, op
 from indusagi.capabilities.files.paths.policy import PathPolicy
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, PathRefused, WorkT
 from indusagi.core.app_dirs import parts_below, sort_in_chunks
+from indusagi.core.tasks import run_shielded
 
 LARGEST_READ = 128 * 1024 * 1024
 """Maximum size of one read; for a larger file, read a part or scan it with `reading`."""
@@ -117,8 +118,6 @@ class LocalFs:
 
     async def folder(self, path: str) -> Folder:
         """Open a directory; the caller closes it."""
-        from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
-
         opening = to_thread.run_sync(lambda: self._at(path, lambda target: Folder(target.path, target.open_folder())))
         return await run_shielded(opening, "open a folder", _close)
 

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
+from indusagi.capabilities.leftovers import Reaper, remove_receipt, write_receipt
 from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, STOP_GRACE_MS, Ended, SandboxState, ShellResult
-from indusagi.capabilities.receipts import remove_receipt, write_receipt
 from indusagi.capabilities.sandbox.backend import SandboxBackend, SandboxedCommand, read_final_cwd
 from indusagi.capabilities.sandbox.bubblewrap import is_bubblewrap_helper
 from indusagi.capabilities.sandbox.capture import Capture, open_capture
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
 from indusagi.core.records import record
+from indusagi.core.tasks import run_shielded
 
 if TYPE_CHECKING:  # loads the event loop, and isn't part of public signatures
-    from indusagi.capabilities.reaper import Reaper
     from indusagi.core.process.child import ChildProcess
 
 OUTPUT_CAP_BYTES = 64 * 1024 * 1024
@@ -257,7 +257,6 @@ class LocalShell:
             SandboxMissing: A sandbox is required, but none works on this machine.
             OSError: The command can't be started.
         """
-        from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
 
         async def discard(process: LocalProcess) -> None:
             # The caller got cancelled before it received the process.
@@ -275,8 +274,6 @@ class LocalShell:
         self._is_used = True
         if self._has_reaper:
             if self._reaper is None:
-                from indusagi.capabilities.reaper import Reaper  # noqa: PLC0415 — the first command pays
-
                 self._reaper = Reaper()
             await to_thread.run_sync(self._reaper.start)
         return await run_shielded(_start(prepare, command, folder, with_input), "start a command", undo=discard)

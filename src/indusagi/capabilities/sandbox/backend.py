@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.leftovers import make_owned_dir
 from indusagi.capabilities.ports import SandboxMissing, SandboxState
 from indusagi.capabilities.sandbox.bubblewrap import (
     MASKS,
@@ -97,10 +99,7 @@ class SandboxBackend:
             )
         with self._lock:
             if self._private is None or not os.path.isdir(self._private.root):
-                import atexit  # noqa: PLC0415 — the first command pays
-                from tempfile import mkdtemp  # noqa: PLC0415 — the first command pays
-
-                private = PrivateDir(os.path.realpath(mkdtemp(prefix="indus-")))
+                private = PrivateDir(make_owned_dir())
                 os.mkdir(private.tmp, 0o700)
                 os.mkdir(private.notes, 0o700)
                 with os.fdopen(create_private_file(private.preamble), "w", encoding="utf-8") as file:
@@ -148,8 +147,6 @@ class SandboxBackend:
 
     def remove(self) -> None:
         """Remove the private directory; a later command creates a new one."""
-        import atexit  # noqa: PLC0415 — loaded with the first command
-
         with self._lock:
             private, self._private = self._private, None
         if private is not None:

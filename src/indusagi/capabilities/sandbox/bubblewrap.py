@@ -9,6 +9,7 @@ process tree kills the first process of the PID namespace, and with it the kerne
 from __future__ import annotations
 
 import os
+import subprocess
 from contextlib import suppress
 from functools import cache
 from threading import Lock, Thread
@@ -85,12 +86,12 @@ def can_scope(start: tuple[str, ...]) -> bool:
 
 def _try_probe(start: Sequence[str]) -> str:
     """Run the probe and return the reason it failed, or an empty string."""
-    from subprocess import DEVNULL, TimeoutExpired, run  # noqa: PLC0415 — once per process, in a thread
-
     argv = [*start, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _PROBE]
     try:
-        done = run(argv, stdin=DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/")
-    except TimeoutExpired:
+        done = subprocess.run(
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/"
+        )
+    except subprocess.TimeoutExpired:
         return f"it did not end within {_PROBE_S} s"
     if done.returncode == 0:
         return ""

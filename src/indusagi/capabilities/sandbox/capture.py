@@ -7,6 +7,7 @@ output, it contains the first and last 32 MiB.
 from __future__ import annotations
 
 import os
+from asyncio import Event, get_running_loop
 from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import create_private_file
@@ -43,8 +44,6 @@ class Capture:
     def __init__(
         self, descriptor: int, path: str | None = None, *, errors: Capture | None = None, of_errors: bool = False
     ) -> None:
-        from asyncio import Event, get_running_loop  # noqa: PLC0415 — loaded wherever a loop runs
-
         self.size = 0
         self.errors = errors
         self._of_errors = of_errors

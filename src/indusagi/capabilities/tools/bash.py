@@ -6,10 +6,31 @@ the process tree of a command that's cancelled or exceeds its time limit.
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import cast
+
+import anyio
+from anyio import to_thread
+
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
-from indusagi.runtime.contract import JsonSchema
+from indusagi.capabilities.context import PerContext, ToolContext
+from indusagi.capabilities.files.text.codec import digest_bytes
+from indusagi.capabilities.files.text.lines import format_path
+from indusagi.capabilities.jobs.foreground import ForegroundWait, explain_exit_code, find_lasting_survivors
+from indusagi.capabilities.jobs.job import RenderedOutput, describe_exit, hidden_note, render_output, to_shell_exit_code
+from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
+from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, Ended, FileKind, SandboxMissing, ShellProcess
+from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tools.paths import path_given, path_trouble
+from indusagi.core.app_dirs import is_within
+from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.records import record
+from indusagi.runtime.contract import JsonSchema, Keep, TextContentBlock, ToolResult
 
 LONGEST_TIMEOUT_MS = 600_000
 _DESCRIPTION = (
@@ -45,18 +66,303 @@ _ALIASES = {
     "run_in_background": "background",
     "is_background": "background",
 }
+_MAX_SHOWN_BYTES = 1024 * 1024
+"""A command can only show a small part of a larger file."""
+_WORD = r"""'[^'\n]*'|"[^"$`\\\n!]*"|[\w@%+=:,./-]+"""
+_PLAIN = rf"\s*(?:{_WORD})(?:[ \t]+(?:{_WORD}))*\s*"
+"""Literal words only: no expansion, glob or operator."""
+_COUNTED = r"-[nc][+-]?\d+|-\d+|-q"
+_GREP = r"-[aEFGhHinoPsvwx]+|-[ABCm]\d+"
+_OPTIONS = {
+    "cat": r"-[AbeEnstTuv]+",
+    "nl": r"-[bhf][aetn]",
+    "head": _COUNTED,
+    "tail": _COUNTED,
+    "sed": r"-n",
+    "grep": _GREP,
+    "egrep": _GREP,
+    "fgrep": _GREP,
+}
+"""Programs that print a file, with the options that only affect formatting."""
+_WITH_A_NUMBER = {"head": "nc", "tail": "nc", "grep": "ABCm", "egrep": "ABCm", "fgrep": "ABCm"}
+_LINES = r"(\d+|\$)(,(\d+|\$))?p"
+_NO_NETWORK = (
+    r"resolve host|name resolution|Name or service not known|unreachable|Connection refused"
+    r"|Permission denied.*connect|connect.*Permission denied|EAI_AGAIN|ECONNREFUSED"
+)
 
 
 def bash_tool() -> DefinedTool:
     """Create the `bash` tool."""
     return define_tool(
         ToolSpec(
-            "bash",
-            _DESCRIPTION,
-            _SCHEMA,
-            run_lazily("indusagi.capabilities.tools.runs.bash"),
-            title="Run a command",
-            prepare=coerce_to(_SCHEMA, _ALIASES),
-            terse=True,
+            "bash", _DESCRIPTION, _SCHEMA, _run, title="Run a command", prepare=coerce_to(_SCHEMA, _ALIASES), terse=True
         )
     )
+
+
+@record
+class ShownFile:
+    """A file that a command is about to print."""
+
+    path: str
+    digest: str
+
+
+def parse_shown_file(command: str) -> str | None:
+    """Return the single file a command prints; None if it might do anything else."""
+    if re.fullmatch(_PLAIN, command) is None:
+        return None
+    name, *words = (word.strip("'\"") for word in re.findall(_WORD, command))
+    if name not in _OPTIONS:
+        return None
+    options: list[str] = []
+    while words and words[0].startswith("-") and words[0] != "--":
+        option, words = words[0], words[1:]
+        # A number belongs to the preceding option.
+        if option[1:] and option[1:] in _WITH_A_NUMBER.get(name, "") and words:
+            option, words = option + words[0], words[1:]
+        options.append(option)
+    operands = words[1:] if words[:1] == ["--"] else words
+    if not all(re.fullmatch(_OPTIONS[name], option) for option in options):
+        return None
+    if name == "sed":
+        is_plain = options == ["-n"] and len(operands) == 2 and re.fullmatch(_LINES, operands[0])
+    else:
+        is_plain = len(operands) == (2 if name.endswith("grep") else 1)
+    return operands[-1] if is_plain else None
+
+
+async def find_shown_file(command: str, folder: str, ctx: ToolContext) -> ShownFile | None:
+    """Return the file a command is about to print, with its digest, if that's all it does."""
+    name = None if ctx.framework.read_state is None else parse_shown_file(command)
+    if name is None:
+        return None
+    try:
+        path = await ctx.fs.resolve(os.path.join(folder, name))
+        status = await ctx.fs.stat(path)
+        if status.kind is not FileKind.FILE or status.size > _MAX_SHOWN_BYTES:
+            return None
+        return ShownFile(path, await _digest(path, ctx))
+    except OSError:
+        return None
+
+
+async def record_shown_file(reading: ShownFile, ctx: ToolContext) -> None:
+    """Record a file as read if it didn't change while the command ran."""
+    state = ctx.framework.read_state
+    try:
+        if state is not None and await _digest(reading.path, ctx) == reading.digest:
+            state.record(reading.path, reading.digest)
+    except OSError:
+        return
+
+
+async def _digest(path: str, ctx: ToolContext) -> str:
+    return await to_thread.run_sync(digest_bytes, await ctx.fs.read_bytes(path, limit=_MAX_SHOWN_BYTES + 1))
+
+
+async def resolve_start_directory(path: str, ctx: ToolContext) -> str:
+    """Resolve the directory a command starts in.
+
+    Raises:
+        OSError: The directory doesn't exist or is outside the workspace.
+    """
+    folder = await ctx.fs.resolve(path)
+    if (await ctx.fs.stat(folder)).kind is not FileKind.DIRECTORY:
+        raise NotADirectoryError(errno.ENOTDIR, "is not a directory")
+    return folder
+
+
+def report_start_failure(exc: OSError) -> ToolResult:
+    """Build the error result for a command that failed to start."""
+    if isinstance(exc, JobLimitError):
+        return ToolResult.error(str(exc), code="failed")
+    code = "denied" if isinstance(exc, SandboxMissing) else "spawn"
+    return ToolResult.error(f"the command was not run: {exc.strerror or exc}", code=code)
+
+
+class _Session:
+    """State carried over from one command to the next."""
+
+    def __init__(self) -> None:
+        self.cwd: str | None = None
+        """Final directory of the last command, unless it's the workspace itself."""
+        self.notes: set[str] = set()
+        """Sandbox notes already reported."""
+
+
+_SESSIONS: PerContext[_Session] = PerContext(_Session)
+
+
+@dataclass(slots=True)
+class _Report:
+    """Notes below the output of a command, and details for programs."""
+
+    notes: list[str] = field(default_factory=list[str])
+    details: dict[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
+    code: str | None = None
+    """Error code; None if the call succeeded."""
+
+    def result(self, output: str) -> ToolResult:
+        """Make the result."""
+        lines = [output.rstrip("\n") or "(no output)", *(f"[{note}]" for note in self.notes)]
+        details = self.details if self.code is None else {"code": self.code, **self.details}
+        return ToolResult((TextContentBlock("\n".join(lines)),), self.code is not None, details=details, keep=Keep.ENDS)
+
+
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    session, report, table = _SESSIONS.of(ctx), _Report(), jobs_of(ctx)
+    given = arguments.get("cwd")
+    try:
+        folder = await _folder(arguments, ctx, session, report)
+    except OSError as exc:
+        return path_trouble(exc, path_given(arguments, "cwd"))
+    command = cast("str", arguments["command"])
+    try:
+        if arguments.get("background"):
+            job = await table.start(ctx, command, folder)
+            text = f"{job.id} started (pid {job.process.pid}): poll and stop it with the process tool"
+            facts: JsonObject = {"job": job.id, "pid": job.process.pid, "sandbox": str(job.process.sandbox)}
+            return ToolResult.text(text, **facts, path=job.path)
+        reading = await find_shown_file(command, folder, ctx)
+        path = await capture_path(ctx.session_dir, "tool-output")
+        process = await ctx.shell.spawn(command, cwd=folder, output_path=path)
+    except OSError as exc:
+        return report_start_failure(exc)
+    sandbox, note = process.sandbox, ""
+    report.details["sandbox"] = str(sandbox)
+    if sandbox.kind == "none":
+        note = f"commands run without a sandbox here: {sandbox.detail}"
+    elif UNPROTECTED in sandbox.lacks:
+        note = f"commands run in {sandbox.kind}, which cannot guard {', '.join(PROTECTED)}"
+    if note and note not in session.notes:
+        session.notes.add(note)
+        report.notes.append(note)
+    limit = cast("int", arguments.get("timeoutMs", DEFAULT_TIMEOUT_MS))
+    call = _BashRun(command, folder, path, process, ctx, report)
+    result = await call.run(limit, None if given else session)
+    is_whole = report.code is None and report.details.get("truncated") is False
+    if reading is not None and report.details.get("exitCode") == 0 and is_whole:
+        await record_shown_file(reading, ctx)
+    return result
+
+
+async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, report: _Report) -> str:
+    """Resolve the directory the command starts in.
+
+    Raises:
+        OSError: The directory doesn't exist or is outside the workspace.
+    """
+    if arguments.get("cwd") is None and session.cwd is not None:
+        try:
+            return await resolve_start_directory(session.cwd, ctx)
+        except OSError:
+            report.notes.append(f"{format_path(session.cwd)} is gone: started in {ctx.cwd}")
+            session.cwd = None
+    return await resolve_start_directory(path_given(arguments, "cwd"), ctx)
+
+
+class _BashRun:
+    """A foreground command."""
+
+    def __init__(
+        self, command: str, folder: str, path: str | None, process: ShellProcess, ctx: ToolContext, report: _Report
+    ) -> None:
+        self._command = command
+        self._folder = folder
+        self._path = path
+        self._process = process
+        self._ctx = ctx
+        self._report = report
+        self._watch = ForegroundWait(process, ctx)
+
+    async def run(self, limit_ms: int, session: _Session | None) -> ToolResult:
+        """Wait for the end and return the result; surviving processes become a job or get killed."""
+        adopted = False
+        try:
+            ended = await self._watch.wait(limit_ms / 1000)
+            if ended is Ended.CANCELLED:
+                # Even if the token is cancelled, return the output so far.
+                with anyio.CancelScope(shield=True):
+                    return await self._stop(f"stopped: {self._ctx.cancel.reason}", "cancelled")
+            if ended is Ended.TIMEOUT:
+                return await self._stop(f"timed out after {limit_ms:,} ms", "timeout")
+            if session is not None:
+                await self._remember_cwd(session)
+            shown = await self._render()
+            code = self._process.exit_code or 0
+            self._report.details |= {"ended": "exited", "exitCode": to_shell_exit_code(code)}
+            if code != 0:
+                if not self._process.sandbox.network and re.search(_NO_NETWORK, shown.text):
+                    self._report.notes.append("the sandbox of commands has no network")
+                meaning = explain_exit_code(self._command, code, shown.text)
+                explained = describe_exit(code) if meaning is None else f"{describe_exit(code)}: {meaning}"
+                self._report.notes.append(explained)
+                self._report.code = "failed" if meaning is None else None
+            adopted = await self._keep_survivors()
+            return self._report.result(shown.text)
+        except OSError as exc:
+            code = self._process.exit_code
+            end = "" if code is None else f" (the command itself: {describe_exit(code)})"
+            return ToolResult.error(
+                f"its output could not be kept: {exc}{end}", code="failed", exitCode=to_shell_exit_code(code)
+            )
+        finally:
+            if not adopted:
+                with anyio.CancelScope(shield=True):
+                    await self._process.aclose()
+                    # Delete the file if we returned the full output.
+                    if self._path is not None and self._report.details.get("path") is None:
+                        with suppress(OSError):
+                            await anyio.Path(self._path).unlink()
+
+    async def _stop(self, why: str, code: str) -> ToolResult:
+        await self._process.stop()
+        shown = await self._render()
+        self._report.code = code
+        self._report.details |= {"ended": code, "exitCode": to_shell_exit_code(self._process.exit_code)}
+        if self._watch.stalled:
+            why = f"{why}; it was waiting for terminal input"
+        self._report.notes.append(f"{why}; it was ended with all that it had started")
+        return self._report.result(shown.text)
+
+    async def _render(self) -> RenderedOutput:
+        shown = await to_thread.run_sync(render_output, self._process, self._path)
+        self._report.details |= {
+            "bytes": self._process.output_size(),
+            "truncated": not shown.whole,
+            "path": None if shown.whole else self._path,
+        }
+        self._report.notes.extend(hidden_note(shown.text))
+        return shown
+
+    async def _remember_cwd(self, session: _Session) -> None:
+        """Store the shell's final directory for the next command."""
+        final = await self._process.final_cwd()
+        if final is None:
+            return
+        root = await self._ctx.fs.resolve(".")
+        if is_within(final, root):
+            session.cwd = None if final == root else final
+            self._report.details["cwd"] = final
+            return
+        session.cwd = None
+        shown = format_path(final)
+        self._report.notes.append(f"ended in {shown}, which is not in the workspace: the next command starts in {root}")
+
+    async def _keep_survivors(self) -> bool:
+        """Turn background processes into a job; return whether there is one."""
+        left = await find_lasting_survivors(self._process)
+        if not left:
+            return False
+        pids = ", ".join(map(str, left))
+        try:
+            job = await jobs_of(self._ctx).adopt(self._process, self._command, self._folder, self._path)
+        except JobLimitError as exc:
+            self._report.notes.append(f"ended what ran on in the background (pids {pids}): {exc}")
+            return False
+        self._report.details |= {"job": job.id, "survivors": [*left]}
+        count = "1 process runs" if len(left) == 1 else f"{len(left)} processes run"
+        self._report.notes.append(f"{count} on in the background as {job.id} (pids {pids}): use the process tool")
+        return True

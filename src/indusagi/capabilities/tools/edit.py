@@ -63,7 +63,7 @@ def edit_tool() -> DefinedTool:
             "edit",
             _DESCRIPTION,
             _PARAMETERS,
-            run_lazily("indusagi.capabilities.tools.runs.change", "run_edit"),
+            run_lazily("indusagi.capabilities.tools.change", "run_edit"),
             title="Edit a file",
             annotations={"destructiveHint": True, "idempotentHint": False},
             prepare=coerce_to(

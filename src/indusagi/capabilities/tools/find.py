@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from anyio import to_thread
+
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
-from indusagi.capabilities.tools.paths import PATH_ALIASES
-from indusagi.core.json import JsonValue
-from indusagi.runtime.contract import JsonSchema
+from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.files.text.lines import format_path, format_path_below, join_path
+from indusagi.capabilities.ports import FileKind
+from indusagi.capabilities.search.names import TIME_LIMIT_S, EntryKind, NameQuery, NameResult, find_names, split_query
+from indusagi.capabilities.search.request import TooManyAlternatives
+from indusagi.capabilities.search.walk import DirHandle, describe_secrets, find_secrets_below
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path
+from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.text import format_count
+from indusagi.runtime.contract import JsonSchema, ToolResult
 
 _KINDS = {
     "any": None,
@@ -40,6 +55,12 @@ _DESCRIPTION = (
     "Find files and directories by name. Without glob characters the query is part of a name, "
     "in any case. Honours .gitignore. Use grep to search in files."
 )
+_DEFAULT_LIMIT = 500
+_MAX_LIMIT = 10_000
+_LONGEST_QUERY = 4_096
+_OTHER_SYNTAX = re.compile(r"[|^$\\(),]")
+_SYNTAX = "part of a name, or a glob such as *.{ts,tsx}: no list and no regular expression"
+_KIND_OF = {FileKind.FILE: EntryKind.FILE, FileKind.DIRECTORY: EntryKind.DIRECTORY, FileKind.SYMLINK: EntryKind.LINK}
 
 
 def find_tool() -> DefinedTool:
@@ -56,13 +77,97 @@ def find_tool() -> DefinedTool:
         return prepared
 
     spec = ToolSpec(
-        "find",
-        _DESCRIPTION,
-        _SCHEMA,
-        run_lazily("indusagi.capabilities.tools.runs.find"),
-        title="Find files",
-        read_only=True,
-        prepare=translate_kind,
-        terse=True,
+        "find", _DESCRIPTION, _SCHEMA, _run, title="Find files", read_only=True, prepare=translate_kind, terse=True
     )
     return define_tool(spec)
+
+
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    text = str(arguments["query"]).removeprefix("./")
+    if not text.strip("/") or len(text) > _LONGEST_QUERY or "\0" in text:
+        message = f"A query has 1 to {_LONGEST_QUERY:,} characters and no NUL; * finds everything."
+        return ToolResult.error(message, code="invalid_pattern")
+    folder, rest = split_query(text)
+    path = join_path(path_given(arguments), folder) if folder else path_given(arguments)
+    query = _parse_query(arguments, rest, by_path="/" in text.rstrip("/"))
+    try:
+        root = await ctx.fs.resolve(".")
+        with await ctx.fs.folder(path) as directory:
+            query = replace(query, secrets=await find_secrets_below(ctx.fs, directory.path, root))
+            handle = DirHandle(directory.handle)
+            try:
+                names = await to_thread.run_sync(find_names, handle, directory.path, query, abandon_on_cancel=True)
+            finally:
+                handle.abandon()  # if we're cancelled, the thread ends soon
+            base = format_path_below(directory.path, root)
+        if query.by_path and not query.is_glob:
+            # The query may be the full path of an entry the walk doesn't reach.
+            with suppress(OSError):
+                status = await ctx.fs.stat(os.path.join(path, query.text), follow=False)
+                shown = query.text + ("/" if status.kind is FileKind.DIRECTORY else "")
+                if query.kind in {None, _KIND_OF.get(status.kind)} and shown not in names.paths:
+                    names.paths.insert(0, shown)
+    except FileNotFoundError as exc:
+        return await report_missing_path(exc, path, ctx)
+    except OSError as exc:
+        return path_trouble(exc, path)
+    except TooManyAlternatives as exc:
+        return ToolResult.error(f"The query {exc}.", code="invalid_pattern")
+    limit = arguments.get("limit")
+    most = min(limit, _MAX_LIMIT) if isinstance(limit, int) else _DEFAULT_LIMIT
+    return await to_thread.run_sync(_format_result, names, query, base, most)
+
+
+def _parse_query(arguments: JsonObject, text: str, *, by_path: bool) -> NameQuery:
+    kind = arguments.get("type")
+    if text.endswith("/"):
+        kind = EntryKind.DIRECTORY
+    return NameQuery(
+        text.rstrip("/"),
+        by_path=by_path,
+        kind=EntryKind(kind) if isinstance(kind, str) else None,
+        no_ignore=arguments.get("noIgnore") is True,
+        hidden=arguments.get("hidden") is not False,
+        by_time=arguments.get("sort") == "mtime",
+    )
+
+
+def _format_result(names: NameResult, query: NameQuery, base: str, limit: int) -> ToolResult:
+    page = names.paths[:limit]
+    total = len(names.paths)
+    head = f"{total:,} found" if total else f"Nothing found among {names.examined:,} names"
+    if len(page) < total:
+        head += f", the first {len(page):,} are shown: narrow the query, or raise limit"
+    lines = [join_path(base, format_path(path)) for path in page]
+    notices = [*describe_secrets(query.secrets, base), *_build_notices(names, query)]
+    details: dict[str, JsonValue] = {
+        "total": total,
+        "shown": len(page),
+        "ignored": names.hidden_by_rules,
+        "ignoredDirectories": names.ignored_dirs,
+        "partial": names.timed_out or names.is_full or bool(names.unreadable),
+    }
+    if query.secrets:
+        details["protected"] = len(query.secrets)
+    return ToolResult.text("\n".join([head, *notices, *lines]), **details)
+
+
+def _build_notices(names: NameResult, query: NameQuery) -> Iterator[str]:
+    if names.timed_out:
+        yield f"[Stopped after {TIME_LIMIT_S:.0f} s, with what was found until then: give a path.]"
+    if names.is_full:
+        yield "[Stopped at so many names: narrow the query, or give a path.]"
+    if names.unreadable:
+        unreadable = format_count(len(names.unreadable), "directory", "directories")
+        yield f"[{unreadable} could not be looked into.]"
+    hidden = names.hidden_by_rules
+    if hidden:
+        more = format_count(hidden, "more is", "more are")
+        yield f"[{more} hidden by ignore rules: noIgnore: true shows what they hide.]"
+    if names.ignored_dirs and not names.paths:
+        dirs = format_count(names.ignored_dirs, "ignored directory was", "ignored directories were")
+        yield f"[{dirs} not looked into: noIgnore: true does.]"
+    if not names.paths and _OTHER_SYNTAX.search(query.text):
+        yield f"[A query is {_SYNTAX}.]"
+    if not names.paths and query.is_glob and query.by_path and not query.text.startswith("**/"):
+        yield f"[A glob with a slash is matched from the top: **/{query.text} matches anywhere.]"

@@ -6,11 +6,37 @@ continue. We record the lines shown with a digest of the whole file, which `edit
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from threading import Event
+from typing import BinaryIO, Literal, TypeAlias
+
+from anyio import to_thread
+
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES, STANDARD_BYTES, STANDARD_LINES
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
-from indusagi.capabilities.tools.paths import PATH_ALIASES
-from indusagi.runtime.contract import JsonSchema
+from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.files.media.images import EncodedImage, fit_image
+from indusagi.capabilities.files.media.notebook import NotebookPage, read_notebook_page
+from indusagi.capabilities.files.media.pdf import PdfPages, parse_page_range, read_pdf_pages
+from indusagi.capabilities.files.text.codec import HEAD_BYTES, FileType, TextForm, digest_bytes, format_hex, sniff
+from indusagi.capabilities.files.text.lines import (
+    LineRange,
+    ReadFailure,
+    TextScan,
+    describe_invisible,
+    format_path,
+    format_path_below,
+    scan_lines,
+)
+from indusagi.capabilities.ports import FileKind
+from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path
+from indusagi.core.json import JsonObject, JsonValue
+from indusagi.core.records import record
+from indusagi.core.text import format_count
+from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
 
 _ALIASES = {**PATH_ALIASES, "line": "offset", "start_line": "offset", "startLine": "offset"}
 _PARAMETERS: JsonSchema = {
@@ -33,6 +59,17 @@ _DESCRIPTION = (
     f"{STANDARD_BYTES // 1024} KiB at most; the last line names the next offset. Read a file "
     "before you edit it."
 )
+MAX_DOCUMENT_BYTES = 32 * 1024 * 1024
+"""We load images and PDF files as a whole, so there's a limit."""
+MAX_NOTEBOOK_BYTES = 16 * 1024 * 1024
+"""Larger notebooks are shown as plain text, because we'd have to parse their JSON as a whole."""
+_NUMBER_WIDTH = 6
+_MIN_LINE_BYTES = _NUMBER_WIDTH + 2
+_MAX_ENTRIES = 200
+_SUFFIXES = {FileKind.DIRECTORY: "/", FileKind.SYMLINK: "@", FileKind.OTHER: "|"}
+_FRAME_BYTES = 1024
+"""Budget for the lines around the content."""
+_FRAME_LINES = 2
 
 
 def read_tool() -> DefinedTool:
@@ -42,10 +79,388 @@ def read_tool() -> DefinedTool:
             "read",
             _DESCRIPTION,
             _PARAMETERS,
-            run_lazily("indusagi.capabilities.tools.runs.read"),
+            _run,
             title="Read file",
             read_only=True,
             prepare=coerce_to(_PARAMETERS, _ALIASES),
             terse=True,
         )
     )
+
+
+@record
+class NotebookContents:
+    """Some lines of a notebook."""
+
+    page: NotebookPage
+    digest: str
+    """Of the whole file."""
+
+
+@record
+class NotebookAsText:
+    """A file with a notebook's name, shown as plain text."""
+
+    scan: TextScan
+    reason: str
+
+
+async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    path = path_given(arguments)
+    try:
+        stat = await ctx.fs.stat(path)
+    except OSError as exc:
+        return await report_missing_path(exc, path, ctx)
+    offset, limit, pages = arguments.get("offset"), arguments.get("limit"), arguments.get("pages")
+    # The result including its frame must fit the budget, or it'd be cut and saved to a file.
+    max_lines = min(STANDARD_LINES, ctx.budget.max_lines - _FRAME_LINES)
+    max_bytes = min(STANDARD_BYTES, ctx.budget.max_bytes) - _FRAME_BYTES
+    count = min(limit if isinstance(limit, int) else STANDARD_LINES, max_lines)
+    wanted = LineRange((offset if isinstance(offset, int) else 1) or 1, max(1, count), max(1, max_bytes))
+    try:
+        if stat.kind is FileKind.DIRECTORY:
+            return await list_directory(path, ctx)
+        if stat.kind is not FileKind.FILE:
+            reason = "a pipe, a socket or a device; only regular files and directories are read"
+            return ToolResult.error(f"{format_path(path)} is {reason}", code="denied", refusal="special")
+        resolved = await ctx.fs.resolve(path)
+        contents = await _read(path, stat.size, wanted, ctx)
+    except OSError as exc:
+        return path_trouble(exc, path)
+    return await _show(contents, wanted, pages if isinstance(pages, str) else None, resolved, ctx)
+
+
+async def _show(
+    contents: FileContents | NotebookContents | NotebookAsText,
+    wanted: LineRange,
+    pages: str | None,
+    resolved: str,
+    ctx: ToolContext,
+) -> ToolResult:
+    """Format the contents of a file, and record it as read if we could show it."""
+    name = format_path_below(resolved, ctx.cwd)
+    details: dict[str, JsonValue] = {"path": resolved}
+    if isinstance(contents, BinaryFile):
+        kind = contents.type
+        message = (
+            f"{name} is not text: {kind.name}, {contents.size:,} bytes.\nIt begins with: {format_hex(contents.head)}"
+        )
+        remedy = "\nConvert it with iconv to read it." if kind.mime == "text/plain" else ""
+        return ToolResult.error(message + remedy, code="binary", **details, type=kind.mime, bytes=contents.size)
+    if isinstance(contents, OversizedFile):
+        message = f"{name}: a {contents.type.name} of more than {MAX_DOCUMENT_BYTES:,} bytes is not read"
+        return ToolResult.error(message, code="too_large", **details)
+    note = ""
+    if isinstance(contents, NotebookAsText):
+        contents, note = contents.scan, f"not shown as a notebook: {contents.reason}"
+    if isinstance(contents, TextScan):
+        result = format_text(contents, wanted, name, details, note=note)
+    elif isinstance(contents, NotebookContents):
+        result = await format_notebook(contents.page, name, wanted, details)
+    elif contents.kind == "image":
+        result = await format_image(contents, name, details)
+    else:
+        result = await format_pdf(contents, name, pages, details)
+    state = ctx.framework.read_state
+    if state is not None and contents.digest is not None and not result.is_error:
+        first, last = result.details.get("first"), result.details.get("last")
+        shown = (first, last) if isinstance(first, int) and isinstance(last, int) else None
+        state.record(resolved, contents.digest, shown)
+    return result
+
+
+async def _read(
+    path: str, size: int, wanted: LineRange, ctx: ToolContext
+) -> FileContents | NotebookContents | NotebookAsText:
+    contents = await _read_once(path, path, size, wanted, ctx)
+    if isinstance(contents, TextScan) and is_notebook_name(path):
+        return NotebookAsText(contents, "it is too large for that")
+    if not isinstance(contents, LoadedFile) or contents.kind != "notebook":
+        return contents
+    page = await read_notebook_page(contents.data, wanted)
+    if not isinstance(page, str):
+        return NotebookContents(page, contents.digest)
+    text = await _read_once(path, "", size, wanted, ctx)
+    return NotebookAsText(text, page) if isinstance(text, TextScan) else text
+
+
+async def _read_once(path: str, name: str, size: int, wanted: LineRange, ctx: ToolContext) -> FileContents:
+    stopped = Event()
+    work = partial(read_contents, name=name, size=size, wanted=wanted, stopped=stopped.is_set)
+    try:
+        return await ctx.fs.reading(path, work)
+    finally:
+        # A cancelled call doesn't wait for its thread, which checks this event between chunks.
+        stopped.set()
+
+
+@record
+class LoadedFile:
+    """A file we can only show after loading all of it."""
+
+    kind: Literal["image", "pdf", "notebook"]
+    mime: str
+    data: bytes
+    digest: str
+
+
+@record
+class OversizedFile:
+    """A file we'd have to load, but that's too large."""
+
+    type: FileType
+
+
+@record
+class BinaryFile:
+    """A file that's neither text nor a supported document."""
+
+    type: FileType
+    size: int
+    head: bytes
+
+
+FileContents: TypeAlias = "TextScan | LoadedFile | OversizedFile | BinaryFile"
+
+
+def read_contents(
+    file: BinaryIO, *, name: str, size: int, wanted: LineRange, stopped: Callable[[], bool]
+) -> FileContents:
+    """Read as much of a file as we need to show it. Blocks.
+
+    Args:
+        file: Open for reading, positioned at its start.
+        name: Its name, which marks a notebook until we parse it as one.
+        size: Its size according to `stat`.
+        wanted: The lines to return, if it's text.
+        stopped: Polled between chunks; True aborts the scan.
+    """
+
+    def read_rest(limit: int) -> bytes:
+        """Read the rest, up to one byte past the limit."""
+        return head + (file.read(limit + 1 - len(head)) or b"")
+
+    head = file.read(HEAD_BYTES) or b""
+    found = sniff(head)
+    if found is None and is_notebook_name(name):
+        data = read_rest(MAX_NOTEBOOK_BYTES)
+        if len(data) <= MAX_NOTEBOOK_BYTES:
+            return LoadedFile("notebook", "application/x-ipynb+json", data, digest_bytes(data))
+        file.seek(len(head))
+    if found is None:
+        return scan_lines(file, head, size, wanted, stopped)
+    if found.family == "other":
+        return BinaryFile(found, size, head)
+    data = read_rest(MAX_DOCUMENT_BYTES)
+    if len(data) > MAX_DOCUMENT_BYTES:
+        return OversizedFile(found)
+    return LoadedFile(found.family, found.mime, data, digest_bytes(data))
+
+
+def is_notebook_name(name: str) -> bool:
+    """Return whether a file with this name should be a notebook."""
+    return name.lower().endswith(".ipynb")
+
+
+@record
+class NumberedLines:
+    """At least one line, and no more than fit the budget."""
+
+    lines: Sequence[tuple[int, str]]
+
+    @property
+    def first(self) -> int:
+        """The number of the first line."""
+        return self.lines[0][0]
+
+    @property
+    def last(self) -> int:
+        """The number of the last line."""
+        return self.lines[-1][0]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{number:{_NUMBER_WIDTH}}\t{text}" for number, text in self.lines)
+
+
+def fit_lines(lines: Iterable[tuple[int, str]], max_bytes: int) -> NumberedLines:
+    """Take as many lines as fit, but at least one."""
+    taken: list[tuple[int, str]] = []
+    left = max_bytes
+    for number, text in lines:
+        left -= len(text.encode("utf-8")) + _MIN_LINE_BYTES
+        if left < 0 and taken:
+            break
+        taken.append((number, text))
+    return NumberedLines(taken)
+
+
+def format_text(
+    scan: TextScan, wanted: LineRange, name: str, details: dict[str, JsonValue], *, note: str = ""
+) -> ToolResult:
+    """Format scanned lines, with an optional `note` above them."""
+    details = {
+        **details,
+        "kind": "text",
+        "encoding": scan.form.encoding,
+        "ending": scan.form.line_ending,
+        "mark": bool(scan.form.bom),
+        "bytes": scan.size,
+        "lines": scan.total,
+        "digest": scan.digest,
+    }
+    if not scan.lines and scan.total == 0:
+        mark = " but for a byte order mark" if scan.form.bom else ""
+        return ToolResult.text(f"[{name} is empty{mark}]", **details)
+    if not scan.lines:
+        # An error, so the file doesn't count as read.
+        if scan.total is None:
+            advice = "read it from the start, or use tail or sed in a shell"
+            message = f"{name} is too large to look for these lines: {advice}"
+            return ToolResult.error(message, code="too_large", **details)
+        message = f"offset {wanted.first:,} is past the end: {name} has {format_count(scan.total, 'line')}"
+        return ToolResult.error(message, code="not_found", **details)
+    nul = next((line.number for line in scan.lines if b"\0" in line.head), None)
+    if nul is not None:
+        message = f"line {nul} of {name} holds NUL characters and is not text; other lines may be"
+        return ToolResult.error(message, code="binary", **details)
+    shown = fit_lines(((line.number, line.format(scan.form)) for line in scan.lines), wanted.max_bytes)
+    at_end = shown.last == scan.total
+    notes = [note] if note else []
+    notes.extend(_describe_form(scan.form, scan.crlf, scan.total))
+    if invisible := describe_invisible(shown.lines):
+        notes.append(invisible)
+    position = f"line {shown.first}" if shown.first == shown.last else f"lines {shown.first}-{shown.last}"
+    if scan.total is None:
+        position += f"; the file is too large to count its lines; next offset={shown.last + 1}"
+    elif not at_end:
+        position += f" of {scan.total}; next offset={shown.last + 1}"
+    else:
+        position += f" of {scan.total}; end of file{'' if scan.form.final_newline else ', without a newline there'}"
+    parts = [f"[{'; '.join(notes)}]" if notes else "", str(shown), f"[{position}]"]
+    details.update(first=shown.first, last=shown.last, next=None if at_end else shown.last + 1)
+    return ToolResult.text("\n".join(part for part in parts if part), **details)
+
+
+def _describe_form(form: TextForm, crlf: int, total: int | None) -> Iterable[str]:
+    if form.encoding != "utf-8":
+        yield f"encoding: {form.encoding}" + (" (guessed)" if form.guessed else "")
+    if form.bom:
+        yield "byte order mark"
+    if form.damaged:
+        replacement = "U+FFFD" if form.wide else "\\xNN"
+        yield f"some bytes are not {form.encoding}, shown as {replacement}"
+    if form.line_ending == "mixed":
+        yield f"mixed line endings ({crlf:,} of {total or 'many'} are CRLF)"
+    elif form.line_ending == "crlf":
+        yield "CRLF line endings"
+
+
+# -- documents ----------------------------------------------------------------------------------
+
+
+async def format_image(file: LoadedFile, name: str, details: dict[str, JsonValue]) -> ToolResult:
+    """Return the image and a line describing it."""
+    image = await fit_image(file.data, file.mime)
+    if isinstance(image, ReadFailure):
+        return _report_failure(image, name, details)
+    width, height = image.original_size
+    text = f"[{name}: {file.mime}, {width} by {height} pixels, {len(file.data):,} bytes"
+    if image.data is not file.data:
+        text += f"; shown as {image.mime}, {image.width} by {image.height} pixels"
+    facts: dict[str, JsonValue] = {
+        **details,
+        "kind": "image",
+        "type": image.mime,
+        "width": image.width,
+        "height": image.height,
+        "bytes": len(file.data),
+    }
+    return ToolResult((TextContentBlock(text + "]"), _to_block(image)), details=facts)
+
+
+async def format_pdf(file: LoadedFile, name: str, pages: str | None, details: dict[str, JsonValue]) -> ToolResult:
+    """Format the text of a page range."""
+    page_range = parse_page_range(pages)
+    if isinstance(page_range, ReadFailure):
+        return _report_failure(page_range, name, details)
+    found = await read_pdf_pages(file.data, *page_range)
+    if isinstance(found, ReadFailure):
+        return _report_failure(found, name, details)
+    if not found.texts:
+        failure = ReadFailure(f"the document has only {format_count(found.total, 'page')}", "not_found")
+        return _report_failure(failure, name, details)
+    last = found.first + len(found.texts) - 1
+    facts: dict[str, JsonValue] = {
+        **details,
+        "kind": "pdf",
+        "pages": found.total,
+        "firstPage": found.first,
+        "lastPage": last,
+    }
+    return ToolResult.text(await to_thread.run_sync(_format_pages, found, last), **facts)
+
+
+def _format_pages(found: PdfPages, last: int) -> str:
+    pages = [(number, _escape_surrogates(text)) for number, text in enumerate(found.texts, start=found.first)]
+    lines: list[str] = []
+    for number, text in pages:
+        lines += [f"--- page {number} ---", text or "[no text on this page]"]
+    if invisible := describe_invisible(pages, "page"):
+        lines.insert(0, f"[{invisible}]")
+    following = f"next pages='{last + 1}-{min(last + MAX_PAGES, found.total)}'"
+    end = following if last < found.total else "end of file"
+    lines.append(f"[pages {found.first}-{last} of {found.total}; {end}]")
+    return "\n".join(lines)
+
+
+async def format_notebook(
+    page: NotebookPage, name: str, wanted: LineRange, details: dict[str, JsonValue]
+) -> ToolResult:
+    """Format lines of a notebook, including their images."""
+    total = page.total
+    facts: dict[str, JsonValue] = {**details, "kind": "notebook", "cells": page.cells}
+    if not total:
+        return ToolResult.text(f"[{name}: a notebook without cells]", **facts)
+    if not page.lines:
+        message = f"offset {page.first:,} is past the end: as text the notebook has {total:,} lines"
+        return _report_failure(ReadFailure(message, "not_found"), name, facts)
+    numbered = ((number, _escape_surrogates(text)) for number, text in enumerate(page.lines, start=page.first))
+    shown = fit_lines(numbered, wanted.max_bytes)
+    images = [await fit_image(image.data, image.mime) for image in page.images if image.line <= shown.last]
+    invisible = describe_invisible(shown.lines)
+    warning = f"; {invisible}" if invisible else ""
+    head = f"a notebook of {format_count(page.cells, 'cell')}, shown as text; the file itself is JSON"
+    end = "end of file" if shown.last == total else f"next offset={shown.last + 1}"
+    position = f"[lines {shown.first}-{shown.last} of {total}; {end}]"
+    text = f"[{name}: {head}{warning}]\n{shown}\n{position}"
+    # The text still mentions images we can't show.
+    blocks = [_to_block(image) for image in images if not isinstance(image, ReadFailure)]
+    return ToolResult((TextContentBlock(text), *blocks), details=facts)
+
+
+def _to_block(image: EncodedImage) -> JsonContentBlock:
+    data = base64.b64encode(image.data).decode("ascii")
+    return JsonContentBlock({"type": "image", "data": data, "mimeType": image.mime})
+
+
+def _report_failure(failure: ReadFailure, name: str, details: dict[str, JsonValue]) -> ToolResult:
+    return ToolResult.error(f"{name}: {failure.why}", code=failure.code, **details)
+
+
+def _escape_surrogates(text: str) -> str:
+    """Escape lone surrogates, which may occur in JSON and PDF files."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+async def list_directory(path: str, ctx: ToolContext) -> ToolResult:
+    """List the first entries of a directory."""
+    entries = await ctx.fs.readdir(path)
+    names = [format_path(entry.name) + _SUFFIXES.get(entry.kind, "") for entry in entries[:_MAX_ENTRIES]]
+    more = len(entries) - _MAX_ENTRIES
+    lines = [
+        f"[{format_path(path)} is a directory; {format_count(len(entries), 'entry', 'entries')}]",
+        *names,
+        *([f"[{more:,} more; use ls or find]"] if more > 0 else []),
+    ]
+    resolved = await ctx.fs.resolve(path)
+    return ToolResult.text("\n".join(lines), kind="directory", path=resolved, entries=len(entries))

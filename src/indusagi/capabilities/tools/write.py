@@ -31,7 +31,7 @@ def write_tool() -> DefinedTool:
             "write",
             _DESCRIPTION,
             _PARAMETERS,
-            run_lazily("indusagi.capabilities.tools.runs.change", "run_write"),
+            run_lazily("indusagi.capabilities.tools.change", "run_write"),
             title="Write a file",
             annotations={"destructiveHint": True, "idempotentHint": True},
             prepare=coerce_to(_PARAMETERS, _ALIASES),

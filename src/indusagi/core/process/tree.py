@@ -41,6 +41,9 @@ MARK = "INDUS_CHILD"
 finds the descendants of an inner one too."""
 _YOUNG_S = 0.1
 _EXEC_READS, _EXEC_S = 10, 0.001
+_SCAN_INTERVAL_S = 0.05
+_EMPTY_SCANS = 2
+"""A starting process briefly has no marker, so scan twice."""
 _KTHREADD = 2
 """Parent of all kernel threads, which have no environment."""
 
@@ -155,6 +158,26 @@ def signal_processes(processes: list[ProcessInfo], number: int) -> list[ProcessI
             if handle is not None:
                 os.close(handle)
     return processes
+
+
+def end_marked(mark: str, term_s: float, kill_s: float) -> bool:
+    """End the processes with a marker and their descendants: SIGTERM, then SIGKILL. Blocks.
+
+    Returns whether all have ended. Other processes are never signalled, whatever their pid.
+    """
+    # Use one tree for both signals: it remembers descendants whose parents have ended.
+    tree = ProcessTree(mark)
+    for number, patience_s in ((signal.SIGTERM, term_s), (signal.SIGKILL, kill_s)):
+        give_up_at, empty, signalled = time.monotonic() + patience_s, 0, set[tuple[int, int]]()
+        while time.monotonic() < give_up_at:
+            left = tree.list_running(None)
+            # Once per process: many programs skip their cleanup on a second SIGTERM.
+            signalled |= select_settled(signal_processes([one for one in left if one.key not in signalled], number))
+            empty = 0 if left else empty + 1
+            if empty == _EMPTY_SCANS:
+                return True
+            time.sleep(_SCAN_INTERVAL_S)
+    return False
 
 
 def select_settled(processes: Iterable[ProcessInfo]) -> set[tuple[int, int]]:

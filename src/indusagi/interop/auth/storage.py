@@ -20,7 +20,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.files.paths.atomic_write import file_lock
-from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_private_file, state_dir
+from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_file, state_dir
 from indusagi.core.faults import Note
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
@@ -197,7 +197,7 @@ class CredentialFiles:
                     "vault": vault,
                     "secret": text,
                 }
-                replace_private_file(path, compact_json(document).encode("utf-8"))
+                replace_file(path, compact_json(document).encode("utf-8"))
                 _sync_directory(os.path.dirname(path))
                 if former is not None and former.vault == "keyring" and vault != "keyring":
                     with suppress(AuthFault):  # the file replaces it, and it may be locked

@@ -545,7 +545,7 @@ class ServerEndpointImpl:
         try:
             return await session.read_pages(method, key)
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
-            fault = to_protocol_fault(exc, self._config, FaultSite.LIST)
+            fault = self._to_fault(exc, FaultSite.LIST)
             raise fault from fault.cause
 
     def notify(self, method: str, params: JsonObject | None = None) -> None:

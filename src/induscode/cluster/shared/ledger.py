@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from indusagi.core.time import iso_utc, now_ms
 from induscode.cluster.contract import ClusterFault, LostRaceError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from induscode.cluster.contract import ClusterSettings
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.requests import Stream, StreamMessage
+    from induscode.deck.mcp.store import ThreadedStore
     from induscode.deck.mcp.store.publication import ChainPart
 
 _log = logging.getLogger(__name__)
@@ -46,22 +47,6 @@ _MAX_REPORTED = 5
 """Problems reported at once; `indus cluster verify` lists them all."""
 
 
-class ChainSource(Protocol):
-    """This node's ledger, as offered by `ThreadedStore`."""
-
-    async def read_part(self, after: int | None, most_rows: int, most_characters: int) -> ChainPart | None:
-        """Read the chain's rows after a position."""
-        ...
-
-    async def mark_published(self, chain: str, end: ChainEnd) -> None:
-        """Store the position up to which rows are published."""
-        ...
-
-    async def renew_chain(self, former: str, published: int) -> str | None:
-        """Give the chain a new id, storing how many rows were published under the former one."""
-        ...
-
-
 class LedgerPublisher:
     """Publishes the rows of one ledger."""
 
@@ -70,11 +55,12 @@ class LedgerPublisher:
         stream: Stream,
         settings: ClusterSettings,
         key: ClusterKey,
-        source: ChainSource,
+        source: ThreadedStore,
         on_note: Callable[[str], None],
         largest_bytes: int,
+        on_count: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self.on_count: Callable[[int], None] = lambda _: None
+        self._on_count = on_count
         """Called with the number of waiting rows when it changes."""
         self._stream = stream
         self._settings = settings
@@ -183,7 +169,7 @@ class LedgerPublisher:
     def _report(self, waiting: int) -> None:
         if waiting != self._waiting:
             self._waiting = waiting
-            self.on_count(waiting)
+            self._on_count(waiting)
 
     async def _find_end(self) -> None:
         """Find the chain's last row in the stream."""

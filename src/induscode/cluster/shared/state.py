@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.json import compact_json
+from indusagi.core.listeners import Listeners
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.cluster.contract import ClusterFault
@@ -42,12 +43,12 @@ class SharedState:
         self.node = node
         self.table = table
         self.store: ClusterStore | None = None
-        self.on_pins: Callable[[], object] = lambda: None
+        self.on_pins: Listeners[[]] = Listeners()
         """Called when a definition was approved, here or on another node."""
-        self.on_other: Callable[[], object] = lambda: None
+        self.on_other: Listeners[[]] = Listeners()
         """Called when another entry changed: servers, consents, rules."""
         self._unshared = asyncio.Event()
-        table.on_change = self._change
+        table.on_change.add(self._change)
 
     def _change(self, keys: frozenset[str]) -> None:
         if any(key.startswith(f"{PIN}.") for key in keys):
@@ -65,11 +66,7 @@ class SharedState:
         node, broker = self.node, self.node.broker
         settings, key = broker.settings, broker.settings.key
         assert key is not None
-        store = self.store = ClusterStore(local, self.table, settings.node)
         stream = Stream(broker, settings.ledger)
-        publisher = LedgerPublisher(stream, settings, key, local, node.tell, broker.payload_bytes)
-        auditor = LedgerAuditor(stream, settings, key, node.tell)
-        store.on_append = publisher.wake
 
         def count(waiting: int) -> None:
             node.membership.info = replace(node.membership.info, unpublished=waiting)
@@ -79,14 +76,16 @@ class SharedState:
             publisher.forget()
             self.table.look()
 
-        publisher.on_count = count
-        node.on_back = come_back
+        publisher = LedgerPublisher(stream, settings, key, local, node.on_note, broker.payload_bytes, count)
+        auditor = LedgerAuditor(stream, settings, key, node.on_note)
+        store = self.store = ClusterStore(local, self.table, settings.node, publisher.wake)
+        forget = node.on_back.add(come_back)
         work: Sequence[Callable[[], Awaitable[None]]] = (publisher.run, auditor.run, self.table.run, self._share)
         running = [asyncio.create_task(keep_running(run), name="shared state") for run in work]  # noqa: TID251 — awaited below
         try:
             yield store
         finally:
-            node.on_back = lambda: None
+            forget()
             for task in running:
                 task.cancel()
             await asyncio.wait(running)
@@ -129,7 +128,7 @@ async def open_shared_state(node: ClusterNode) -> AsyncGenerator[SharedState | N
     if node.broker.settings.key is None:
         yield None
         return
-    yield SharedState(node, await open_table(node.broker, node.tell))
+    yield SharedState(node, await open_table(node.broker, node.on_note))
 
 
 # -- consents ---------------------------------------------------------------------------------
@@ -148,7 +147,7 @@ class SharedTrust(TrustStore):
 
     def __init__(self, table: SharedTable, key: ClusterKey, node: str, path: str | None = None) -> None:
         super().__init__(path)
-        self.on_checked: Callable[[], object] = lambda: None
+        self.on_checked: Listeners[[]] = Listeners()
         """Called in a thread after looking up a row: there may be a consent to share."""
         self._table = table
         self._key = key

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import JsonObject, compact_json, is_json_object
+from indusagi.core.listeners import Listeners
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.cluster.broker import Broker, check_key
@@ -51,9 +52,10 @@ PIN = "pin"
 class ClusterStore:
     """A node's `LedgerStore`. The caller closes the machine's store."""
 
-    def __init__(self, local: LedgerStore, table: SharedTable, node: str) -> None:
-        self.on_append: Callable[[], None] = lambda: None
-        """Called after each append."""
+    def __init__(
+        self, local: LedgerStore, table: SharedTable, node: str, on_append: Callable[[], None] = lambda: None
+    ) -> None:
+        self._on_append = on_append
         self.identities: Callable[[], Collection[str]] = tuple
         """Returns the identities of this node's servers, whose pins are shared."""
         self._local = local
@@ -75,7 +77,7 @@ class ClusterStore:
     def append(self, make: Callable[[], Batch]) -> None:
         """Queue a batch for this machine's file; publishing comes later."""
         self._local.append(make)
-        self.on_append()
+        self._on_append()
 
     async def flush(self) -> bool:
         """Wait until all appended batches are in this machine's file. False if they're not in a file."""
@@ -182,7 +184,7 @@ class SharedTable:
 
     def __init__(self, broker: Broker, bucket: Bucket, key: ClusterKey, on_note: Callable[[str], None]) -> None:
         self.name = broker.settings.shared
-        self.on_change: Callable[[frozenset[str]], None] = lambda _: None
+        self.on_change: Listeners[[frozenset[str]]] = Listeners()
         """Called with the keys of changed entries."""
         self._broker = broker
         self._bucket = bucket

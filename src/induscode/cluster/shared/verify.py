@@ -14,7 +14,7 @@ from induscode.cluster.shared.ledger import take_message
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
-    from induscode.cluster.shared.ledger import ChainSource
+    from induscode.deck.mcp.store import ThreadedStore
 
 _PAGE_ROWS = 4_096
 _PAGE_CHARACTERS = 16 * 1024 * 1024
@@ -56,7 +56,7 @@ class ClusterReport:
         }
 
 
-async def verify_cluster(broker: Broker, source: ChainSource | None) -> ClusterReport:
+async def verify_cluster(broker: Broker, source: ThreadedStore | None) -> ClusterReport:
     """Read and verify the whole ledger stream, and compare it with this machine's ledger.
 
     Raises:
@@ -89,7 +89,7 @@ async def verify_cluster(broker: Broker, source: ChainSource | None) -> ClusterR
     )
 
 
-async def _compare_file(book: ChainBook, source: ChainSource, chain: str) -> int:
+async def _compare_file(book: ChainBook, source: ThreadedStore, chain: str) -> int:
     """Compare this machine's file with its chain in the stream, and return the number of compared rows."""
     state = book.chains.get(chain)
     part = await source.read_part(None, _PAGE_ROWS, _PAGE_CHARACTERS)

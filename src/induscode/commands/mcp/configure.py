@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.core.json import is_json_object
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig, needs_sign_in
 from induscode.cli.output import can_ask_user, confirm
+from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
+from induscode.launch.flags import split_list
 from induscode.launch.options import flags, read_invocation
+from induscode.servers.config import discover_mcp_config
+from induscode.servers.config.trust import TrustStore, describe_row
 from induscode.servers.config.writer import edit_own_config, own_config_path
 from induscode.servers.listing import find_own_file, scope_option, switch_server
 from induscode.servers.new_row import build_fields, parse_server_row
+from induscode.servers.plan import digest_place
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
@@ -85,11 +91,9 @@ def add(
 ) -> int:
     """Add the server NAME: a URL, or the COMMAND that starts it.
 
-    ${VARIABLE} in a value is read from the environment when the server starts. Adding a server to the project is
-    consent to it. Starts it once, as a check.
+    ${VARIABLE} in a value is read from the environment when the server starts. Adding a server to the project trusts
+    it. indus starts it once to check it.
     """
-    from induscode.launch.flags import split_list  # noqa: PLC0415 — loaded with the options
-
     where = cast("Scope", scope or "user")
     if where == "user":
         target = resolve_paths(target, read_invocation(context).cwd)
@@ -169,9 +173,6 @@ def add_server(
     Raises:
         click.UsageError: The row is invalid, or the file already has a server of this name.
     """
-    from indusagi.interop.protocol_bridge.contract import StdioServerConfig  # noqa: PLC0415 — loaded with the rows
-    from induscode.servers.config import discover_mcp_config  # noqa: PLC0415 — after a change
-
     invocation = read_invocation(context)
     path = own_config_path(scope, invocation.cwd)
     row = parse_server_row(name, fields, path, scope)
@@ -207,7 +208,6 @@ def add_server(
 
 def _check_server(invocation: Invocation, name: str) -> int:
     """Start a server once and offer a sign-in if it needs one. Returns 0 even on failure: the server was added."""
-    from indusagi.interop.protocol_bridge.contract import needs_sign_in  # noqa: PLC0415 — imports the bridge
     from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
     status = check_server(invocation, name)
@@ -224,8 +224,6 @@ def _check_server(invocation: Invocation, name: str) -> int:
 
 def give_consent(row: ServerRow) -> None:
     """Record consent: the user typed this server into a command."""
-    from induscode.servers.config.trust import TrustStore, describe_row  # noqa: PLC0415 — for servers of a project
-
     TrustStore().approve(row, describe_row(row).digest)
     print_line(f"You have consented to {row.id!r} as it is; other users are asked: indus mcp trust")
 
@@ -240,8 +238,6 @@ def give_consent(row: ServerRow) -> None:
 @click.pass_context
 def remove(context: click.Context, name: str, *, scope: str | None, **_: object) -> int:
     """Remove the server NAME from our file, and your consent to it. A later server of that name starts fresh."""
-    from induscode.servers.config.trust import TrustStore  # noqa: PLC0415 — for servers of a project
-
     path, whose = find_own_file(read_invocation(context).cwd, name, scope)
     with edit_own_config(path, private=whose == "user") as config:
         config.remove(name)
@@ -254,10 +250,8 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
 def _forget_row(path: str, name: str) -> int:
     """Record that a row is gone, so that we don't compare a new server of the same name with it."""
     from induscode.boot.plans import opened_store  # noqa: PLC0415 — opens the ledger
-    from induscode.cli.signals import run_until_signal  # noqa: PLC0415 — opens the ledger
     from induscode.deck.mcp.store.journal import Journal  # noqa: PLC0415 — opens the ledger
     from induscode.deck.mcp.store.pins import forget_row  # noqa: PLC0415 — opens the ledger
-    from induscode.servers.plan import digest_place  # noqa: PLC0415 — opens the ledger
 
     place = digest_place(path, name)
 

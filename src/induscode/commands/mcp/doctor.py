@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import os
 import shutil
+from asyncio import get_running_loop
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
+from anyio import create_task_group
 
+from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs
+from indusagi.core.json import NotJson
 from indusagi.core.text import clean_text, format_count
+from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
+from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 from induscode.boot.plans import load_plan, opened_store
 from induscode.boot.runners import START_ONCE, attach_servers, show_slow_start
 from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
+from induscode.deck.mcp.content import CONTENT_KINDS
+from induscode.deck.mcp.drift import DisabledTool, command_line
+from induscode.deck.mcp.known import find_started_before
+from induscode.deck.mcp.store.pins import read_pins
+from induscode.launch.installation import check_installation
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.listing import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
 from induscode.servers.remedies import advise, format_server_command
@@ -25,13 +37,11 @@ from induscode.servers.remedies import advise, format_server_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.capabilities.receipts import Receipt
+    from indusagi.capabilities.leftovers import Receipt
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
     from indusagi.interop.protocol_bridge.contract import EndpointStatus, RemoteTool, ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
-    from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.deck.mcp.store.events import Row
     from induscode.deck.mcp.store.pins import StorePins
@@ -106,21 +116,12 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     Starts each trusted server once, by itself, and leaves the ledger alone. Also lists jobs that a crashed run of indus
     left running.
     """
-    from indusagi.capabilities.receipts import end_leftover, find_leftover_jobs  # noqa: PLC0415 — for `doctor`
-    from induscode.launch.installation import check_installation  # noqa: PLC0415 — for `doctor`
-
     plan = load_plan(read_invocation(context))
     if name is not None:
         plan = plan.narrow([find_row(plan, name).id])
     examined, places = [_build_findings(row, plan) for row in plan.rows], plan.find_places()
 
     async def work(_: CancelToken) -> int:
-        from anyio import create_task_group  # noqa: PLC0415 — loaded by run_loop
-
-        from indusagi.interop.protocol_bridge.client.start.policy import StartHistory  # noqa: PLC0415 — brings the bridge
-        from induscode.deck.mcp.known import find_started_before  # noqa: PLC0415 — brings the bridge
-        from induscode.deck.mcp.store.pins import read_pins  # noqa: PLC0415 — brings the ledger
-
         # A server that has never come up gets the longer first-start timeout.
         history = StartHistory()
         async with opened_store() as store:
@@ -182,11 +183,6 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
 
 
 async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, history: StartHistory) -> None:
-    from asyncio import get_running_loop  # noqa: PLC0415 — loaded by run_loop
-
-    from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint  # noqa: PLC0415 — brings the bridge
-    from induscode.deck.mcp.content import CONTENT_KINDS  # noqa: PLC0415 — brings the bridge
-
     clock = get_running_loop().time
     started = clock()
 
@@ -226,9 +222,6 @@ async def _examine(findings: _Findings, config: ServerConfig, pins: StorePins, h
 
 def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins: StorePins) -> None:
     """Record the tools that are disabled because their definitions changed since approval."""
-    from indusagi.core.json import NotJson  # noqa: PLC0415 — loaded with the bridge
-    from induscode.deck.mcp.drift import DisabledTool, command_line  # noqa: PLC0415 — as above
-
     disabled: list[DisabledTool] = []
     for remote in listed:
         try:
@@ -275,13 +268,13 @@ def _print_report(
         if findings.fault is not None:
             lines.append(f"fault: {findings.fault}")
         if findings.remedy is not None:
-            lines.append(f"what to do: {findings.remedy}")
+            lines.append(f"Fix: {findings.remedy}")
         for line in lines:
             print_line(f"  {line}")
     for job in leftovers:
         print_line(f"left running by a crashed run: process {job.pid}, {job.command}")
     if leftovers:
-        print_line("  what to do: indus mcp doctor --end-leftovers")
+        print_line("  Fix: indus mcp doctor --end-leftovers")
 
 
 # -- logs -------------------------------------------------------------------------------------
@@ -353,10 +346,6 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
     found: list[EndpointStatus] = []
 
     async def start(_: CancelToken) -> int:
-        from time import monotonic  # noqa: PLC0415 — for a check
-
-        from induscode.deck.mcp.content import CONTENT_KINDS  # noqa: PLC0415 — imports the bridge
-
         async with opened_store() as store:
             began = monotonic()
             # Enroll everything now, so that the first session already knows it.
@@ -374,7 +363,7 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
             print_line(f"Server {name!r}: {status.phase}, {tools}, {took_s:.1f} s")
             print_notes(note for note in mcp.notes if note in status.notes)
         elif not needs_sign_in(status.fault):
-            print_status(f"{status.fault}. The server stays added: {format_server_command('doctor', name)}")
+            print_status(f"{status.fault}. Added anyway. To diagnose: {format_server_command('doctor', name)}")
         return 0
 
     if name not in plan.configs:  # one of its variables is unset, as a note says

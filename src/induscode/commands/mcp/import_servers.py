@@ -20,7 +20,8 @@ from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.redaction import Redaction
-from induscode.cli.output import as_json, ask_consent, can_ask_user, print_notes, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, ask_consent, can_ask_user, print_notes
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.mcp.configure import give_consent
 from induscode.deck.mcp.drift import same_json
@@ -257,15 +258,15 @@ def command(
         servers, notes = [*servers, *more], [*notes, *remarks]
     print_notes(notes)
     candidates = _compare_servers(servers, read_own_config(path).rows())
-    rows = [candidate.as_json() for candidate in candidates]
-    if as_json:
-        write_json({"file": path, "servers": rows})
-    elif rows:
-        heads = ("NAME", "SOURCE", "TRANSPORT", "SECRETS", "CONFLICT", "FILE")
-        cells = [{**row, "conflict": row["conflict"] or "-"} for row in rows]
-        print_table(heads, [[row[head.lower()] for head in heads] for row in cells])
-    else:
-        print_line("No servers were found.")
+    heads = ("NAME", "SOURCE", "TRANSPORT", "SECRETS", "CONFLICT", "FILE")
+    Listing(
+        "servers",
+        [candidate.as_json() for candidate in candidates],
+        heads,
+        lambda row: ["-" if row[head.lower()] == "" else row[head.lower()] for head in heads],
+        before={"file": path},
+        empty="No servers were found.",
+    ).show(as_json=as_json)
     if dry_run:
         return 0
     wanted = [

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from asyncio import TaskGroup, get_running_loop
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
+import anyio
 import click
 
+from indusagi.core.json import compact_json
+from indusagi.core.text import format_count
+from indusagi.interop.protocol_bridge.contract import ITEM_KINDS
 from induscode.boot.plans import LOOK_LIMIT_S, build_silent_note, load_plan, opened_store
-from induscode.cli.output import GrowingTable, as_json, live_table, print_notes, write_json
+from induscode.calls.statistics import format_duration
+from induscode.cli.listing import GrowingTable, live_table
+from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.signals import run_for_result, run_until_signal
 from induscode.cli.terminal import print_line
 from induscode.commands.groups import complete_server
+from induscode.deck.mcp.drift import command_line, describe_causes
+from induscode.deck.mcp.store.events import filter_texts
+from induscode.deck.mcp.store.pins import read_disabled_tools
 from induscode.launch.options import flags, read_invocation
+from induscode.search.options import estimate_definition
+from induscode.servers.config.trust import server_identity
 from induscode.servers.listing import (
     STATE_REMEDIES,
     build_config_facts,
@@ -130,8 +142,6 @@ def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None
     ordered = _OrderedRows(plan.rows, show)
 
     async def check_all(_: CancelToken) -> None:
-        from asyncio import TaskGroup, get_running_loop  # noqa: PLC0415 — for a check
-
         from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
 
         async with opened_store() as store:
@@ -160,8 +170,6 @@ def _watch_servers(plan: ServerPlan) -> int:
     """Redraw the table whenever a server changes."""
 
     async def watch(_: CancelToken) -> int:
-        import anyio  # noqa: PLC0415 — for this option
-
         from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
         from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the bridge
 
@@ -195,9 +203,6 @@ def _watch_servers(plan: ServerPlan) -> int:
 
 def _measure_servers(mcp: BootedBridge) -> dict[str, tuple[object, object, object]]:
     """Return the definition tokens, last response time and restart count of each server."""
-    from induscode.calls.statistics import format_duration  # noqa: PLC0415 — for --watch
-    from induscode.search.options import estimate_definition  # noqa: PLC0415 — for --watch
-
     tokens: dict[str, int] = {}
     for card in mcp.capabilities:
         tokens[card.ref.server] = tokens.get(card.ref.server, 0) + estimate_definition(card.descriptor)
@@ -243,11 +248,6 @@ def _read_states(plan: ServerPlan) -> _States:
     states = _States({}, {}, {})
 
     async def read_all(_: CancelToken) -> None:
-        from indusagi.interop.protocol_bridge.contract import ITEM_KINDS  # noqa: PLC0415 — loaded with the ledger
-        from induscode.deck.mcp.store.events import filter_texts  # noqa: PLC0415 — loaded with the ledger
-        from induscode.deck.mcp.store.pins import read_disabled_tools  # noqa: PLC0415 — imports the ledger
-        from induscode.servers.config.trust import server_identity  # noqa: PLC0415 — loaded with the ledger
-
         async with opened_store() as store:
             for row in await store.latest("list"):
                 config = plan.configs.get(str(row.facts.get("server")))
@@ -281,9 +281,6 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
             message = str(status.fault).removeprefix(f"server {row.id!r}: ")
             fault = {"kind": status.fault.kind, "reason": status.fault.detail.reason}
     if not message and disabled:
-        from indusagi.core.text import format_count  # noqa: PLC0415 — loaded with the ledger
-        from induscode.deck.mcp.drift import command_line, describe_causes  # noqa: PLC0415 — loaded with the ledger
-
         names = ", ".join(tool.ref.name for tool in disabled[:_MAX_NAMES])
         more = f" and {len(disabled) - _MAX_NAMES} more" if len(disabled) > _MAX_NAMES else ""
         all_of_them = command_line("indus", "mcp", "approve", disabled[0].ref.server)
@@ -370,6 +367,4 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
 
 def _format_value(value: JsonValue) -> str:
     """Format a value in one line, so that its text can't forge another line."""
-    from indusagi.core.json import compact_json  # noqa: PLC0415 — loaded with the ledger
-
     return value if isinstance(value, str) and value.isprintable() else compact_json(value)

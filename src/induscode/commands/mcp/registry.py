@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from induscode.cli.output import as_json, ask_consent, digest_option, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, ask_consent, digest_option
 from induscode.cli.signals import run_for_result
-from induscode.cli.terminal import print_line, print_status
+from induscode.cli.terminal import print_status
 from induscode.commands.mcp.configure import add_server, no_check
 from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import REGISTRY_URL
 from induscode.servers.listing import scope_option
+from induscode.servers.registry.package import RegistryClient, build_installation
 
 if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
     from induscode.servers.config.rows import Scope
 
 
@@ -34,26 +37,20 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
 
     Registries only search names: a word that isn't in any name finds nothing by itself.
     """
-    from induscode.servers.registry.package import RegistryClient  # noqa: PLC0415 — imports the HTTP client
-
     url = read_invocation(context).settings.get(REGISTRY_URL)
     found = run_for_result(lambda _: RegistryClient(url).search(words, limit))
-    if as_json:
-        write_json(
-            {
-                "registry": url,
-                "servers": [
-                    {"name": one.name, "version": one.version, "kinds": [*one.kinds], "description": one.description}
-                    for one in found
-                ],
-            }
-        )
-    elif found:
-        rows = [(one.name, one.version, ", ".join(one.kinds), one.description) for one in found]
-        print_table(("NAME", "VERSION", "KINDS", "DESCRIPTION"), rows)
-    else:
-        print_line(f"No server of {url} matches.")
-    return 0
+    rows: list[JsonObject] = [
+        {"name": one.name, "version": one.version, "kinds": [*one.kinds], "description": one.description}
+        for one in found
+    ]
+    return Listing(
+        "servers",
+        rows,
+        ("NAME", "VERSION", "KINDS", "DESCRIPTION"),
+        lambda row: [", ".join(map(str, one)) if isinstance(one, list) else one for one in row.values()],
+        before={"registry": url},
+        empty=f"No server of {url} matches.",
+    ).show(as_json=as_json)
 
 
 @flags("--cwd")
@@ -89,8 +86,6 @@ def install(
     Pins the exact version. The server reads the values it needs from variables when it starts. As with every server,
     its tools are pinned when it first lists them.
     """
-    from induscode.servers.registry.package import RegistryClient, build_installation  # noqa: PLC0415 — loaded on use
-
     given: dict[str, str] = {}
     for value in values:
         key, equals, text = value.partition("=")

@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
+from indusagi.interop.auth.contract import AuthFault, ServerAuth
+from indusagi.interop.auth.storage import CredentialFiles
+from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig
 from induscode.boot.plans import load_plan
-from induscode.cli.output import as_json, print_table, write_json
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json
 from induscode.cli.signals import run_until_signal
-from induscode.cli.terminal import print_line, print_status
+from induscode.cli.terminal import print_status
 from induscode.commands.groups import complete_server, open_prompt, print_signed_in, print_signed_out, sign_in_options
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.listing import STATE_REMEDIES, find_row
+from induscode.servers.sign_in.servers import SignInFacts, get_auth, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
@@ -56,9 +61,6 @@ def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "brows
 
 
 async def _sign_in(config: ServerConfig, way: SignInWay, port: int | None, cancel: CancelToken) -> int:
-    from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a sign-in
-    from induscode.servers.sign_in.servers import get_auth, read_sign_in, sign_in_to_server  # noqa: PLC0415 — for a sign-in
-
     try:
         await sign_in_to_server(config, open_prompt(way, cancel), device=way == "device", port=port)
     except AuthFault as fault:
@@ -81,9 +83,6 @@ def logout(context: click.Context, name: str, **_: object) -> int:
     config = _configure_url(name) if is_url else _find_config(read_invocation(context), name)
 
     async def work(_: CancelToken) -> int:
-        from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — for a sign-out
-        from induscode.servers.sign_in.servers import sign_out_of_server  # noqa: PLC0415 — for a sign-out
-
         try:
             confirmed = await sign_out_of_server(config)
         except AuthFault as fault:
@@ -105,7 +104,6 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
 
     async def work(_: CancelToken) -> int:
         from induscode.connectors.sign_in import find_left_over  # noqa: PLC0415 — for `auth`
-        from induscode.servers.sign_in.servers import SignInFacts, read_sign_in  # noqa: PLC0415 — loaded on use
 
         found: list[SignInFacts] = []
         for row in plan.rows:
@@ -117,25 +115,16 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
         for resource in await find_left_over(plan.configs.values()):
             facts = await read_sign_in(_configure_url(resource))
             found += [] if facts is None else [facts]
-        if as_json:
-            write_json({"servers": [facts.to_json() for facts in found]})
-            return 0
-        if not found:
-            print_line("No server behind a URL is configured: servers that are processes have no sign-in")
-            return 0
-        rows = [
-            (
-                facts.name,
-                facts.state,
-                facts.account or "-",
-                " ".join(facts.scopes) or "-",
-                facts.format_expiry() or "-",
-                facts.place or "-",
-            )
-            for facts in found
-        ]
-        print_table(("NAME", "STATE", "WHO", "SCOPES", "EXPIRES", "STORED"), rows)
-        for facts in found:
+        listing = Listing(
+            "servers",
+            found,
+            ("NAME", "STATE", "WHO", "SCOPES", "EXPIRES", "STORED"),
+            _format_cells,
+            to_json=SignInFacts.to_json,
+            empty="No server behind a URL is configured: servers that are processes have no sign-in",
+        )
+        listing.show(as_json=as_json)
+        for facts in () if as_json else found:
             if facts.problem:
                 print_status(facts.problem)
         return 0
@@ -143,12 +132,13 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
     return run_until_signal(work)
 
 
+def _format_cells(facts: SignInFacts) -> tuple[str, ...]:
+    known = (facts.account, " ".join(facts.scopes), facts.format_expiry(), facts.place)
+    return facts.name, facts.state, *(one or "-" for one in known)
+
+
 def _configure_url(url: str) -> ServerConfig:
     """Build the configuration of a server from just its URL."""
-    from indusagi.interop.auth.contract import ServerAuth  # noqa: PLC0415 — for a sign-in without a row
-    from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — for a sign-in without a row
-    from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig  # noqa: PLC0415 — as above
-
     return StreamableHttpServerConfig(url, url, auth=ServerAuth(store=CredentialFiles()))
 
 

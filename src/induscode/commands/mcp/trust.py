@@ -13,9 +13,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import click
+from anyio import to_thread
 
 from indusagi.core.text import format_count
 from induscode.boot.plans import build_fault_note, is_in_workspace, load_plan, opened_store
+from induscode.boot.runners import START_ONCE, attach_servers
 from induscode.cli.output import (
     as_json,
     ask_consent,
@@ -28,7 +30,9 @@ from induscode.cli.output import (
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_line, print_status, print_text
 from induscode.commands.groups import complete_server
+from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
 from induscode.deck.mcp.drift import build_approval, command_line, name_item
+from induscode.deck.mcp.lock import LOCK_NAME, compare_lock, read_lock, write_lock
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.config.writer import own_config_path
@@ -87,7 +91,7 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, digests:
     code = 0
     for row in rows:
         question = store.question(row)
-        if ask_consent(question, f"Start server {row.id} from now on?", yes=yes, digests=digests):
+        if ask_consent(question, f"Trust {row.id} and start it in this project?", yes=yes, digests=digests):
             store.approve(row, question.digest)
             print_line(f"{row.id}: trusted as it is")
         else:
@@ -125,9 +129,6 @@ def untrust(context: click.Context, names: tuple[str, ...], **_: object) -> int:
 @asynccontextmanager
 async def _connected(plan: ServerPlan) -> AsyncGenerator[tuple[BootedBridge, Sequence[BridgeCapability]]]:
     """Connect to the servers of a plan inside the block, and read their apps."""
-    from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
-    from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent  # noqa: PLC0415 — imports the bridge
-
     async with opened_store() as store:
         mcp = await attach_servers(plan, store, replace(START_ONCE, kinds=CONTENT_KINDS))
         try:
@@ -159,8 +160,6 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
     Skips servers from the user's own files. Exit code 1 if there are more than cosmetic differences or something waits
     for approval, 3 if a server is missing.
     """
-    from induscode.deck.mcp.lock import LOCK_NAME  # noqa: PLC0415 — for `lock`
-
     invocation = read_invocation(context)
     plan = load_plan(invocation)
     plan = plan.narrow([row.id for row in plan.rows if row.origin.scope != "user"])
@@ -180,8 +179,6 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
 
 
 def _write_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability], *, as_json: bool) -> int:
-    from induscode.deck.mcp.lock import write_lock  # noqa: PLC0415 — for `lock`
-
     waiting = mcp.enrolment.notes
     if waiting:
         print_notes(waiting)
@@ -198,8 +195,6 @@ def _write_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability],
 
 
 def _check_lock(path: str, mcp: BootedBridge, items: Sequence[BridgeCapability], *, as_json: bool) -> int:
-    from induscode.deck.mcp.lock import compare_lock, read_lock  # noqa: PLC0415 — for `lock`
-
     present = {item.ref: item.raw for item in items}
     # For changed tools, compare the definition the server lists now.
     present |= {drift.ref: drift.after for drift in mcp.enrolment.drifts if drift.after is not None}
@@ -319,8 +314,6 @@ async def _approve(
     mcp: BootedBridge, server: str, wanted: Sequence[Drift], *, yes: bool, digests: Sequence[str]
 ) -> int:
     """Show the changes and, after a yes, approve exactly these."""
-    from anyio import to_thread  # noqa: PLC0415 — loaded by run_loop
-
     ask = partial(ask_consent, build_approval(server, wanted), "Approve this?", yes=yes, digests=digests)
     # In a thread, so that the servers keep running while the user reads.
     if not await to_thread.run_sync(ask, abandon_on_cancel=True):

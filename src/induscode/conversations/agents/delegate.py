@@ -55,6 +55,7 @@ class SubSessions:
         files: The agents, by default `general` and `explore`.
         has_background: Whether tasks may run in the background, which requires notices to reach the model.
         most_kept: Number of resumable tasks; `None` for all.
+        on_end: Called with a line about each background task that ends.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class SubSessions:
         *,
         has_background: bool = True,
         most_kept: int | None = None,
+        on_end: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._directory, self._cwd, self._most_kept = directory, cwd, most_kept
         self._agents: Mapping[str, AgentDefinition] = files.agents
         self.has_background = has_background
         self.tasks: dict[str, DelegatedTask] = {}
         """This run's tasks by id, oldest first."""
-        self.on_end: Callable[[DelegatedTask], None] = lambda task: None
-        """Called when a background task ends."""
+        self._on_end = on_end
         self._root: Callable[[], Awaitable[ParentSession]] | None = None
         self._parent: ParentSession | None = None
         self._order = ReadWriteLock()
@@ -246,7 +247,7 @@ class SubSessions:
             task.finish(_refuse(describe_error(exc), task.id))
         if not self._closing.cancelled:
             self._notices.append(task)
-            self.on_end(task)
+            self._on_end(task.describe_end())
 
     async def _run_to_end(
         self,

@@ -13,7 +13,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.app_dirs import is_within, read_small_file
+from indusagi.core.app_dirs import config_home, is_within, read_small_file
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
@@ -77,15 +77,7 @@ BUILT_IN = AgentFiles({agent.name: agent for agent in (GENERAL, EXPLORE)})
 def load_agents(cwd: str) -> AgentFiles:
     """Load the user's agents, then the project's. Blocks: call it in a thread."""
     agents, notes = dict(BUILT_IN.agents), list[str]()
-    home = os.environ.get("HOME") or os.path.expanduser("~")
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    project = os.path.join(cwd, ".indusvx", "agents")
-    places: list[tuple[AgentOrigin, str]] = [("user", os.path.join(config, "indus", "agents"))]
-    if is_within(os.path.realpath(project), os.path.realpath(cwd)):
-        places.append(("project", project))
-    else:
-        notes.append(f"{project}: left out: it leads out of the project")
-    for origin, folder in places:
+    for origin, folder in find_folders(cwd, "agents", notes):
         for path in _list_files(folder, notes):
             try:
                 agent = _read_agent(path, folder, origin, notes)
@@ -102,6 +94,30 @@ def load_agents(cwd: str) -> AgentFiles:
                 else:
                     agents[agent.name] = agent
     return AgentFiles(agents, notes)
+
+
+def find_folders(cwd: str, name: str, notes: list[str]) -> Sequence[tuple[AgentOrigin, str]]:
+    """Return the user's folder of this name and the project's, unless that's a link out of the project."""
+    project = os.path.join(cwd, ".indusvx", name)
+    folders: list[tuple[AgentOrigin, str]] = [("user", os.path.join(config_home(), "indus", name))]
+    if is_within(os.path.realpath(project), os.path.realpath(cwd)):
+        return [*folders, ("project", project)]
+    notes.append(f"{project}: left out: it leads out of the project")
+    return folders
+
+
+def read_markdown(path: str, folder: str) -> tuple[str | None, str]:
+    """Read a file's front matter, if it has some, and the rest of its text.
+
+    Raises:
+        OSError: It's unreadable, too large, or a link out of `folder`.
+    """
+    real = os.path.realpath(path)
+    if not is_within(real, os.path.realpath(folder)):
+        raise OSError(0, "it is a link that leads out of the directory")
+    text = clean_text(read_small_file(real, MAX_FILE_BYTES, follow=False).decode("utf-8", "replace"))[0]
+    front = _FRONT_MATTER.match(text)
+    return (None, text.strip()) if front is None else (front[1], text[front.end() :].strip())
 
 
 def _list_files(folder: str, notes: list[str]) -> Sequence[str]:
@@ -124,21 +140,17 @@ def _read_agent(path: str, folder: str, origin: AgentOrigin, notes: list[str]) -
         OSError: It's unreadable, too large, or a link out of its directory.
         AgentFileError: It doesn't describe an agent.
     """
-    real = os.path.realpath(path)
-    if not is_within(real, os.path.realpath(folder)):
-        raise OSError(0, "it is a link that leads out of the directory")
-    text = clean_text(read_small_file(real, MAX_FILE_BYTES, follow=False).decode("utf-8", "replace"))[0]
-    front = _FRONT_MATTER.match(text)
+    front, prompt = read_markdown(path, folder)
     if front is None:
         raise AgentFileError("it has no front matter: write name, description and tools between two lines ---")
-    values = _parse_front_matter(front[1])
+    values = _parse_front_matter(front)
     unknown = [key for key in values if key not in _KEYS]
     if unknown:
         notes.append(f"{path}: unknown and ignored: {', '.join(unknown)}")
     name = " ".join(values.get("name", [])) or os.path.basename(path).removesuffix(".md")
     if _NAME.fullmatch(name) is None:
         raise AgentFileError(f"the name {name!r} is invalid: use letters, digits, '_' and '-'")
-    prompt, description = text[front.end() :].strip(), " ".join(" ".join(values.get("description", [])).split())
+    description = " ".join(" ".join(values.get("description", [])).split())
     if not description:
         raise AgentFileError("it has no description, by which a model could choose it")
     if not prompt:

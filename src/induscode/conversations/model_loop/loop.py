@@ -43,7 +43,6 @@ from induscode.conversations.model_loop.providers import to_model_fault
 from induscode.conversations.model_loop.sampling import build_sampling_result, parse_sampling_request
 from induscode.conversations.tool_calls import RepeatedCallError, ToolCalls
 from induscode.conversations.transcript import ConversationError
-from induscode.deck.contract import describe, find_overlapping, only_reads
 from induscode.search.index import FOUND
 from induscode.search.options import CALL_TOOL, SEARCH_CARDS
 
@@ -132,8 +131,8 @@ class DeckToolset(ToolBoxToolset):
         toolbox = self._toolbox
         # `ToolCalls` orders the calls of a card that decides per call whether they may overlap.
         return [
-            (describe(card), not only_reads(card) and find_overlapping(card) is None)
-            for name, card in toolbox.runner.cards.items()
+            (traits.descriptor, traits.runs_alone)
+            for name, traits in toolbox.runner.traits.items()
             if not (self._native_search and toolbox.hidden and name in SEARCH_CARDS)
         ]
 

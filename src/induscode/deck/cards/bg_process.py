@@ -67,7 +67,7 @@ def _build(deck: DeckContext) -> Capability:
 
     async def run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         from indusagi.capabilities.jobs.table import JobKind  # noqa: PLC0415 — loaded when the card is used
-        from indusagi.capabilities.tools.runs.process import run_action  # noqa: PLC0415 — as above
+        from indusagi.capabilities.tools.process import run_action  # noqa: PLC0415 — as above
 
         return await run_action(daemons.of(ctx), arguments, ctx, JobKind("bg", CAPTURE_DIRNAME))
 

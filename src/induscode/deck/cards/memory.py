@@ -10,7 +10,7 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file, replace_private_file
+from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file, replace_file
 from indusagi.core.json import JsonObject
 from indusagi.core.secrets.names import holds_secret
 from indusagi.runtime.contract import JsonSchema, ToolResult
@@ -79,7 +79,7 @@ class FileMemory:
         with locked_directory(folder):
             if append:
                 content = append_note_line(self._read(), content)
-            replace_private_file(self._path, content.encode("utf-8", "backslashreplace"))
+            replace_file(self._path, content.encode("utf-8", "backslashreplace"))
 
 
 def append_note_line(notes: str, content: str) -> str:

@@ -101,10 +101,6 @@ class SaasActionCard(CardWrapper):
             return None
         return await self._gateway.find_target(slug, cast("JsonObject", action_arguments or {}))
 
-    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Run the inner card."""
-        return await self.inner.run(arguments, ctx)
-
 
 def _to_result(value: JsonValue, action: str) -> ToolResult:
     try:

@@ -68,10 +68,6 @@ class TaskCard(CardWrapper):
             agent if isinstance(agent, str) and agent else None, resume if isinstance(resume, str) and resume else None
         )
 
-    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Run the task."""
-        return await self.inner.run(arguments, ctx)
-
 
 def _build(deck: DeckContext) -> Capability:
     runner = deck.framework.delegate

@@ -102,6 +102,17 @@ class ServerChanges:
     def __bool__(self) -> bool:
         return bool(self.removed or self.replaced or self.added)
 
+    def group(self, plan: ServerPlan, replaced: str) -> Mapping[str, str]:
+        """Map a word for each kind of change to the servers it applies to. The plan starts no held-back servers."""
+        held_back = [server for server in (*self.replaced, *self.added) if server not in plan.configs]
+        groups = {
+            "removed": self.removed,
+            replaced: [server for server in self.replaced if server not in held_back],
+            "added": [server for server in self.added if server not in held_back],
+            "held back": held_back,
+        }
+        return {word: ", ".join(servers) for word, servers in groups.items() if servers}
+
 
 class BootedBridge:
     """A run's servers, their enrolled tools and journal. The caller of `boot_bridge` closes it."""

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Self, TypeAlias, cast
+from typing import ClassVar, Self, TypeAlias, cast
 
 from indusagi.capabilities.context import ToolContext
 from indusagi.core.faults import Note
@@ -105,6 +105,8 @@ RunRemote: TypeAlias = Callable[[JsonValue, ToolContext], Awaitable[ToolResult]]
 class BridgeCapability:
     """A tool of an MCP server. Equality ignores runners."""
 
+    foreign: ClassVar[bool] = True
+    """Results come from the server."""
     descriptor: ToolDescriptor
     ref: RemoteToolRef
     """Server id and tool name from the listing, never parsed from the qualified name."""
@@ -114,6 +116,8 @@ class BridgeCapability:
     """Whether its qualified name could also be a tool of a server with a longer id."""
     runner: ToolRunner | RunRemote | None = field(compare=False, repr=False)
     """`None` for a tool from the store, without a server."""
+    _pin: str = field(compare=False, repr=False)
+    """Empty until it's computed."""
 
     def __init__(
         self,
@@ -179,14 +183,11 @@ class BridgeCapability:
         return False
 
     @property
-    def foreign(self) -> bool:
-        """Always `True`: results come from the server."""
-        return True
-
-    @property
     def pin(self) -> str:
         """The digest of the definition."""
-        return definition_pin(self.raw)
+        if not self._pin:
+            object.__setattr__(self, "_pin", definition_pin(self.raw))
+        return self._pin
 
     def with_runner(self, runner: ToolRunner | RunRemote | None) -> BridgeCapability:
         """Return the same tool with another runner."""
@@ -197,13 +198,14 @@ class BridgeCapability:
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Call the tool on its server."""
         if ctx.cancel.cancelled:
-            return ToolResult.stopped(self.name, ctx.cancel)
+            return ToolResult.stopped(self.descriptor.name, ctx.cancel)
         if self.runner is None:
             message = f"server {self.ref.server!r} is not connected, so {self.name} cannot run"
             return ToolResult.error(message, code="not_connected", server=self.ref.server)
         if not hasattr(self.runner, "run"):
             return await cast("RunRemote", self.runner)(arguments, ctx)
-        call = ToolCall(f"bridge_{self.name}", self.name, arguments)
+        name = self.descriptor.name
+        call = ToolCall(f"bridge_{name}", name, arguments)
         outcome = await cast("ToolRunner", self.runner).run(call, ctx.cancel, on_progress=ctx.on_progress)
         # Our runners return content blocks; others only provide a flat value.
         result: object = getattr(outcome, "result", None)
@@ -230,7 +232,7 @@ def _fill(
 ) -> None:
     descriptor, raw = freeze_definition(descriptor, raw)
     values = {"descriptor": descriptor, "ref": ref, "raw": raw, "runner": runner, "shares_name": shares_name}
-    for name, value in values.items():
+    for name, value in {**values, "_pin": ""}.items():
         object.__setattr__(card, name, value)
 
 

@@ -100,7 +100,8 @@ class Enrolment:
         """Follow a fleet. `servers` lists the ids of all configured servers, in order."""
         self.fleet = fleet
         self._servers = tuple(servers)
-        self._ledger = ledger
+        self.ledger = ledger
+        """The current ledger: every change makes a new one."""
         self._pins = pins
         self._sink = sink
         self._now = now
@@ -118,11 +119,6 @@ class Enrolment:
         self._is_held = True
         self._long = asyncio.Event()
         self._unsubscribe = fleet.subscribe(self._handle_event)
-
-    @property
-    def ledger(self) -> BridgeLedger:
-        """The current ledger."""
-        return self._ledger
 
     @property
     def quarantined(self) -> Sequence[RemoteTool]:
@@ -236,7 +232,7 @@ class Enrolment:
 
         `disabled` holds tools outside the list that the store remembers from the previous run.
         """
-        before = self._ledger
+        before = self.ledger
         refs = {remote.ref for remote in listed}
 
         def is_gone(ref: RemoteToolRef) -> bool:
@@ -313,7 +309,7 @@ class Enrolment:
             self._waiting[ref], self._drifts[ref] = remote, verdict.drift
             self._record_drift(verdict.drift)
         served = self._restore(remote, verdict.served)
-        live = self._ledger.find(ref)
+        live = self.ledger.find(ref)
         if live is not None:
             shares = spells_longer_server(ref, self.list_servers())
             name = self._name_tool(served).descriptor.name
@@ -362,7 +358,7 @@ class Enrolment:
     def _disable(self, server: str, remote: RemoteTool, drift: Drift | None) -> None:
         """Retire and disable an item. No drift means its pins couldn't be read."""
         ref = remote.ref
-        live = self._ledger.find(ref)
+        live = self.ledger.find(ref)
         if ref not in self._disabled:
             self._switches[ref] += 1
         if live is not None:
@@ -392,9 +388,9 @@ class Enrolment:
             self._sink.record_event("drift", drift.ref.server, drift.ref.name, detail)
 
     def _retire(self, ref: RemoteToolRef, server: str) -> None:
-        live = self._ledger.find(ref)
+        live = self.ledger.find(ref)
         if live is not None:
-            self._ledger = self._ledger.retire(live[0], server, self._now())
+            self.ledger = self.ledger.retire(live[0], server, self._now())
 
     def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
         named = self._name_tool(remote)
@@ -405,7 +401,7 @@ class Enrolment:
         capability = BridgeCapability.from_definition(
             named.descriptor, named.ref, named.raw, runner, shares_name=shares
         )
-        self._ledger = self._ledger.enroll(EnrollRequest(capability, server, supersedes=place), self._now())
+        self.ledger = self.ledger.enroll(EnrollRequest(capability, server, supersedes=place), self._now())
         self._mounted.add(remote.ref)
 
     def _find_refusal(self, ref: RemoteToolRef) -> ToolResult | None:
@@ -436,7 +432,7 @@ class Enrolment:
         """Return the tool under a name unique in the ledger. URIs are unique already."""
         if remote.ref.kind not in {"tool", "prompt"}:
             return remote
-        name = model_name(remote.ref, _NamesInUse(self._ledger, remote.ref), self.list_servers())
+        name = model_name(remote.ref, _NamesInUse(self.ledger, remote.ref), self.list_servers())
         if name == remote.descriptor.name:
             return remote
         return replace(remote, descriptor=replace(remote.descriptor, name=name))
@@ -451,7 +447,7 @@ class Enrolment:
         remote = self._waiting.get(ref)
         if remote is None or definition_pin(remote.raw) != digest:
             return False
-        before = self._ledger
+        before = self.ledger
         if self._pins is not None:
             self._pins.approve(ref, remote.raw)
         self._forget_drift(ref)
@@ -470,8 +466,8 @@ class Enrolment:
 
     def withdraw(self, server: str) -> None:
         """Retire all tools of a server."""
-        before = self._ledger
-        self._ledger = before.withdraw_server(server, self._now())
+        before = self.ledger
+        self.ledger = before.withdraw_server(server, self._now())
         self._record_since(before)
 
     def remove_server(self, server: str) -> None:
@@ -492,18 +488,18 @@ class Enrolment:
 
     def compact(self, before: int) -> None:
         """Drop the events before a number. The caller has stored them."""
-        self._ledger = self._ledger.compact(before, places_of=self._former_keys.values())
+        self.ledger = self.ledger.compact(before, places_of=self._former_keys.values())
         self._long.clear()
         self._check_length()
 
     def _record_since(self, before: BridgeLedger) -> None:
-        if self._sink is not None and self._ledger is not before:
-            self._sink.record_entries(self._ledger.since(before.next_seq))
+        if self._sink is not None and self.ledger is not before:
+            self._sink.record_entries(self.ledger.since(before.next_seq))
             self._check_length()
 
     def _check_length(self) -> None:
-        events = self._ledger.events
-        if events > LONGEST_LOG and events > 2 * len(self._ledger.snapshot.live):
+        events = self.ledger.events
+        if events > LONGEST_LOG and events > 2 * len(self.ledger.snapshot.live):
             self._long.set()
 
 

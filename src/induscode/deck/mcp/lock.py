@@ -11,9 +11,8 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import locked_directory, read_small_file
+from indusagi.core.app_dirs import locked_directory, read_small_file, replace_file
 from indusagi.core.faults import describe_error
-from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
 from induscode.deck.contract import BridgeFault
@@ -72,19 +71,11 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability], servers: Ite
     """Atomically replace the lock file with one of these tools of `servers`; raises `OSError` if it can't."""
     folder = os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)
-    temporary = f"{path}.{new_ulid()}.tmp"
     with locked_directory(folder):
         before: Mapping[RemoteToolRef, JsonObject] = {}
         with suppress(BridgeFault):  # missing or invalid: replace it
             before = read_lock(path)
-        try:
-            with open(temporary, "x", encoding="utf-8") as file:
-                file.write(lock_text(capabilities, before, servers))
-            os.replace(temporary, path)
-        except BaseException:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-            raise
+        replace_file(path, lock_text(capabilities, before, servers).encode("utf-8"), mode=None)
 
 
 def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:

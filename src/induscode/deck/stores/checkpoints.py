@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from anyio import to_thread
 
 from indusagi.capabilities.ports import FileKind
-from indusagi.core.app_dirs import make_private_dir, replace_private_file
+from indusagi.core.app_dirs import make_private_dir, replace_file
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
@@ -131,7 +131,7 @@ class FileCheckpoints:
             if image is not None and image.kind is not FileKind.DIRECTORY:
                 blob = self._blob(_digest(image.content))
                 if not os.path.exists(blob):
-                    replace_private_file(blob, image.content)
+                    replace_file(blob, image.content)
             absent = [] if image is not None else _list_absent_parents(path)
             states: list[tuple[str, PathState | None]] = [(folder, None) for folder in absent]
             self._append_before(log, [*states, (path, _to_state(image))], self.node)

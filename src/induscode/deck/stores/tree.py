@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from anyio import to_thread
 
 from indusagi.capabilities.ports import FileKind, PathRefused
-from indusagi.core.app_dirs import create_private_file
+from indusagi.core.app_dirs import replace_file
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
@@ -100,17 +100,8 @@ def store_content(folder: str, content: bytes) -> str:
     """
     digest = hashlib.sha256(content).hexdigest()
     path = os.path.join(folder, digest)
-    if os.path.exists(path):
-        return digest
-    temporary = f"{path}.{os.urandom(8).hex()}.tmp"
-    try:
-        with os.fdopen(create_private_file(temporary), "wb") as file:
-            file.write(content)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    if not os.path.exists(path):
+        replace_file(path, content, sync=False)
     return digest
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from indusagi.capabilities.ports import FileKind
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from induscode.deck.stores.tree import Signature
 
 SnapshotMethod: TypeAlias = Literal["git", "files", "none"]
-IGNORED_NOTE = "files that git ignores, and git's own records, are not covered"
+IGNORED_NOTE = "ignored files and git history are not restored"
 
 
 class TreeStore(Protocol):
@@ -54,19 +53,12 @@ class TreeStore(Protocol):
 
 
 @record(kw_only=True)
-class Snapshot:
+class Snapshot(TreeScan):
     """The state of the work tree at a point in time."""
 
     node: str
     method: SnapshotMethod
     """`none`: nothing is covered; see the notes."""
-    entries: Mapping[str, TreeEntry]
-    """By path, relative to the workspace."""
-    left_out: Mapping[str, LeftOut]
-    notes: tuple[str, ...] = ()
-    """User-facing notes on anything not covered."""
-    id: str = ""
-    """The git tree's id, or empty without git."""
 
 
 @record

@@ -83,7 +83,7 @@ class EditorDialog:
         options: list[JsonValue] = [
             {
                 "optionId": choice.key,
-                "name": choice.label.removesuffix(", and tell the model why"),
+                "name": choice.label.removesuffix(", and say what to do instead"),
                 "kind": "reject_once" if choice.refuses else "allow_always" if choice.lasts else "allow_once",
             }
             for choice in question.choices

@@ -19,9 +19,9 @@ from indusagi.core.faults import CoreError, describe_error
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, RpcError
 from induscode.boot.plans import ConfigPathError
 from induscode.cli.terminal import escape_controls, escape_unprintable, print_status
-from induscode.conversations.conversation import open_conversation
 from induscode.conversations.mentions import attach_resources
 from induscode.conversations.models import NoModelError
+from induscode.conversations.opening import open_conversation
 from induscode.conversations.run import USAGE_ERRORS
 from induscode.conversations.transcript import find_cwd
 from induscode.frontends.acp.dialog import EditorDialog
@@ -151,7 +151,9 @@ class EditorSession:
                 conversation: Conversation | None = None
                 with self._leaving.guard():
                     conversation = await stack.enter_async_context(
-                        open_conversation(self._invocation, follow_config=True, dialog=self._dialog)
+                        open_conversation(
+                            self._invocation, follow_config=True, dialog=self._dialog, on_note=self._show_note
+                        )
                     )
                 if conversation is None:
                     raise RpcError(INTERNAL_ERROR, "the session was closed while it was opened")
@@ -179,7 +181,6 @@ class EditorSession:
         self._dialog.updates = self._updates
         self._commands = EditorCommands(conversation, self._updates.channel, self._dialog)
         await self._commands.load()
-        conversation.on_note = self._show_note
 
     async def _answer_prompts(self, conversation: Conversation) -> None:
         # Some notes come late: servers report faults while they start.

@@ -137,7 +137,7 @@ class InteractiveApp:
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._end_by_signal, number)
         loop.add_signal_handler(signal.SIGINT, self.interrupt)
-        self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help lists the commands")
+        self.screen.show(f"indus {__version__} in {self._invocation.cwd}, /help for commands")
         self.screen.flush()
         try:
             # Nothing else may write to the terminal while the screen is up.
@@ -178,7 +178,7 @@ class InteractiveApp:
         elif self._turn is not None:
             self._turn.cancel("Ctrl-C")
         else:
-            self.screen.show("press Ctrl-C again to leave")
+            self.screen.show("Press Ctrl-C again to exit")
 
     def steer(self) -> None:
         """Cancel the turn in favour of the queued or next message."""
@@ -206,7 +206,7 @@ class InteractiveApp:
         """Print a table that fits the terminal, escaping its cells."""
         from rich.console import Console  # noqa: PLC0415 — after the first prompt
 
-        from induscode.cli.console import print_rich_table  # noqa: PLC0415 — after the first prompt
+        from induscode.cli.listing import print_rich_table  # noqa: PLC0415 — after the first prompt
 
         text = StringIO()
         console = Console(
@@ -277,13 +277,17 @@ class InteractiveApp:
     async def _hold_conversation(self, invocation: Invocation) -> Invocation | None:
         """Open a conversation, answer messages and close it. Return the next invocation, if any."""
         from induscode.boot.runners import StartAnnouncer  # noqa: PLC0415 — after the first prompt
-        from induscode.conversations.conversation import open_conversation  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.opening import open_conversation  # noqa: PLC0415 — after the first prompt
 
         async with AsyncExitStack() as stack:
             self._announce_start = StartAnnouncer(self.screen.show)
             with self._leaving.guard():
                 opening = open_conversation(
-                    invocation, follow_config=True, dialog=self.screen, on_event=self._handle_server_event
+                    invocation,
+                    follow_config=True,
+                    dialog=self.screen,
+                    on_event=self._handle_server_event,
+                    on_note=self._show_note,
                 )
                 self._conversation = await stack.enter_async_context(opening)
             if self._conversation is None:
@@ -292,7 +296,6 @@ class InteractiveApp:
                 self._invocation = replace(
                     invocation, resume=self._conversation.transcript.id, fork=False, continue_last=False, prompt=None
                 )
-                self._conversation.on_note = self._show_note
                 await self._load_commands(invocation.cwd)
                 self._show_start(self._conversation)
                 return await self._converse(self._conversation)
@@ -472,7 +475,7 @@ class InteractiveApp:
 
     def _show_end(self, result: RunResult) -> None:
         if result.reason == "cancelled":
-            self.screen.show("the turn was cancelled; what was said and done so far is kept")
+            self.screen.show("Interrupted.")
         elif result.reason != "done":
             self.screen.show(f"the turn ended early: {result.message}")
         if result.note:

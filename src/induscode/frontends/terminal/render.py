@@ -197,7 +197,7 @@ def format_status(conversation: Conversation | None, width: int, *, busy: bool) 
     if conversation.plan_mode.active:
         parts.insert(0, "plan mode")
     if busy:
-        parts.insert(0, "working (Esc interrupts)")
+        parts.insert(0, "Working… esc to interrupt")
     starting = [name for name, status in conversation.session.mcp.status().items() if status.phase == "connecting"]
     if starting:
         parts.append(f"starting {', '.join(starting)}")

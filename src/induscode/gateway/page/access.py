@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Final
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.identity import Rights
+    from induscode.gateway.page.source import GatewayPage
 
 COOKIE: Final = "indus_page"
 _IDLE_S: Final = 12 * 3600.0
@@ -96,3 +97,18 @@ class PageAccess:
 
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "replace")).digest()
+
+
+@record(kw_only=True)
+class PageRequest:
+    """A request for a view by a signed-in user."""
+
+    source: GatewayPage
+    user: PageUser
+    query: Mapping[str, str]
+    form: Mapping[str, str]
+    """Fields of a POST; empty for a GET."""
+
+    def get(self, name: str) -> str:
+        """Return a form field, else a query parameter, else an empty string."""
+        return self.form.get(name, self.query.get(name, ""))

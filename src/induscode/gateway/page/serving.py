@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from induscode.gateway.gateway import Gateway
     from induscode.gateway.options import PageMode, ServeOptions
-    from induscode.gateway.page.contract import PageSource
     from induscode.gateway.page.site import PageSite
     from induscode.gateway.page.source import GatewayPage
 
@@ -41,7 +40,7 @@ def open_page(stack: AsyncExitStack, site: PageSite | None, gateway: Gateway) ->
         return
     page: GatewayPage | None = None
 
-    async def open_source() -> PageSource:
+    async def open_source() -> GatewayPage:
         nonlocal page
         if page is None:
             await to_thread.run_sync(import_module, "induscode.gateway.page.source")  # slow to import

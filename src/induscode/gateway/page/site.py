@@ -24,8 +24,8 @@ from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse
 from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.calls import CallingClient, current_client
 from induscode.calls.database import UnreadableCallsError, open_calls
-from induscode.gateway.page.access import PageAccess, PageUser
-from induscode.gateway.page.contract import PageError, PageRequest, PageView
+from induscode.gateway.page.access import PageAccess, PageRequest, PageUser
+from induscode.gateway.page.contract import PageError, PageView
 from induscode.gateway.page.html import Html, render, tag
 from induscode.gateway.page.parts import PREFIX, address, shorten_path
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.host.http.request import Headers, HttpRequest
     from indusagi.interop.protocol_bridge.host.identity import PageMode
-    from induscode.gateway.page.contract import PageSource
+    from induscode.gateway.page.source import GatewayPage
 
     ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
     from collections.abc import AsyncGenerator
@@ -99,7 +99,7 @@ class PageSite:
     def __init__(self, access: PageAccess, mode: PageMode = "full") -> None:
         self.access = access
         self.mode: PageMode = mode
-        self.open_source: Callable[[], Awaitable[PageSource]] | None = None
+        self.open_source: Callable[[], Awaitable[GatewayPage]] | None = None
         """Returns the gateway (always the same one); `None` until it's open."""
 
     def accept(self, request: HttpRequest) -> bool:
@@ -193,7 +193,7 @@ class PageSite:
         return SiteResponse(b"", 303, [(b"location", PREFIX.encode()), cookie, *_SECURITY])
 
     async def _show(
-        self, source: PageSource, user: PageUser, request: HttpRequest, show: ShowView, form: Mapping[str, str]
+        self, source: GatewayPage, user: PageUser, request: HttpRequest, show: ShowView, form: Mapping[str, str]
     ) -> SiteResponse:
         query = dict(parse_qsl(request.query, keep_blank_values=True))
         page = PageRequest(source=source, user=user, query=query, form=form)
@@ -349,7 +349,7 @@ _BROKERS_S: Final = 5.0
 """Refetch interval of the cluster view: brokers this node isn't connected to announce nothing."""
 
 
-async def watch_changes(source: PageSource) -> AsyncGenerator[bytes]:
+async def watch_changes(source: GatewayPage) -> AsyncGenerator[bytes]:
     """Yield server-sent `change` events listing the changed topics, and a comment now and then.
 
     `ready` comes first: earlier changes aren't announced, so the browser fetches its sections once.
@@ -372,7 +372,7 @@ async def watch_changes(source: PageSource) -> AsyncGenerator[bytes]:
             yield b": \r\n\r\n"
 
 
-async def _take_signatures(source: PageSource) -> Mapping[Topic, object]:
+async def _take_signatures(source: GatewayPage) -> Mapping[Topic, object]:
     """Return a value per topic that differs after a change."""
     mcp = source.session.mcp
     servers = tuple(

@@ -23,7 +23,6 @@ from induscode.core.consent import build_consent
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.content import ServerContent
 from induscode.gateway.page.contract import ActionReply, CallReply, ServerAction, ServerSummary
-from induscode.gateway.sign_in import ListenedRedirect
 from induscode.permissions.check import CheckedCard, Permissions
 from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
 from induscode.permissions.store import RuleStore, load_startup_rules
@@ -33,6 +32,7 @@ from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.listing import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
 from induscode.servers.remedies import advise, format_server_command
+from induscode.servers.sign_in.prompts import ListenedRedirect
 from induscode.servers.sign_in.servers import sign_in_to_server
 
 if TYPE_CHECKING:
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
-    from induscode.boot.session import Session
-    from induscode.cluster.node import ClusterNode
     from induscode.core.consent import Consent
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
@@ -127,10 +125,10 @@ class SignInStart:
 
 
 class GatewayPage:
-    """A `PageSource` over a gateway."""
+    """The running gateway behind the page."""
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+        self._gateway, self.session, self.node = gateway, gateway.session, gateway.node
         self._sign_ins: dict[str, BackgroundTask] = {}
         self._searching = Lock()
         self._index = BackgroundIndex()
@@ -143,19 +141,9 @@ class GatewayPage:
         await self._index.aclose()
 
     @property
-    def session(self) -> Session:
-        """The deck, servers and ledger."""
-        return self._gateway.session
-
-    @property
     def plan(self) -> ServerPlan:
         """The servers as currently configured."""
         return self._gateway.plan
-
-    @property
-    def node(self) -> ClusterNode | None:
-        """The gateway as a cluster node, if it is one."""
-        return self._gateway.node
 
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
         """Find tools by purpose, best match first. Blocks."""

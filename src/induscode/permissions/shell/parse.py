@@ -336,6 +336,8 @@ class _CommandReader:
     def _check_environment(self, name: str) -> None:
         if not _HARMLESS_VARIABLES.fullmatch(name):
             self.flaws.append(f"the variable {name} may change what a command does")
+        if name in {"BASH_ENV", "ENV"}:
+            self.opaque.append(f"the shell runs the file that {name} names")
 
     def _check_assignment(self, node: Node, harmless: re.Pattern[str]) -> None:
         """Check an assignment, because programs run commands from some variables."""
@@ -343,8 +345,6 @@ class _CommandReader:
         if harmless.fullmatch(get_source(name)):
             return
         self._check_environment(get_source(name))
-        if get_source(name) in {"BASH_ENV", "ENV"}:
-            self.opaque.append(f"the shell runs the file that {get_source(name)} names")
         word = UNKNOWN if value is name else read_word(value, self.variables)
         self.copied.append(word)
         for guess in word.guesses:
@@ -418,8 +418,6 @@ class _CommandReader:
             while words[0].text == "env" and inner and "=" in inner[0].shown:
                 name, _, value = inner[0].shown.partition("=")
                 self._check_environment(name)
-                if name in {"BASH_ENV", "ENV"}:
-                    self.opaque.append(f"the shell runs the file that {name} names")
                 self._consider_text(value)
                 inner = inner[1:]
             if not inner:

@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from indusagi.core.app_dirs import config_home
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -42,8 +44,7 @@ _PROJECT_FILES: Mapping[str, Sequence[str]] = {
 def config_places(program: str, cwd: str, environ: Mapping[str, str]) -> Sequence[tuple[str, Scope]]:
     """List a client's files, existing or not. The first one of each scope is the usual one."""
     home = environ.get("HOME") or os.path.expanduser("~")
-    # https://specifications.freedesktop.org/basedir-spec/latest/
-    config = environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    config = config_home(environ)
     support = os.path.join(home, "Library", "Application Support")
     # Desktop applications use the first one on their system.
     roots = (support, config) if sys.platform == "darwin" else (config, support)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from indusagi.core.app_dirs import config_home
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, is_json_object
@@ -88,11 +89,10 @@ def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
     The user's file follows the XDG specification: https://specifications.freedesktop.org/basedir-spec/latest/.
     """
     home = os.environ.get("HOME") or os.path.expanduser("~")
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
     legacy = os.path.join(home, ".indusvx", "agent")
     return (
         (os.path.join(cwd, ".indusvx", "mcp.json"), "project"),
-        (os.path.join(config, "indusvx", "mcp.json"), "user"),
+        (os.path.join(config_home(), "indusvx", "mcp.json"), "user"),
         (os.path.join(legacy, "mcp.json"), "user"),
         (os.path.join(legacy, "mcp-servers.json"), "user"),
     )

@@ -13,9 +13,8 @@ import stat
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file
+from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file, replace_file
 from indusagi.core.config_file import LARGEST_BYTES, parse_json
-from indusagi.core.ids import new_ulid
 from indusagi.core.json import is_json_object
 from induscode.core.faults import BridgeFault
 from induscode.servers.config import list_config_paths
@@ -171,22 +170,8 @@ def _format(document: JsonObject, before: str) -> str:
 
 def replace_text(path: str, text: str, mode: int | None) -> None:
     """Atomically write a text file with a mode (`None`: the umask's default)."""
-    temporary = f"{path}.{new_ulid()}.tmp"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        handle = os.open(temporary, flags, 0o666 if mode is None else 0o600)
-        with os.fdopen(handle, "wb") as file:
-            if mode is not None:
-                os.fchmod(handle, mode)
-            # UTF-8 can't encode a lone surrogate, but JSON allows it as an escape (RFC 8259 §8.2).
-            file.write(text.encode("utf-8", "backslashreplace"))
-            file.flush()
-            os.fsync(handle)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
+    # UTF-8 can't encode a lone surrogate, but JSON allows it as an escape (RFC 8259 §8.2).
+    replace_file(path, text.encode("utf-8", "backslashreplace"), mode=mode)
 
 
 def change_row(path: str, name: str, change: Callable[[JsonObject], JsonObject], *, private: bool) -> bool:

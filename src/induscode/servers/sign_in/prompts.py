@@ -29,7 +29,7 @@ from induscode.cli.dialog import Question, Reply
 from induscode.cli.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from indusagi.interop.auth.callback import RedirectListener
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
@@ -77,7 +77,15 @@ class PersonPrompt:
             yield _PastedRedirect(self._dialog, uri, self._wait_s)
             return
         async with listen_for_redirect(settings, registered) as listener:
-            yield _BrowserRedirect(self._dialog, listener, self._open_page, self._wait_s)
+            yield ListenedRedirect(listener, self._show_page, self._wait_s)
+
+    async def _show_page(self, url: str) -> None:
+        check_authorization_url(url)
+        self._dialog.show(f"Sign in at: {url}")
+        if await to_thread.run_sync(self._open_page, url):
+            self._dialog.show("The page opens in your browser. Is that on another machine? Use --paste or --device")
+        else:
+            self._dialog.show("Open it in a browser on this machine; on another one use --paste or --device")
 
     async def show_device_code(self, code: DeviceCode) -> None:
         """Show a code and where to enter it."""
@@ -89,30 +97,20 @@ class PersonPrompt:
         self._dialog.show(f"Waiting for the sign-in, at most {max(1, code.expires_s // 60)} minutes")
 
 
-class _BrowserRedirect:
-    """Sends the user to a browser on this machine."""
+class ListenedRedirect:
+    """Has the user open the sign-in page, and waits for the redirect on this machine."""
 
     def __init__(
-        self, dialog: Dialog, listener: RedirectListener, open_page: Callable[[str], bool], wait_s: float
+        self, listener: RedirectListener, open_page: Callable[[str], Awaitable[None]], wait_s: float = SIGN_IN_WAIT_S
     ) -> None:
-        self._dialog = dialog
-        self._listener = listener
-        self._open_page = open_page
-        self._wait_s = wait_s
-
-    @property
-    def redirect_uri(self) -> str:
-        return self._listener.redirect_uri
+        self.redirect_uri = listener.redirect_uri
+        self._listener, self._open_page, self._wait_s = listener, open_page, wait_s
 
     async def authorize(self, url: str) -> Mapping[str, str]:
-        check_authorization_url(url)
+        """Open the page and return the parameters of the redirect."""
         state = read_state(url)
         self._listener.expect(state)
-        self._dialog.show(f"Sign in at: {url}")
-        if await to_thread.run_sync(self._open_page, url):
-            self._dialog.show("The page opens in your browser. Is that on another machine? Use --paste or --device")
-        else:
-            self._dialog.show("Open it in a browser on this machine; on another one use --paste or --device")
+        await self._open_page(url)
         return await self._listener.wait(state, self._wait_s)
 
 

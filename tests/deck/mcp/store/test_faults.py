@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from induscode.deck.mcp import store as stores
 from induscode.deck.mcp.store import SilentStoreError, ThreadedStore, open_store
 from induscode.deck.mcp.store import database as store_db
 from induscode.deck.mcp.store import fallback as store_keeper
-from induscode.deck.mcp.store.database import open_database, store_path
+from induscode.deck.mcp.store.database import store_path
 from induscode.deck.mcp.store.events import Batch, PruneResult, Retention
 from induscode.deck.mcp.store.fallback import FallbackStore
 
@@ -95,16 +96,10 @@ async def test_finding_d1_a_flipped_bit_anywhere_hangs_no_operation(tmp_path: Pa
         assert noticed or place >= 16, place  # without its first bytes it is no database
 
 
-def open_unsynced(path: str | None) -> sqlite3.Connection:
-    """Open a database whose writes are not waited for: hundreds of them take seconds else."""
-    connection = open_database(path)
-    connection.execute("PRAGMA synchronous = OFF").close()
-    return connection
-
-
 def test_finding_d1_a_flipped_bit_in_the_schema_loses_no_pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     anyio.run(fill_store, tmp_path, 30)
-    monkeypatch.setattr(store_db, "open_database", open_unsynced)
+    # Hundreds of writes that are waited for take seconds.
+    monkeypatch.setattr(store_db, "LEDGER", replace(store_db.LEDGER, pragmas=("synchronous = OFF",)))
 
     def skip_sync(_: int) -> None: ...
 
@@ -255,7 +250,7 @@ async def test_finding_d1_a_file_that_another_program_locks_is_given_up_in_time(
 ) -> None:
     await fill_store(tmp_path, 3)
     path = store_file(tmp_path)
-    monkeypatch.setattr("induscode.deck.mcp.store.database.BUSY_S", 0.05)
+    monkeypatch.setattr("indusagi.core.sqlite.BUSY_S", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     try:
         holder.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -272,7 +267,7 @@ async def test_finding_d1_a_file_that_another_program_locks_is_given_up_in_time(
 async def test_lock_of_another_process_puts_off_upkeep_and_keeps_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("induscode.deck.mcp.store.database.BUSY_S", 0.05)
+    monkeypatch.setattr("indusagi.core.sqlite.BUSY_S", 0.05)
     async with stored(tmp_path) as store:
         for number in (1, 2):
             store.append(batch(number, run=f"r{number}"))

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
@@ -23,22 +24,13 @@ from tests.support.deck import AT, capability
 from tests.support.scripts import ROOT, unmeasured
 from tests.support.stores import batch, fill_store, query_file, run_sql, store_file, stored
 
-from indusagi.core import app_dirs
+from indusagi.core import sqlite
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.deck.mcp import store as stores
 from induscode.deck.mcp.store import SilentStoreError, ThreadedStore, memory_store, open_store
 from induscode.deck.mcp.store import database as ledger_database
 from induscode.deck.mcp.store import fallback as ledger_fallback
-from induscode.deck.mcp.store.database import (
-    APPLICATION_ID,
-    MIGRATIONS,
-    DamagedStoreError,
-    ForeignStoreError,
-    migrate,
-    open_database,
-    set_aside,
-    store_path,
-)
+from induscode.deck.mcp.store.database import LEDGER, DamagedStoreError, store_path
 from induscode.deck.mcp.store.events import Batch, Event, Retention, content_address, descriptor_text
 from induscode.deck.mcp.store.history import deck_at
 from induscode.deck.mcp.store.journal import Journal
@@ -254,7 +246,7 @@ async def test_a_ledger_that_another_process_fills_while_it_is_created_was_not_l
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create_and_lose_the_race(path: str) -> bool:
-        created = app_dirs.prepare_database_file(path)
+        created = sqlite.prepare_database_file(path)
         other = ledger_fallback.FallbackStore(None)
         other.close()
         other._db = ledger_database.LedgerDb(path)
@@ -299,25 +291,33 @@ async def test_r53_a_killed_writer_loses_no_row_that_was_acknowledged(tmp_path: 
 
 # -- versions ---------------------------------------------------------------------------------
 
-NEXT = (*MIGRATIONS, ("ALTER TABLE documents ADD COLUMN kind TEXT",))
+NEXT = replace(LEDGER, version=2, upgrades={1: ("ALTER TABLE documents ADD COLUMN kind TEXT",)})
 
 
 def test_an_older_store_is_migrated_in_one_transaction(tmp_path: Path) -> None:
     anyio.run(fill_store, tmp_path, 2)
-    connection = open_database(str(store_file(tmp_path)))
+    connection = sqlite.connect(str(store_file(tmp_path)), LEDGER)
     try:
-        broken = (*NEXT, ("CREATE TABLE more (x)", "no such statement"))
+        broken = replace(NEXT, upgrades={1: ("CREATE TABLE more (x)", "no such statement")})
         with pytest.raises(sqlite3.Error):
-            migrate(connection, broken)
+            sqlite.migrate(connection, broken)
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
-        assert migrate(connection, NEXT) == (1, 2)
-        assert migrate(connection, NEXT) == (2, 2)
+        for _ in range(2):
+            sqlite.migrate(connection, NEXT)
+            assert connection.execute("PRAGMA user_version").fetchone() == (2,)
         found = connection.execute("SELECT address, kind FROM documents").fetchall()
         assert [kind for _, kind in found] == [None, None]
-        with pytest.raises(ForeignStoreError, match=r"version is 2.*knows 1"):
-            migrate(connection)
+        with pytest.raises(sqlite.NewerDatabaseError, match=r"version is 2.*knows 1"):
+            sqlite.migrate(connection, LEDGER)
     finally:
         connection.close()
+
+
+def test_the_text_of_the_tables_is_the_one_in_the_files_of_earlier_versions(tmp_path: Path) -> None:
+    # A file with other tables counts as damaged, and whitespace is part of their text.
+    anyio.run(fill_store, tmp_path, 1)
+    tables = query_file(store_file(tmp_path), "SELECT sql FROM sqlite_master ORDER BY name")
+    assert content_address(repr(tables)) == "1267e6849518e071de893b647cb80741cffa2afe560f3302216ed94f1cbc44ce"
 
 
 async def test_a_later_store_is_not_touched(tmp_path: Path) -> None:
@@ -345,7 +345,7 @@ async def test_another_programs_database_is_not_touched(tmp_path: Path) -> None:
         assert store.path is None
         assert "another program" in store.notes[0].message
     assert path.read_bytes() == before
-    assert query_file(path, "PRAGMA application_id") != [(APPLICATION_ID,)]
+    assert query_file(path, "PRAGMA application_id") != [(LEDGER.application_id,)]
 
 
 # -- damage -----------------------------------------------------------------------------------
@@ -490,8 +490,8 @@ async def test_a_damaged_store_that_another_process_has_replaced_is_left_alone(t
     path = store_file(tmp_path)
     async with stored(tmp_path) as store:
         run_sql(path, "DELETE FROM ends")
-        assert await to_thread.run_sync(set_aside, str(path), None) is not None
-        assert await to_thread.run_sync(set_aside, str(path), None) is None
+        assert await to_thread.run_sync(sqlite.set_aside, str(path)) is not None
+        assert await to_thread.run_sync(sqlite.set_aside, str(path)) is None
         await fill_store(tmp_path, 1)
         store.append(batch(7))
         assert await store.flush()
@@ -566,7 +566,7 @@ async def test_r54_a_read_only_file_system_moves_the_ledger_to_memory(
     def refused(_: str) -> int:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(app_dirs, "create_private_file", refused)
+    monkeypatch.setattr(sqlite, "create_private_file", refused)
     async with stored(tmp_path) as store:
         assert (store.path, len(store.notes)) == (None, 1)
         assert "Read-only file system" in store.notes[0].message

@@ -9,8 +9,9 @@ import pytest
 from tests.support.model_server import says
 from tests.support.terminal import open_setup
 
+from induscode.conversations.agents.files import MAX_FILE_BYTES
 from induscode.frontends.terminal.slash import SlashError
-from induscode.frontends.terminal.slash.prompts import MAX_FILE_BYTES, MAX_FILES, expand_arguments, load_custom_commands
+from induscode.frontends.terminal.slash.prompts import MAX_FILES, expand_arguments, load_custom_commands
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -56,7 +56,7 @@ def test_a_fault_is_shown_in_one_line_with_its_remedy(setup: TerminalSetup) -> N
     with setup.open(*GIVEN, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
         terminal.wait_for("(/mcp says what to do)")
-        wait_for_answer(terminal, "/mcp", "what to do: install the command, or correct it")
+        wait_for_answer(terminal, "/mcp", "Fix: install the command, or correct it")
         assert "faulted" in terminal.text
         assert terminal.leave() == 0
 
@@ -66,10 +66,10 @@ def test_a_slow_start_is_a_row_of_the_live_region_and_its_end_a_line(setup: Term
     os.mkfifo(gate)
     setup.write_config("given.json", fault("gated-start", gate, id="slow"))
     with setup.open(*GIVEN, columns=WIDE) as terminal:
-        shown = re.compile(r"  starting slow \d s: still waiting for its first answer")
+        shown = re.compile(r"  starting slow \d s: no answer yet")
         terminal.wait_for(lambda: any(map(shown.match, terminal.rows)))
         gate.write_text("", "utf-8")
-        terminal.wait_for("server 'slow' is ready after")
+        terminal.wait_for("slow ready (")
         terminal.wait_for(lambda: not any(row.startswith("  starting") for row in terminal.rows))
         assert "indus: " not in terminal.output  # no status line passes the screen by
         assert terminal.leave() == 0
@@ -82,7 +82,7 @@ def test_an_untrusted_server_of_the_project_is_trusted_and_used(setup: TerminalS
     with setup.open("--approval", "all", script=script, columns=WIDE) as terminal:
         terminal.wait_for_prompt()
         terminal.wait_for("not started: it needs your consent (/mcp trust ours)")
-        wait_for_answer(terminal, "/mcp", "what to do: /mcp trust ours")
+        wait_for_answer(terminal, "/mcp", "Fix: /mcp trust ours")
         wait_for_answer(terminal, "/mcp connect ours", "server 'ours' is not started: it needs your consent")
         wait_for_answer(terminal, "/mcp trust ours", "[n] no")
         assert f'argument: "{SERVERS / "honest.py"}"' in terminal.text
@@ -145,7 +145,7 @@ def test_a_changed_file_of_the_workspace_is_held_back_until_the_person_agrees(
         terminal.wait_for_prompt()
         wait_for_answer(terminal, "/mcp restart first", "server 'first' is ready")
         setup.write_config("given.json", honest(id="first"), honest("--log", planted, id="second"))
-        wait_for_answer(terminal, "/mcp", "what to do: look at it: /mcp reload")
+        wait_for_answer(terminal, "/mcp", "Fix: look at it: /mcp reload")
         assert "note: servers held back: second" in terminal.text
         wait_for_answer(terminal, "/mcp connect second", "it is not as it was when the file was named")
         wait_for_answer(terminal, "/mcp reload", "[n] no")

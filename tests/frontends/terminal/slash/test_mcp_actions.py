@@ -156,13 +156,13 @@ async def test_the_table_of_servers_is_shown_with_problems_and_remedies() -> Non
         ("filed", "-", "disabled", "-", "-", "-", "-", "-"),
     ]
     assert shown == [
-        "good: 1 tool is disabled, changed since approved: old", "  what to do: /mcp approve good",
+        "good: 1 tool is disabled, changed since approved: old", "  Fix: /mcp approve good",
         "bad: it was not found (next try in 7 s)",
-        "  what to do: install the command, or correct it: indus mcp get bad",
-        "new: it needs your consent", "  what to do: /mcp trust new",
-        "unset: the variable KEY is not set", "  what to do: set the variable, then /mcp reload",
-        "out: switched off for this session", "  what to do: /mcp enable out",
-        "filed: switched off in /off.json", "  what to do: /mcp enable filed",
+        "  Fix: install the command, or correct it: indus mcp get bad",
+        "new: it needs your consent", "  Fix: /mcp trust new",
+        "unset: the variable KEY is not set", "  Fix: set the variable, then /mcp reload",
+        "out: switched off for this session", "  Fix: /mcp enable out",
+        "filed: switched off in /off.json", "  Fix: /mcp enable filed",
     ]  # fmt: skip
     assert (await Stage({}).run("list"))[0].startswith("no servers are configured")
 
@@ -184,7 +184,7 @@ async def test_servers_are_started_and_stopped() -> None:
     stage.statuses["bad"] = EndpointStatus("bad", EndpointPhase.FAULTED, 0, GONE)
     assert await stage.run("restart bad") == [
         "server 'bad' is faulted: it was not found",
-        "  what to do: install the command, or correct it: indus mcp get bad",
+        "  Fix: install the command, or correct it: indus mcp get bad",
     ]
 
 

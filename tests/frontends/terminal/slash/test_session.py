@@ -51,7 +51,7 @@ def test_commands_say_in_one_line_what_is_wrong(setup: TerminalSetup) -> None:
     with setup.open(columns=WIDE) as terminal:
         terminal.wait_for_prompt()
         for line, answer in (
-            ("/help nothing", "there is no command /nothing"),
+            ("/help nothing", "unknown command /nothing"),
             ("/plan maybe", "write /plan on, /plan off"),
             ("/model two words", "write one name"),
             ("/model bare-name-without-server extra", "write one name"),
@@ -109,7 +109,7 @@ def test_the_model_is_shown_and_switched_in_place(setup: TerminalSetup) -> None:
         terminal.wait_for_prompt()
         wait_for_answer(terminal, "/model", "openai:scripted at http://127.0.0.1")
         say(terminal, "one", "first")
-        wait_for_answer(terminal, "/model openai:other", "openai:other answers from now on")
+        wait_for_answer(terminal, "/model openai:other", "Model: openai:other")
         say(terminal, "two", "second")
         assert [request["model"] for request in setup.server.requests] == ["scripted", "other"]
         assert "first" in setup.requested()
@@ -125,7 +125,7 @@ def test_the_context_is_a_table_with_bars_that_fits(setup: TerminalSetup, column
     with setup.open("--context-window", "100000", script=(says("hi"),), columns=columns) as terminal:
         terminal.wait_for_prompt()
         say(terminal, "hello", "hi")
-        wait_for_answer(terminal, "/context", "last request")
+        wait_for_answer(terminal, "/context", "Last request")
         shown = terminal.text.rpartition("> /context\n")[2].splitlines()
         names = ["system prompt", "native tools", "messages", "together", "free"]
         for name, row in zip(names, shown, strict=False):

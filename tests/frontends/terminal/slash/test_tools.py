@@ -45,8 +45,8 @@ def test_rules_are_added_removed_and_stored_and_decide_about_calls(setup: Termin
         assert "approval: auto-edit" in terminal.text
         wait_for_answer(terminal, "/permissions remove 1", "rule 1 is from the command line")
         wait_for_answer(terminal, "/permissions remove 2", "rule 2 is the project's")
-        wait_for_answer(terminal, "/permissions add deny write", "deny write: holds here for this session")
-        wait_for_answer(terminal, "/permissions add allow bash(ls *) --save", "holds here from now on")
+        wait_for_answer(terminal, "/permissions add deny write", "Added for this session: deny write")
+        wait_for_answer(terminal, "/permissions add allow bash(ls *) --save", "Added for this project")
         wait_for_answer(terminal, "/permissions", "allow   user")
         terminal.enter("write it")
         terminal.wait_for("refused")

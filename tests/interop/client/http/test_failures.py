@@ -11,17 +11,19 @@ import pytest
 from indusagi.core.time import SystemClock
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.protocol_bridge.client.http.failures import (
-    check_response,
+    EVENTS,
+    JSON,
+    HttpRequestError,
+    build_redirect_error,
+    check_content_type,
     classify_auth_fault,
     classify_network_error,
     classify_status,
+    find_rpc_error,
     format_origin,
     get_content_type,
     get_origin,
-    is_rpc_error,
 )
-
-URL = "http://host/mcp"
 
 
 def show(failure: Any) -> tuple[Any, ...]:
@@ -126,51 +128,35 @@ def test_a_failed_sign_in_is_temporary_or_not() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["application/json", " Text/Event-Stream ; charset=utf-8"])
+def test_an_expected_type_of_a_body_is_returned(kind: str) -> None:
+    response = httpx2.Response(200, headers={"content-type": kind})
+    assert check_content_type(response, JSON, EVENTS) == get_content_type(response)
+
+
 @pytest.mark.parametrize(
-    ("method", "status", "headers", "expected"),
+    ("expected", "status", "headers", "message"),
     [
-        ("POST", 200, {"content-type": "application/json"}, None),
-        ("POST", 200, {"content-type": " Text/Event-Stream ; charset=utf-8"}, None),
-        ("GET", 200, {"content-type": "text/event-stream"}, None),
         (
-            "GET",
+            [EVENTS],
             200,
-            {"content-type": "application/json"},
-            ("answered with application/json, not with text/event-stream (HTTP 200)", "malformed", 200, None),
+            {"content-type": JSON},
+            "answered with application/json, not with text/event-stream (HTTP 200)",
         ),
-        (
-            "POST",
-            202,
-            {},
-            (
-                "answered with nothing, not with application/json or text/event-stream (HTTP 202)",
-                "malformed",
-                202,
-                None,
-            ),
-        ),
-        ("POST", 302, {"location": "/other"}, ("redirects without end (HTTP 302)", "redirect", 302, None)),
-        (
-            "POST",
-            307,
-            {"location": "https://host/mcp"},
-            ("redirects to https://host, which is not followed: if that is right, use it", "redirect", 307, None),
-        ),
-        (
-            "POST",
-            307,
-            {"location": "http://host:81/mcp?token=x"},
-            ("redirects to http://host:81, which is not followed: if that is right, use it", "redirect", 307, None),
-        ),
+        ([EVENTS, JSON], 202, {}, "answered with nothing, not with application/json or text/event-stream (HTTP 202)"),
     ],
 )
-def test_a_response_is_checked_by_its_type_and_place(method: str, status: int, headers: Any, expected: Any) -> None:
-    request = httpx2.Request(method, URL)
-    response = httpx2.Response(status, headers=headers, request=request)
-    found = check_response(request, response, is_rpc_request=True)
-    assert (None if found is None else show(found)) == expected
-    if status < 300:
-        assert check_response(request, response, is_rpc_request=False) is None
+def test_another_type_of_a_body_is_a_failure(expected: list[str], status: int, headers: Any, message: str) -> None:
+    with pytest.raises(HttpRequestError) as caught:
+        check_content_type(httpx2.Response(status, headers=headers), *expected)
+    assert show(caught.value) == (message, "malformed", status, None)
+
+
+@pytest.mark.parametrize("url", ["https://host/mcp", "https://host:81/mcp?token=x"])
+def test_a_redirect_is_named_by_its_origin(url: str) -> None:
+    origin = url.partition("/mcp")[0]
+    message = f"redirects to {origin}, which is not followed: if that is right, use it"
+    assert show(build_redirect_error(httpx2.URL(url), 307)) == (message, "redirect", 307, None)
 
 
 def test_the_type_of_a_body_has_no_parameters() -> None:
@@ -202,4 +188,4 @@ def test_an_origin_is_scheme_host_and_port() -> None:
     ],
 )
 def test_an_error_of_json_rpc_is_recognized_by_all_its_fields(body: bytes, *, expected: bool) -> None:
-    assert is_rpc_error(body) is expected
+    assert (find_rpc_error(body) is not None) is expected

@@ -37,8 +37,8 @@ from tests.support.waiting import until, until_task_ends
 
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.http import guard as _http
-from indusagi.interop.protocol_bridge.client.http import guard as guard_module
+from indusagi.interop.protocol_bridge.client.http import client as _http
+from indusagi.interop.protocol_bridge.client.http import streamable
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
@@ -342,7 +342,7 @@ async def test_r29_a_stream_that_ends_before_the_answer_is_one_fault() -> None:
 
 
 async def test_r29_a_stream_that_can_be_resumed_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(streamable, "_FIRST_PAUSE_S", 0.001)
     behaviour = events_cut(event_id="e1", retry_ms=0, resumes_after=2)
     async with http_server(behaviour) as server:
         async with opened(remote(server, limits=PATIENT)) as endpoint:
@@ -433,8 +433,8 @@ async def test_event_of_several_mib_passes(mib: int) -> None:
 
 
 async def test_reconnections_of_a_standing_stream_are_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard_module, "_PAUSE_FACTOR", 1e6)
-    monkeypatch.setattr(guard_module, "_FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(streamable, "_PAUSE_FACTOR", 1e6)
+    monkeypatch.setattr(streamable, "_FIRST_PAUSE_S", 0.01)
     async with http_server(Legacy(stream="closes")) as server:
         async with opened(remote(server)) as endpoint:
             await until(lambda: len(server.heard("GET")) >= 2)
@@ -446,7 +446,7 @@ async def test_reconnections_of_a_standing_stream_are_delayed(monkeypatch: pytes
 
 async def test_cancelled_call_is_not_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_FIRST_PAUSE_S", "_LONGEST_PAUSE_S"):
-        monkeypatch.setattr(guard_module, name, 0.001)
+        monkeypatch.setattr(streamable, name, 0.001)
     behaviour = events_cut(event_id="e1", retry_ms=0)
 
     def count_resumptions() -> int:
@@ -594,14 +594,6 @@ async def test_refused_credentials_are_reported_with_an_rpc_error_body() -> None
     assert SECRET not in str(fault)
 
 
-async def test_kept_failures_are_limited() -> None:
-    guard = _http.HttpGuard(httpx2.MockTransport(lambda _: httpx2.Response(200)), httpx2.URL(), STEADY)
-    for number in range(1000):
-        guard.note(number, _http.build_failure("failed", "upstream"))
-    assert guard.find_failure(0) is None
-    assert guard.find_failure(999) is not None
-
-
 @pytest.mark.parametrize("body", [{"error": "no"}, {"jsonrpc": "2.0", "error": {"code": "x"}}])
 async def test_refusal_with_a_foreign_body_is_reported_by_its_status(body: dict[str, Any]) -> None:
     async with http_server(lambda exchange: exchange.reply_json(body, 418)) as server:
@@ -736,8 +728,8 @@ async def test_finding_f3_a_subscription_that_is_cut_is_opened_again_and_everyth
 async def test_finding_f3_the_standing_stream_of_a_legacy_server_is_opened_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guard_module, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(guard_module, "_LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(streamable, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(streamable, "_LONGEST_PAUSE_S", 0.001)
     honest = Legacy()
     gets: list[Exchange] = []
 

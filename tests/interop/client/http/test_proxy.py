@@ -1,4 +1,4 @@
-"""Servers behind a proxy: the rules of the guard hold, and secrets reach only their recipients."""
+"""Servers behind a proxy: the rules of the client hold, and secrets reach only their recipients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.http_proxy import http_proxy
 from tests.support.opened import fault_of_opening, opened
 from tests.support.servers import SHORT_START, STEADY, remote
 
-from indusagi.interop.protocol_bridge.client.http import guard as _http
+from indusagi.interop.protocol_bridge.client.http import client as _http
 from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy, is_this_machine
 from indusagi.interop.protocol_bridge.contract import (
     ProtocolFault,
@@ -208,7 +208,7 @@ def test_remote_host_names_are_not_local(host: str) -> None:
     assert not is_this_machine(host)
 
 
-# -- the rules of the guard -----------------------------------------------------------------------
+# -- the rules of the client ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", [StreamableHttpServerConfig, SseServerConfig])

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.http_behaviours import Legacy, Modern, OldSse, status
+from tests.support.http_behaviours import Legacy, Modern, OldSse, silence, status
 from tests.support.http_peer import http_server
 from tests.support.servers import STEADY
+from tests.support.waiting import until
 
+from indusagi.core.cancel import CancelToken
 from indusagi.interop import ProtocolFault, SseServerConfig, create_server_endpoint
 
 if TYPE_CHECKING:
@@ -70,3 +73,37 @@ async def test_finding_1a11_a_refusal_in_the_words_of_the_protocol_has_a_reason_
         endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=STEADY))
         with pytest.raises(ProtocolFault, match=r"it refused the request \(HTTP 405\)"):
             await endpoint.open()
+
+
+async def test_an_endpoint_that_is_no_url_is_a_fault() -> None:
+    async def lure(exchange: Exchange) -> None:
+        await exchange.open_events()
+        await exchange.event(event="endpoint", data="http://[::1")
+        await exchange.until_gone()
+
+    async with http_server(lure) as server:
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=STEADY))
+        with pytest.raises(ProtocolFault, match="named an endpoint that is not a URL"):
+            await endpoint.open()
+
+
+async def test_the_post_of_a_cancelled_call_is_given_up() -> None:
+    honest, token = OldSse(), CancelToken()
+
+    async def behave(exchange: Exchange) -> None:
+        await (silence if exchange.request.is_a("tools/call") else honest)(exchange)
+
+    async with http_server(behave) as server:
+        endpoint = create_server_endpoint(SseServerConfig("a", server.url, limits=replace(STEADY, close_s=0.01)))
+        await endpoint.open()
+
+        async def fail() -> None:
+            with pytest.raises(ProtocolFault, match="cancelled"):
+                await endpoint.invoke("echo", {}, cancel=token)
+
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail())
+            await until(lambda: bool(server.heard("tools/call")))
+            token.cancel("enough")
+            await until(lambda: [gone.rpc.get("method") for gone in server.hangups] == ["tools/call"])
+        await endpoint.close()

@@ -14,7 +14,7 @@ from indusagi.interop.protocol_bridge.client.session import ClientSession, Era, 
 from indusagi.interop.protocol_bridge.client.start.policy import start_digest
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
 from indusagi.interop.protocol_bridge.client.stdio import start_server_process
-from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import Transport, is_transport
 
@@ -47,23 +47,19 @@ async def open_client_session(
         opening = transport_session(injected, config, handlers, CLIENT_INFO)
     elif injected is not None:
         factory = injected if callable(injected) else partial(nullcontext, injected)
-        sdk, _ = await asyncio.to_thread(_load_sdk)
-        opening = sdk.injected_session(config, handlers, CLIENT_INFO, factory)
+        opening = _injected_session(config, handlers, factory)
     elif config.kind == "stdio":
         opening = _stdio_session(config, handlers, watch)
     else:
-        sdk, _ = await asyncio.to_thread(_load_sdk)
-        opening = sdk.remote_session(config, handlers, CLIENT_INFO)
+        http = await asyncio.to_thread(_load_http)
+        opening = http.remote_session(config, handlers, CLIENT_INFO)
     async with opening as session:
         yield session
 
 
 @asynccontextmanager
-async def open_transport(config: ServerConfig, version: Callable[[], str | None]) -> AsyncGenerator[Transport]:
-    """Open a transport to a configured server without a handshake; close it on exit.
-
-    `version` returns the negotiated protocol version, once there is one.
-    """
+async def open_transport(config: ServerConfig) -> AsyncGenerator[Transport]:
+    """Open a transport to a configured server without a handshake; close it on exit."""
     if config.kind == "stdio":
         transport = await start_server_process(config)
         try:
@@ -71,16 +67,69 @@ async def open_transport(config: ServerConfig, version: Callable[[], str | None]
         finally:
             await transport.close()
     else:
-        _, raw = await asyncio.to_thread(_load_sdk)
-        async with raw.remote_transport(config, version) as transport:
+        http = await asyncio.to_thread(_load_http)
+        async with http.remote_transport(config) as transport:
             yield transport
 
 
-def _load_sdk():
-    # Lazily, in a thread: loading the SDK takes longer than starting most servers.
-    from indusagi.interop.protocol_bridge.client.sdk import raw, transports  # noqa: PLC0415
+def _load_http():
+    # Lazily, in a thread: loading an HTTP library takes longer than starting most servers.
+    from indusagi.interop.protocol_bridge.client.http import connect  # noqa: PLC0415
 
-    return transports, raw
+    return connect
+
+
+async def load_sdk():
+    """Import the module for values of the MCP SDK, in a thread because that's slow.
+
+    Raises:
+        ProtocolFault: The SDK isn't installed, or too old.
+    """
+
+    def load():
+        from indusagi.interop.protocol_bridge.client import sdk  # noqa: PLC0415 — few programs need the SDK
+
+        return sdk
+
+    try:
+        return await asyncio.to_thread(load)
+    except ImportError as exc:
+        message = f"sessions and streams of the MCP SDK need its version 2: pip install 'indus-deck[mcp]' ({exc})"
+        raise ProtocolFault("protocol", message, exc) from exc
+
+
+@asynccontextmanager
+async def _injected_session(
+    config: ServerConfig, handlers: Handlers, session_factory: SessionFactory
+) -> AsyncGenerator[ClientSession]:
+    """Open a session over a factory's result: a transport, or a session, server or stream pair of the SDK.
+
+    Raises:
+        ProtocolFault: The factory yields something else, or the SDK is missing.
+    """
+    async with AsyncExitStack() as stack:
+        manager = session_factory()
+        # A client's message handler can't be replaced after entering it.
+        tap = stack.enter_context((await load_sdk()).tap_notifications(manager)) if _may_need_sdk(manager) else None
+        value = await stack.enter_async_context(manager)
+        opening = None
+        if is_transport(value):
+            opening = transport_session(value, config, handlers, CLIENT_INFO)
+        elif _may_need_sdk(value):
+            opening = (await load_sdk()).injected_session(value, config, handlers, CLIENT_INFO, tap)
+        if opening is None:
+            message = (
+                f"server {config.id!r}: the session factory yields {type(value).__name__}; "
+                "it must yield a ClientSession, a pair of streams, a low-level Server or a transport"
+            )
+            raise ProtocolFault("protocol", message, detail=FaultDetail(server=config.id, reason="malformed"))
+        async with opening as session:
+            yield session
+
+
+def _may_need_sdk(value: object) -> bool:
+    """Return whether a value may be a pair of streams or comes from the SDK."""
+    return any(kind is tuple or kind.__module__.partition(".")[0] == "mcp" for kind in type(value).__mro__)
 
 
 @asynccontextmanager

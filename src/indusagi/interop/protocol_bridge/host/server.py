@@ -201,8 +201,8 @@ async def _open_transport(transport: HostTransport) -> AsyncGenerator[ServerTran
             if isinstance(transport, MemoryTransport):
                 transport.finish("was stopped")  # the client at the other end would wait forever
         return
-    # A program with such streams has already loaded the SDK.
-    from indusagi.interop.protocol_bridge.client.sdk.streams import host_streams  # noqa: PLC0415 — others need no SDK
+    from indusagi.interop.protocol_bridge.client.connect import load_sdk  # noqa: PLC0415 — only such streams need it
 
-    async with host_streams((transport[0], transport[1])) as opened:
+    sdk = await load_sdk()
+    async with sdk.stream_transport((transport[0], transport[1]), owned=True) as opened:
         yield opened

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import tempfile
 from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.host.outgoing import BUSY
@@ -109,6 +108,8 @@ class WaitingResponse:
         return RpcError(BUSY, f"the response of {self._size:,} bytes was dropped: {reason}")
 
     def _write(self, encoded: bytes) -> None:
+        import tempfile  # noqa: PLC0415 — only slow clients need it
+
         folder = _DISK if os.access(_DISK, os.W_OK) else None
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 — closed by `_close`
         self._file.write(encoded)

@@ -129,7 +129,7 @@ class RelaySession:
                     {"jsonrpc": "2.0", "method": "notifications/initialized"},
                     *({**frame, "id": f"relay-{next(_replay_ids)}"} for frame in self._settings.values()),
                 ]
-            forwarder.connect(replay).version = self.version
+            forwarder.connect(replay)
         relayed = forwarder.forward(request, request.id)
         if request.method == "initialize":
             self._initialize = relayed
@@ -166,8 +166,6 @@ class RelaySession:
         elif method == "initialize":
             version = result.get("protocolVersion")
             self.version = version if isinstance(version, str) else ""
-            if self._forwarder.connection is not None:
-                self._forwarder.connection.version = self.version
         elif method == "tools/list":
             self._schemas.learn(result)
         elif method in {"logging/setLevel", "resources/subscribe"} and len(self._settings) < _MAX_SETTINGS:

@@ -63,8 +63,6 @@ class UpstreamConnection:
         on_end: Callable[[ProtocolFault], None],
         handshake: Sequence[JsonObject] = (),
     ) -> None:
-        self.version: str | None = None
-        """The negotiated revision, which HTTP transports repeat in a header of each message."""
         self._config = config
         self._on_frame = on_frame
         self._on_end = on_end
@@ -83,18 +81,13 @@ class UpstreamConnection:
         """Seconds since the start."""
         return asyncio.get_running_loop().time() - self._began_at
 
-    @property
-    def is_writable(self) -> bool:
-        """Whether the server keeps up with reading."""
-        return self._transport is None or self._transport.writable.is_set()
-
     def start(self, on_closed: Callable[[UpstreamConnection], None]) -> None:
         """Connect in a background task; `on_closed` runs once everything is released."""
         self._task.start(self._run(on_closed))
 
     async def _run(self, on_closed: Callable[[UpstreamConnection], None]) -> None:
         try:
-            async with open_transport(self._config, lambda: self.version) as transport:
+            async with open_transport(self._config) as transport:
                 self._transport = transport
                 transport.attach(self._receive, self._handle_end)
                 if self._handshake:

@@ -1,8 +1,8 @@
 """Transports: carriers of JSON-RPC frames between a client and a server, and the encoding of frames as bytes.
 
 A connection talks to any `Transport`. `BaseTransport` implements delivery and the end for all of ours.
-`QueuedTransport` adds a queue for carriers that must be awaited, such as the MCP SDK's streams: `send` enqueues a
-frame, and a task of the transport's owner dequeues it with `next_frame`. `MemoryTransport` connects a client and a host
+`QueuedTransport` adds a queue for carriers that must be awaited, such as HTTP requests: `send` enqueues a frame, and a
+task of the transport's owner dequeues it with `next_frame`. `MemoryTransport` connects a client and a host
 in one process.
 """
 
@@ -125,6 +125,8 @@ class QueuedTransport(BaseTransport):
         super().__init__()
         self._queue: collections.deque[JsonObject] = collections.deque()
         self._queued = asyncio.Event()
+        self._details: dict[RequestId, FaultDetail] = {}
+        """Details of the failure that's being delivered."""
 
     def send(self, frame: JsonObject) -> None:
         """Enqueue a frame; does nothing after the end."""
@@ -145,10 +147,22 @@ class QueuedTransport(BaseTransport):
             self.writable.set()
         return frame
 
-    def fail(self, request_id: RequestId, message: str, code: int = _NOT_SENT) -> None:
-        """Deliver an error response for a request that wasn't sent."""
-        error: JsonObject = {"code": code, "message": message}
-        self.deliver({"jsonrpc": "2.0", "id": request_id, "error": error})
+    def detail(self, request_id: RequestId) -> FaultDetail | None:
+        """Return and forget why a request failed in transit."""
+        return self._details.pop(request_id, None)
+
+    def fail(
+        self, request_id: RequestId, message: str, detail: FaultDetail | None = None, error: JsonObject | None = None
+    ) -> None:
+        """Deliver an error response for a request that failed in transit.
+
+        `error` is the server's error object, if there is one; its message is replaced.
+        """
+        if detail is not None:
+            self._details[request_id] = detail
+        told: JsonObject = {"code": _NOT_SENT, **(error or {}), "message": message}
+        self.deliver({"jsonrpc": "2.0", "id": request_id, "error": told})
+        self._details.pop(request_id, None)
 
     def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
         """Declare the end and drop the queue."""

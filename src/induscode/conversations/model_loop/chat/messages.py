@@ -277,7 +277,7 @@ def build_connection_error(model: str, error: httpx2.RequestError) -> failures.M
         return failures.ModelTimeoutError(model, "it does not answer in time")
     if isinstance(error, httpx2.ConnectError):
         reason = str(error) or "no connection"
-        return failures.ModelConnectionError(model, f"it cannot be reached: {reason}")
+        return failures.ModelConnectionError(model, f"can't connect: {reason}. Is the server running?")
     reason = str(error) or type(error).__name__
     return failures.ModelConnectionError(model, f"the connection broke: {reason}")
 

@@ -1,23 +1,19 @@
 """The ledger's SQLite database: a private file with a digest chain of rows, documents, and the latest row per subject.
 
 All functions block and belong to one thread. Several processes may write the same file: each change is a transaction
-that takes the write lock first (`BEGIN IMMEDIATE`, https://www.sqlite.org/lang_transaction.html), then appends to the
-end of the chain.
+that takes the write lock first, then appends to the end of the chain.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sqlite3
-from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
-from urllib.parse import quote
 
-from indusagi.core.app_dirs import SQLITE_SIDE_FILES, state_dir
-from indusagi.core.ids import new_ulid
+from indusagi.core.app_dirs import state_dir
 from indusagi.core.records import record
+from indusagi.core.sqlite import DatabaseFormat, connect, transaction
 from indusagi.core.time import DAY_MS, find_safe_now, iso_utc, now_ms
 from induscode.deck.mcp.store.events import (
     GENESIS,
@@ -32,22 +28,15 @@ from induscode.deck.mcp.store.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store.events import Batch, Retention, RowOp
 
-APPLICATION_ID = 0x696E6475
-"""Marks the file as a ledger: https://www.sqlite.org/pragma.html#pragma_application_id."""
-BUSY_S = 5.0
-"""How long to wait for another writer."""
-_CACHE_KB = 512
-"""Page cache (SQLite's default is 2 MB): a run reads its servers' pins and documents once, then only appends."""
 _ADDRESSES_PER_QUERY = 500
 
-MIGRATIONS: tuple[tuple[str, ...], ...] = (
-    (
-        """CREATE TABLE events (
+_SCHEMA = (
+    """CREATE TABLE events (
             position INTEGER PRIMARY KEY,
             run TEXT NOT NULL,
             seq INTEGER NOT NULL,
@@ -58,33 +47,32 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             digest TEXT NOT NULL,
             UNIQUE (run, seq)
         )""",
-        """CREATE TABLE documents (
+    """CREATE TABLE documents (
             address TEXT PRIMARY KEY,
             text TEXT NOT NULL
         ) WITHOUT ROWID""",
-        """CREATE TABLE latest (
+    """CREATE TABLE latest (
             op TEXT NOT NULL,
             subject TEXT NOT NULL,
             position INTEGER NOT NULL,
             PRIMARY KEY (op, subject)
         ) WITHOUT ROWID""",
-        """CREATE TABLE ends (
+    """CREATE TABLE ends (
             name TEXT PRIMARY KEY,
             position INTEGER NOT NULL,
             digest TEXT NOT NULL
         ) WITHOUT ROWID""",
-        f"INSERT INTO ends VALUES ('base', 0, '{GENESIS}'), ('head', 0, '{GENESIS}')",
-    ),
+    f"INSERT INTO ends VALUES ('base', 0, '{GENESIS}'), ('head', 0, '{GENESIS}')",
 )
-"""The statements that migrate each schema version to the next. Their number is the current version."""
-
-
-class ForeignStoreError(Exception):
-    """The database belongs to another program or a later version of this one."""
-
-
-class NewerStoreError(ForeignStoreError):
-    """A later version of this program wrote the ledger."""
+"""`find_schema_damage` compares these texts with the file, including whitespace."""
+LEDGER = DatabaseFormat(
+    application_id=0x696E6475,
+    version=1,
+    upgrades={0: _SCHEMA},
+    # Acknowledged rows survive power loss (https://www.sqlite.org/pragma.html#pragma_synchronous). The page cache is
+    # small (SQLite's default is 2 MB): a run reads its servers' pins and documents once, then only appends.
+    pragmas=("synchronous = FULL", "cache_size = -512"),
+)
 
 
 class DamagedStoreError(Exception):
@@ -99,130 +87,9 @@ class ChainEnd:
     digest: str
 
 
-# -- the file ---------------------------------------------------------------------------------
-
-
 def store_path() -> str:
     """Return the path of this user's ledger; raises `OSError` without a home directory."""
     return os.path.join(state_dir(), "ledger.db")
-
-
-def file_identity(path: str) -> tuple[int, int]:
-    """Return the device and inode of a path; raises `OSError` if it doesn't exist."""
-    status = os.lstat(path)
-    return status.st_dev, status.st_ino
-
-
-def set_aside(path: str, identity: tuple[int, int] | None, fresh: str | None = None) -> str | None:
-    """Rename a damaged ledger and return its new path, or `None` if another process has already replaced it.
-
-    A `fresh` file atomically takes its place, so no other process finds the path empty and starts a new ledger.
-
-    Raises:
-        OSError: It can't be renamed.
-    """
-    aside = f"{path}.corrupt-{new_ulid()}"
-    try:
-        if identity is not None and file_identity(path) != identity:
-            return None
-        linked = False
-        if fresh is not None:
-            # Add a second name to keep the first. Some file systems lack hard links.
-            with suppress(OSError, NotImplementedError):
-                os.link(path, aside, follow_symlinks=False)
-                linked = True
-        if not linked:
-            os.rename(path, aside)
-    except FileNotFoundError:
-        return None
-    # The last rows may be only in these files; SQLite finds them under the new name.
-    for side in SQLITE_SIDE_FILES:
-        with suppress(FileNotFoundError):
-            os.rename(path + side, aside + side)
-    if fresh is not None:
-        os.replace(fresh, path)
-    return aside
-
-
-def list_set_aside(path: str) -> list[str]:
-    """List the damaged ledgers set aside earlier that still exist."""
-    folder, name = os.path.split(path)
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    # "-end": a file earlier versions kept next to the ledger.
-    return sorted(
-        os.path.join(folder, other)
-        for other in names
-        if other.startswith(f"{name}.corrupt-") and not other.endswith((*SQLITE_SIDE_FILES, "-end"))
-    )
-
-
-def remove_database(path: str) -> None:
-    """Remove an unused database and its side files, if they exist."""
-    for name in (path, *(path + side for side in SQLITE_SIDE_FILES)):
-        with suppress(FileNotFoundError):
-            os.unlink(name)
-
-
-# -- the connection ---------------------------------------------------------------------------
-
-
-def open_database(path: str | None) -> sqlite3.Connection:
-    """Open an existing database, or one in memory; raises `sqlite3.Error` if it can't."""
-    where = f"file:{quote(path)}?mode=rw" if path else ":memory:"
-    connection = sqlite3.connect(where, timeout=BUSY_S, isolation_level=None, uri=path is not None)
-    try:
-        connection.execute("PRAGMA journal_mode = WAL").close()
-        # Acknowledged rows survive power loss: https://www.sqlite.org/pragma.html#pragma_synchronous.
-        connection.execute("PRAGMA synchronous = FULL").close()
-        connection.execute("PRAGMA trusted_schema = OFF").close()
-        connection.execute(f"PRAGMA cache_size = -{_CACHE_KB}").close()
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-@contextmanager
-def transaction(connection: sqlite3.Connection) -> Generator[None]:
-    """Apply all changes of a block, or none."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:  # some failures roll back by themselves
-            connection.execute("ROLLBACK")
-        raise
-
-
-def migrate(connection: sqlite3.Connection, steps: Sequence[Sequence[str]] = MIGRATIONS) -> tuple[int, int]:
-    """Migrate the tables to the current version in one transaction; return the versions before and after.
-
-    Raises:
-        ForeignStoreError: The database belongs to another program.
-        NewerStoreError: Its version is newer than ours.
-        sqlite3.Error: The migration failed; the database is unchanged.
-    """
-    with transaction(connection):
-        version = _read_pragma(connection, "user_version")
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if _read_pragma(connection, "application_id") != APPLICATION_ID and (version or tables):
-            raise ForeignStoreError("it is the database of another program")
-        if version > len(steps):
-            raise NewerStoreError(f"its version is {version}, and this program knows {len(steps)}")
-        for statement in (statement for step in steps[version:] for statement in step):
-            connection.execute(statement)
-        if version < len(steps):
-            connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            connection.execute(f"PRAGMA user_version = {len(steps)}")
-    return version, len(steps)
-
-
-def _read_pragma(connection: sqlite3.Connection, name: str) -> int:
-    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
 
 
 class LedgerDb:
@@ -230,14 +97,9 @@ class LedgerDb:
 
     def __init__(self, path: str | None) -> None:
         self.path = path
-        self.connection = open_database(path)
+        self.connection = connect(path, LEDGER)
         self.seqs: dict[str, int] = {}
         """The last sequence number of each run written through this connection."""
-        try:
-            migrate(self.connection)
-        except BaseException:
-            self.connection.close()
-            raise
 
     def close(self) -> None:
         """Close the connection. The last one to close merges the write-ahead log into the file."""

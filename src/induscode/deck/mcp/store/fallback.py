@@ -1,10 +1,9 @@
 """The store behind its thread: the ledger's file, a recovered copy of it, or memory.
 
-All methods block and belong to the store's thread. A damaged file can make SQLite and its readers raise anything (a
-flipped bit in the schema: `OverflowError`), so every failure counts as damage unless its cause is known to be outside
-the file (full disk, lock, permissions). A damaged file is set aside once, and a new one starts with the backed-up pins.
-An unusable file is replaced by memory with the same pins. Either way, the store adds a note. Without the backup, there
-is no record of approvals, and reading the pins fails.
+All methods block and belong to the store's thread. Any failure may mean a damaged file (see `is_damage`). A damaged
+file is set aside once, and a new one starts with the backed-up pins. An unusable file is replaced by memory with the
+same pins. Either way, the store adds a note. Without the backup, there is no record of approvals, and reading the pins
+fails.
 """
 
 from __future__ import annotations
@@ -16,21 +15,21 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from indusagi.core.app_dirs import create_private_file, locked_directory, prepare_database_file
+from indusagi.core.app_dirs import create_private_file, locked_directory
 from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
-from indusagi.core.time import iso_utc, now_ms
-from induscode.deck.mcp.store.database import (
-    DamagedStoreError,
-    ForeignStoreError,
-    LedgerDb,
-    NewerStoreError,
+from indusagi.core.sqlite import (
+    ForeignDatabaseError,
+    NewerDatabaseError,
     file_identity,
+    is_damage,
     list_set_aside,
-    prune,
+    prepare_database_file,
     remove_database,
     set_aside,
 )
+from indusagi.core.time import iso_utc, now_ms
+from induscode.deck.mcp.store.database import DamagedStoreError, LedgerDb, prune
 from induscode.deck.mcp.store.events import Batch, Event, content_address, document_addresses
 from induscode.deck.mcp.store.pins_backup import (
     PIN,
@@ -52,14 +51,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_OUTSIDE_CODES = frozenset(
-    {
-        sqlite3.SQLITE_PERM, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_READONLY,
-        sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_NOLFS, sqlite3.SQLITE_AUTH,
-    }
-)  # fmt: skip
-"""Result codes whose cause is outside the file: https://www.sqlite.org/rescode.html."""
 _TRUSTED_OPS = frozenset({PIN, "list"})
 """Rows that determine approvals."""
 _MAX_NOTES = 100
@@ -100,9 +91,9 @@ class FallbackStore:
         self._identity = file_identity(path)
         try:
             db = LedgerDb(path)
-        except NewerStoreError:
+        except NewerDatabaseError:
             raise
-        except ForeignStoreError as exc:
+        except ForeignDatabaseError as exc:
             # A backup with pins means a ledger was here: its mark is damaged, or another file replaced it.
             if self._read_backup(path).pins:
                 raise DamagedStoreError(f"a ledger was here, and now {exc}") from exc
@@ -126,10 +117,7 @@ class FallbackStore:
 
     def _replace(self, path: str, failure: BaseException) -> LedgerDb:
         """Return the replacement of a failed file: the recovered file (once), or memory with the pins."""
-        code: int | None = getattr(failure, "sqlite_errorcode", None)
-        # Without a code, Python itself couldn't read the database's content.
-        is_inside = code is None or code & 0xFF not in _OUTSIDE_CODES
-        damaged = is_inside and not isinstance(failure, ForeignStoreError | OSError)
+        damaged = is_damage(failure)
         reason = f"{failure}" or type(failure).__name__
         if damaged and not self._recovered:
             self._recovered = True
@@ -142,7 +130,7 @@ class FallbackStore:
         message = f"it {state} ({reason}); what happens is kept until the session ends. {_describe_pins(backup)}"
         remedy = "indus ledger verify" if damaged else "make room, or see who owns the file"
         self.add_note(Note(f"the ledger {path!r}", message, remedy))
-        is_foreign = isinstance(failure, ForeignStoreError) and not isinstance(failure, NewerStoreError)
+        is_foreign = isinstance(failure, ForeignDatabaseError) and not isinstance(failure, NewerDatabaseError)
         if backup.unreadable or (backup.missing and not is_foreign and _may_hold_rows(path)):
             self._lost = f"it {state} ({reason}), and its pins are in no other file"
         memory = LedgerDb(None)

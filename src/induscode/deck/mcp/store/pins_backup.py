@@ -13,7 +13,7 @@ import os
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import locked_directory, read_small_file, replace_private_file
+from indusagi.core.app_dirs import locked_directory, read_small_file, replace_file
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from induscode.deck.mcp.store.events import content_address, document_addresses
@@ -95,7 +95,7 @@ def compact_backup(ledger: str, backup: PinsBackup) -> None:
     if backup.lines > 2 * len(backup.pins) + _SPARE_LINES:
         with locked_directory(os.path.dirname(os.path.abspath(ledger))):
             present = read_backup(ledger) or backup  # another process may have added pins
-            replace_private_file(pins_path(ledger), b"".join(map(_format_line, present.pins.values())))
+            replace_file(pins_path(ledger), b"".join(map(_format_line, present.pins.values())))
 
 
 def collect_pins(batches: Iterable[Batch]) -> list[Pin]:

@@ -14,7 +14,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-from induscode.deck.mcp.store.database import ChainEnd, check_row, parse_facts, transaction
+from indusagi.core.sqlite import transaction
+from induscode.deck.mcp.store.database import ChainEnd, check_row, parse_facts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -119,4 +119,4 @@ def find_command(name: str, commands: Mapping[str, SlashCommand]) -> SlashComman
         return commands[matches[0]]
     if matches:
         raise SlashError(f"/{name} may be {', '.join(f'/{match}' for match in matches)}")
-    raise SlashError(f"there is no command /{name}: /help lists them")
+    raise SlashError(f"unknown command /{name}: type / to see all")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.text import escape_unseen, format_count
+from induscode.boot.config_watch import BrokenConfigError
 from induscode.cli.dialog import Choice, Question
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import escape_controls
-from induscode.conversations.servers import BrokenConfigError
 from induscode.deck.mcp.drift import build_approval, name_item
 from induscode.frontends.terminal.slash import SlashError, name_slash_commands
 from induscode.servers.config.trust import TrustStore
@@ -72,7 +72,7 @@ async def _ask_about_server(host: SlashHost, row: ServerRow) -> bool:
     """Show a server in full and store consent for exactly that."""
     store = TrustStore()
     question = await to_thread.run_sync(store.question, row)
-    if not await _confirm(host, f"Start {question.subject} from now on?", question.details):
+    if not await _confirm(host, f"Trust {question.subject} and start it in this project?", question.details):
         host.screen.show(f"{row.id}: not trusted")
         return False
     await to_thread.run_sync(store.approve, row, question.digest)

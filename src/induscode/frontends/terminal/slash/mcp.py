@@ -12,7 +12,8 @@ from anyio import to_thread
 from indusagi.core.text import format_count
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
-from induscode.conversations.servers import RELOAD, BrokenConfigError
+from induscode.boot.config_watch import BrokenConfigError
+from induscode.conversations.servers import RELOAD
 from induscode.deck.mcp.drift import describe_causes
 from induscode.frontends.terminal.calls import format_duration
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, name_slash_commands, split_words
@@ -75,7 +76,7 @@ async def _show_servers(host: SlashHost, words: Sequence[str]) -> None:
     for message, remedy in messages:
         host.screen.show(message)
         if remedy:
-            host.screen.show(f"  what to do: {remedy}")
+            host.screen.show(f"  Fix: {remedy}")
 
 
 async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tuple[str, ...], str, str]:
@@ -174,7 +175,7 @@ async def _start(host: SlashHost, name: str, start: Callable[[str], Awaitable[No
     if status.fault is not None:
         message, remedy = await _explain_fault(servers, status)
         host.screen.show(f"server {name!r} is {status.phase}: {message}")
-        host.screen.show(f"  what to do: {remedy}")
+        host.screen.show(f"  Fix: {remedy}")
         return
     host.screen.show(f"server {name!r} is {status.phase}: {format_count(status.tool_count, 'tool')}")
 

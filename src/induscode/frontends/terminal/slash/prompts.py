@@ -7,13 +7,13 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import is_within, read_small_file
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import clean_text, cut_text, format_count
+from indusagi.core.text import cut_text, format_count
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from induscode.cli.dialog import Choice, Question
 from induscode.cli.terminal import escape_controls
+from induscode.conversations.agents.files import find_folders, read_markdown
 from induscode.conversations.mentions import open_server_content
 from induscode.deck.cards.memory import LARGEST_BYTES, MEMORY_NAME, append_note_line
 from induscode.deck.mcp.content import ContentRefused, find_text
@@ -37,13 +37,11 @@ if TYPE_CHECKING:
 # model, and shows it as sent.
 
 
-MAX_FILE_BYTES = 64 * 1024
 MAX_FILES = 200
 _MAX_ENTRIES = 2_000
 _MAX_DEPTH = 4
 _MAX_DESCRIPTION = 100
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-_FRONT_MATTER = re.compile(r"---[ \t]*\n(.*?)^---[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _PLACE = re.compile(r"\$(?:ARGUMENTS\b|([1-9])(?!\d))")
 
 
@@ -62,15 +60,7 @@ def load_custom_commands(cwd: str, taken: Collection[str]) -> CustomCommands:
     """
     commands: dict[str, SlashCommand] = {}
     notes: list[str] = []
-    home = os.environ.get("HOME") or os.path.expanduser("~")
-    config = os.environ.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    project = os.path.join(cwd, ".indusvx", "commands")
-    places = [("user", os.path.join(config, "indus", "commands"))]
-    if is_within(os.path.realpath(project), os.path.realpath(cwd)):
-        places.append(("project", project))
-    else:
-        notes.append(f"{project}: left out: it leads out of the project")
-    for origin, folder in places:
+    for origin, folder in find_folders(cwd, "commands", notes):
         for path in _list_files(folder, notes):
             parts = os.path.relpath(path, folder).removesuffix(".md").split(os.sep)
             name = ":".join(parts)
@@ -111,16 +101,11 @@ def _list_files(folder: str, notes: list[str]) -> Iterator[str]:
 
 def _read_command(name: str, path: str, folder: str, origin: str) -> SlashCommand:
     """Read one file; `OSError` if it's unreadable, too large, or outside its directory."""
-    real = os.path.realpath(path)
-    if not is_within(real, os.path.realpath(folder)):
-        raise OSError(0, "it is a link that leads out of the directory")
-    text = clean_text(read_small_file(real, MAX_FILE_BYTES, follow=False).decode("utf-8", "replace"))[0]
-    front = _FRONT_MATTER.match(text)
+    front, body = read_markdown(path, folder)
     values: dict[str, str] = {}
-    for line in front[1].splitlines() if front is not None else ():
+    for line in (front or "").splitlines():
         key, _, value = line.partition(":")
         values[key.strip()] = value.strip().strip("\"'")
-    body = (text if front is None else text[front.end() :]).strip()
     description = values.get("description") or body.partition("\n")[0].lstrip("# ")
     return SlashCommand(
         name=name,

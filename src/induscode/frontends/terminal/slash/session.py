@@ -83,7 +83,7 @@ async def _run(host: SlashHost, rest: str) -> None:
         await conversation.restore_state()
     parts = [] if result.files is None else [f"{format_count(len(result.files.done), 'path')} restored"]
     parts += [_describe_messages(result.messages)] if result.messages else []
-    host.screen.show(f"{'; '.join(parts) or 'nothing changed'}; the last point of /rewind undoes this")
+    host.screen.show(f"{'; '.join(parts) or 'nothing changed'}. Undo: /rewind, last entry")
     for path, reason in () if result.files is None else result.files.left:
         host.screen.show(f"{_shorten(host, path)} stays as it is: {reason}")
 
@@ -141,7 +141,7 @@ def list_session_commands(commands: Mapping[str, SlashCommand]) -> Sequence[Slas
     async def show_help(host: SlashHost, rest: str) -> None:
         name = rest.removeprefix("/")
         if name and name not in commands:
-            raise SlashError(f"there is no command /{name}: /help lists them")
+            raise SlashError(f"unknown command /{name}: type / to see all")
         shown = [commands[name]] if name else commands.values()
         rows = [(f"/{command.name} {command.usage}".rstrip(), command.describe) for command in shown]
         host.print_table(("COMMAND", ""), rows)
@@ -187,7 +187,7 @@ async def _switch_model(host: SlashHost, rest: str) -> None:
         await conversation.switch_model(rest)
     except (NoModelError, InvalidAddressError) as exc:
         raise SlashError(str(exc)) from exc
-    host.screen.show(f"{conversation.choice.label} answers from now on")
+    host.screen.show(f"Model: {conversation.choice.label}")
     deck = conversation.session.deck()  # the next turn's deck, which knows what's left out
     if deck.hidden:
         host.screen.show(f"{format_count(len(deck.hidden), 'tool')} are found by search, not listed")
@@ -236,7 +236,7 @@ def list_conversation_commands() -> Sequence[SlashCommand]:
         SlashCommand(
             name="resume", usage="[N|ID]", describe="list the conversations of this directory, or open one", run=_resume
         ),
-        SlashCommand(name="fork", describe="go on in a copy of this conversation; it stays as it is", run=_fork),
+        SlashCommand(name="fork", describe="continue in a copy", run=_fork),
     )
 
 
@@ -312,7 +312,7 @@ def list_context_commands() -> Sequence[SlashCommand]:
     return (
         SlashCommand(name="context", describe="what fills the context window", run=_show_context),
         SlashCommand(
-            name="compact", usage="[INSTRUCTIONS]", describe="replace the older messages by a summary", run=_compact
+            name="compact", usage="[INSTRUCTIONS]", describe="summarize older messages to free context", run=_compact
         ),
     )
 
@@ -363,13 +363,13 @@ async def _show_context(host: SlashHost, rest: str) -> None:
     for line in format_parts(measure_parts(conversation), window, host.screen.width):
         host.screen.show(line)
     if window is None:
-        host.screen.show("the context window is unknown: --context-window N gives it")
+        host.screen.show("Context size unknown. Set it with --context-window N.")
     if conversation.context_tokens:
-        host.screen.show(f"last request, as the model counts: {format_tokens(conversation.context_tokens)}")
+        host.screen.show(f"Last request: {format_tokens(conversation.context_tokens)} tokens (reported by the model)")
 
 
 async def _compact(host: SlashHost, rest: str) -> None:
-    host.screen.show("the model writes a summary (Esc cancels)")
+    host.screen.show("Summarizing… esc to cancel")
     try:
         report = await host.conversation.compact(rest, cancel=CancelToken())
     except CompactionError as exc:

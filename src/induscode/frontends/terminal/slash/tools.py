@@ -119,7 +119,7 @@ async def _add_rule(host: SlashHost, permissions: Permissions, text: str) -> Non
         await permissions.store_rule(rule)
     else:
         permissions.restore_rules([rule])
-    host.screen.show(f"{effect} {rule}: holds here {'from now on' if saves else 'for this session'}")
+    host.screen.show(f"Added {'for this project' if saves else 'for this session'}: {effect} {rule}")
 
 
 async def _remove_rule(host: SlashHost, permissions: Permissions, words: Sequence[str]) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from induscode.calls.database import Payload
     from induscode.calls.record import CallRecord
-    from induscode.gateway.page.contract import PageRequest
+    from induscode.gateway.page.access import PageRequest
 
 _WINDOWS = {"15min": ("15 minutes", 15_000), "1h": ("1 hour", 60_000), "24h": ("24 hours", 1_440_000),
             "7d": ("7 days", 10_080_000)}  # fmt: skip
@@ -66,9 +66,7 @@ async def show_calls(page: PageRequest) -> PageView:
     )
     overview = await to_thread.run_sync(_read_overview, wanted, window, page.get("order") == "slow")
     if overview is None:
-        nothing = show_nothing(
-            "No call has been recorded yet. Every call of a session, of `indus call` and of a client is."
-        )
+        nothing = show_nothing("No calls yet. Calls of sessions, of `indus call` and of clients appear here.")
         return PageView("Calls", live("calls", "calls", nothing), "calls")
     rows = [_build_row(call) for call in overview.calls]
     named = _WINDOWS[window][0]
@@ -208,7 +206,7 @@ async def show_call(page: PageRequest) -> PageView:
     texts = (
         [tag("h2", "Arguments"), show_text(payload.arguments), tag("h2", "Result"), show_text(payload.result)]
         if payload
-        else show_nothing("Its texts were not kept, or have expired: the setting calls.record says what is kept.")
+        else show_nothing("Arguments and result weren't recorded, or have expired (setting: calls.record).")
     )
     cards = page.source.session.mcp.capabilities
     named = call.tool if call.kind == "tool" else ""

@@ -13,7 +13,7 @@ from induscode.gateway.page.parts import live, show_nothing, show_state
 if TYPE_CHECKING:
     from induscode.cluster.contract import Placement
     from induscode.cluster.node import ClusterNode
-    from induscode.gateway.page.contract import PageRequest
+    from induscode.gateway.page.access import PageRequest
     from induscode.gateway.page.html import Html
 
 _ROLES = {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolOutcome
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
-    from induscode.gateway.page.contract import CallReply, PageRequest
+    from induscode.gateway.page.access import PageRequest
+    from induscode.gateway.page.contract import CallReply
 
 _MAX_ROWS = 200
 """Rows per list; the search finds the rest."""

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from induscode.deck.mcp.drift import Drift
-    from induscode.gateway.page.contract import PageRequest, ServerSummary
+    from induscode.gateway.page.access import PageRequest
+    from induscode.gateway.page.contract import ServerSummary
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
 _STEPS, _STEP_MS = 30, 120_000
@@ -174,9 +175,9 @@ def _ask_consent(page: PageRequest, server: ServerSummary, digest: str, config: 
     return tag(
         "article",
         tag("h2", "Your consent"),
-        tag("p", "The project brings this server. It starts only if you agree to exactly what is shown here."),
+        tag("p", "This project configures this server. If you trust it, it runs exactly this:"),
         config,
-        build_form(page.user, target, button="Trust it as it is", look="danger", action="trust", digest=digest),
+        build_form(page.user, target, button="Trust and start", look="danger", action="trust", digest=digest),
         cls="warning",
     )
 
@@ -217,7 +218,7 @@ async def show_drifts(page: PageRequest) -> PageView:
             "drifts",
             [_build_drift(page, drift) for drift in drifts],
             unseen,
-            None if drifts or unseen else show_nothing("Every definition is as it was approved."),
+            None if drifts or unseen else show_nothing("No changed tools."),
         ),
     )  # fmt: skip
     return PageView("Drift", content, "drift")
@@ -234,12 +235,14 @@ def _build_drift(page: PageRequest, drift: Drift) -> Html:
             build_form(page.user, address("/drift"), button="Refuse", action="refuse", **hidden),
             cls="actions",
         )
-    differs = "added by the server" if drift.is_added else ", ".join(drift.fields)
-    consequence = "disabled until it is approved" if drift.disables else "the approved text stays in use"
+    fields = f"The {' and '.join(drift.fields)} changed"
+    differs = f"The server added this {ref.kind}" if drift.is_added else fields
+    blocked = f"The {ref.kind} is blocked until you approve it"
+    consequence = blocked if drift.disables else "The approved text stays in use"
     return tag(
         "article",
         tag("h2", name_item(ref), " ", show_state("added" if drift.is_added else f"{drift.grade} change")),
-        tag("p", f"{differs}: {consequence}."),
+        tag("p", f"{differs}. {consequence}."),
         show_diff(drift.diff()),
         forms,
         cls="fault" if drift.disables else None,

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.conversations.rewind import RewindPoint
-    from induscode.gateway.page.contract import PageRequest
+    from induscode.gateway.page.access import PageRequest
 
 _MAX_CONVERSATIONS = 100
 _MAX_PART_CHARS = 20_000

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store.events import Row, RunFacts
-    from induscode.gateway.page.contract import PageRequest
+    from induscode.gateway.page.access import PageRequest
 
 _RUNS = 50
 _MINUTE = re.compile(r"(\d{4}-\d\d-\d\d[T ])?\d\d:\d\d")
@@ -43,7 +43,9 @@ async def show_timeline(page: PageRequest) -> PageView:
     await store.flush()
     runs = await store.runs()
     if not runs:
-        return PageView("Timeline", show_nothing("Nothing has happened yet."), "timeline")
+        return PageView(
+            "Timeline", show_nothing("No events yet. They appear after the first session or indus serve."), "timeline"
+        )
     wanted = page.get("run") or runs[-1].run
     rows = await store.rows(wanted)
     server = page.get("server")

@@ -11,33 +11,46 @@ import httpx2
 
 from indusagi.core.backoff import parse_retry_after
 from indusagi.core.json import build_object, is_json_object
-from indusagi.core.records import record
 from indusagi.interop.auth.contract import SignInRequired
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
 if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
     from indusagi.interop.auth.contract import AuthFault
     from indusagi.interop.protocol_bridge.contract import FaultReason
 
 _NOT_REACHED = "could not be reached: the proxy"
-_RESPONSE_TYPES = {"application/json", "text/event-stream"}
+JSON = "application/json"
+EVENTS = "text/event-stream"
 
 
-@record
-class TransportFailure:
-    """Why a request failed in transit."""
+class HttpRequestError(Exception):
+    """A request that failed in transit, or that the server refused.
 
-    message: str
-    """Continues a sentence that starts with "it"; empty if the server's own message is better."""
-    detail: FaultDetail
+    Args:
+        message: Continues a sentence that starts with "it"; empty if the server's own message is better.
+        detail: The details of the fault.
+        error: The JSON-RPC error in the server's response, if any.
+    """
+
+    def __init__(self, message: str, detail: FaultDetail, error: JsonObject | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.error = error
+
+    def describe(self) -> str:
+        """Return what happened as a sentence: ours, or the server's if it says more."""
+        theirs = (self.error or {}).get("message")
+        return f"it {self.message}" if self.message or theirs is None else str(theirs)
 
 
-def build_failure(
+def build_error(
     message: str, reason: FaultReason | None, http_status: int | None = None, retry_after_s: float | None = None
-) -> TransportFailure:
-    """Build a failure with its detail."""
+) -> HttpRequestError:
+    """Build an error with its detail."""
     detail = FaultDetail(reason=reason, http_status=http_status, retry_after_s=retry_after_s)
-    return TransportFailure(message, detail)
+    return HttpRequestError(message, detail)
 
 
 def get_origin(url: httpx2.URL) -> tuple[str, str, int | None]:
@@ -50,29 +63,24 @@ def format_origin(url: httpx2.URL) -> str:
     return f"{url.scheme}://{url.host}" + ("" if url.port is None else f":{url.port}")
 
 
-def build_redirect_failure(target: httpx2.URL, http_status: int | None = None) -> TransportFailure:
-    """Build the failure for a request that would leave the configured origin."""
+def build_redirect_error(target: httpx2.URL, http_status: int | None = None) -> HttpRequestError:
+    """Build the error for a request that would leave the configured origin."""
     message = f"redirects to {format_origin(target)}, which is not followed: if that is right, use it"
-    return build_failure(message, "redirect", http_status)
+    return build_error(message, "redirect", http_status)
 
 
-def check_response(
-    request: httpx2.Request, response: httpx2.Response, *, is_rpc_request: bool
-) -> TransportFailure | None:
-    """Return the failure to report if a response turns out not to contain a JSON-RPC response."""
-    status = response.status_code
-    if response.has_redirect_location:
-        target = request.url.join(response.headers["location"])
-        if get_origin(target) != get_origin(request.url):
-            return build_redirect_failure(target, status)
-        return build_failure(f"redirects without end (HTTP {status})", "redirect", status)
-    expected = {"text/event-stream"} if request.method == "GET" else _RESPONSE_TYPES
+def check_content_type(response: httpx2.Response, *expected: str) -> str:
+    """Return a body's media type.
+
+    Raises:
+        HttpRequestError: It isn't one of the expected ones.
+    """
     content_type = get_content_type(response)
-    if not is_rpc_request or content_type in expected:
-        return None
-    shown = content_type[:80] or "nothing"
+    if content_type in expected:
+        return content_type
+    status, shown = response.status_code, content_type[:80] or "nothing"
     message = f"answered with {shown}, not with {' or '.join(sorted(expected))} (HTTP {status})"
-    return build_failure(message, "malformed", status)
+    raise build_error(message, "malformed", status)
 
 
 def get_content_type(response: httpx2.Response) -> str:
@@ -80,42 +88,42 @@ def get_content_type(response: httpx2.Response) -> str:
     return response.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-def classify_network_error(exc: httpx2.TransportError | TimeoutError, via: str | None = None) -> TransportFailure:
-    """Turn a network error into a failure; `via` is the origin of the proxy, if any."""
+def classify_network_error(exc: httpx2.TransportError | TimeoutError, via: str | None = None) -> HttpRequestError:
+    """Turn a network error into an error; `via` is the origin of the proxy, if any."""
     if isinstance(exc, TimeoutError):
-        return build_failure("did not answer in time", "closed")
+        return build_error("did not answer in time", "closed")
     if isinstance(exc, httpx2.ProxyError):
         return _classify_proxy_status(str(exc), via)
     if isinstance(exc, (httpx2.ConnectError, httpx2.ConnectTimeout)):
         why = str(exc) or "the connection was not made in time"
         through = "" if via is None else f" through the proxy {via}"
-        return build_failure(f"could not be reached{through}: {why}", "refused")
+        return build_error(f"could not be reached{through}: {why}", "refused")
     if isinstance(exc, (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol)):
         # The error's text repeats the invalid header, which may be a secret.
-        return build_failure("cannot be asked: a header or the url is no valid HTTP", "malformed")
-    return build_failure("closed the connection before it answered", "closed")
+        return build_error("cannot be asked: a header or the url is no valid HTTP", "malformed")
+    return build_error("closed the connection before it answered", "closed")
 
 
-def classify_auth_fault(fault: AuthFault) -> TransportFailure:
-    """Turn a failed sign-in into a failure."""
+def classify_auth_fault(fault: AuthFault) -> HttpRequestError:
+    """Turn a failed sign-in into an error."""
     if isinstance(fault, SignInRequired):
-        return build_failure(fault.problem, "sign_in", HTTPStatus.UNAUTHORIZED)
+        return build_error(fault.problem, "sign_in", HTTPStatus.UNAUTHORIZED)
     reason = "upstream" if fault.is_transient else "auth"
-    return build_failure(f"could not be signed in to: {fault}", reason, HTTPStatus.UNAUTHORIZED)
+    return build_error(f"could not be signed in to: {fault}", reason, HTTPStatus.UNAUTHORIZED)
 
 
-def _classify_proxy_status(text: str, via: str | None) -> TransportFailure:
-    """Turn a proxy's refusal into a failure; the status isn't the server's."""
+def _classify_proxy_status(text: str, via: str | None) -> HttpRequestError:
+    """Turn a proxy's refusal into an error; the status isn't the server's."""
     status = text.partition(" ")[0]
     shown = f"HTTP {status}" if re.fullmatch(r"[1-9]\d\d", status) else "nothing that makes sense"
     if status == str(int(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)):
-        return build_failure(f"{_NOT_REACHED} {via} did not accept our credentials ({shown})", "auth")
+        return build_error(f"{_NOT_REACHED} {via} did not accept our credentials ({shown})", "auth")
     reason = "upstream" if status.startswith("5") else "refused"
-    return build_failure(f"{_NOT_REACHED} {via} answered {shown}", reason)
+    return build_error(f"{_NOT_REACHED} {via} answered {shown}", reason)
 
 
-def classify_status(response: httpx2.Response, via: str | None = None) -> TransportFailure:
-    """Turn a status of 400 and above into a failure (RFC 9110 §15.5, §15.6)."""
+def classify_status(response: httpx2.Response, via: str | None = None) -> HttpRequestError:
+    """Turn a status of 400 and above into an error (RFC 9110 §15.5, §15.6)."""
     status = response.status_code
     shown = f"HTTP {status}"
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED and via is not None:
@@ -123,25 +131,25 @@ def classify_status(response: httpx2.Response, via: str | None = None) -> Transp
     if status in {401, 403, 407}:
         scheme = response.headers.get("www-authenticate", "").partition(" ")[0]
         wants = f", it wants {scheme}" if re.fullmatch(r"[A-Za-z0-9-]{1,20}", scheme) else ""
-        return build_failure(f"did not accept our credentials ({shown}{wants})", "auth", status)
+        return build_error(f"did not accept our credentials ({shown}{wants})", "auth", status)
     retry_after_s = parse_retry_after(response.headers.get("retry-after", ""))
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         later = "" if retry_after_s is None else f"; again in {retry_after_s:g} s"
-        return build_failure(f"is asked too often ({shown}{later})", "rate_limited", status, retry_after_s)
+        return build_error(f"is asked too often ({shown}{later})", "rate_limited", status, retry_after_s)
     if status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return build_failure(f"failed ({shown})", "upstream", status, retry_after_s)
+        return build_error(f"failed ({shown})", "upstream", status, retry_after_s)
     if status in {HTTPStatus.NOT_FOUND, HTTPStatus.GONE}:
-        return build_failure(f"is not there ({shown})", "not_found", status)
-    return build_failure(f"refused the request ({shown})", "refused", status, retry_after_s)
+        return build_error(f"is not there ({shown})", "not_found", status)
+    return build_error(f"refused the request ({shown})", "refused", status, retry_after_s)
 
 
-def is_rpc_error(body: bytes) -> bool:
-    """Return whether a body is a JSON-RPC error response."""
+def find_rpc_error(body: bytes) -> JsonObject | None:
+    """Return the error in a body that is a JSON-RPC error response."""
     try:
         message: object = json.loads(body, object_pairs_hook=build_object)
     except (ValueError, RecursionError):
-        return False
+        return None
     if not is_json_object(message) or not is_json_object(error := message.get("error")):
-        return False
-    code, text = error.get("code"), error.get("message")
-    return message.get("jsonrpc") == "2.0" and isinstance(code, int) and isinstance(text, str)
+        return None
+    is_valid = isinstance(error.get("code"), int) and isinstance(error.get("message"), str)
+    return error if is_valid and message.get("jsonrpc") == "2.0" else None

@@ -1,7 +1,7 @@
 """The proxy for a server, from its configuration or the environment.
 
-The HTTP client wouldn't find it: it only looks for one if it creates the transport (ours is the guard), and would also
-use it for servers on this machine.
+The HTTP client wouldn't find it: it only looks for one if it creates the transport, and would also use it for servers
+on this machine.
 """
 
 from __future__ import annotations

@@ -1,46 +1,54 @@
 """HTTP+SSE client transport: one event stream for all server messages, and a POST for each of ours.
 
-https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse. This replaces the SDK's client,
-which refuses events over 1 MiB, silently stops sending after one failed POST, and sends one message at a time.
+https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-with-sse.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
 import httpx2
 
-from indusagi.interop.protocol_bridge.client.http.failures import build_redirect_failure, get_origin
-from indusagi.interop.protocol_bridge.client.http.guard import REQUEST, open_guarded_client
+from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, open_http_client
+from indusagi.interop.protocol_bridge.client.http.events import EventParser
+from indusagi.interop.protocol_bridge.client.http.failures import (
+    EVENTS,
+    JSON,
+    HttpRequestError,
+    build_redirect_error,
+    check_content_type,
+    get_origin,
+)
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
-from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, find_cancelled_id, find_request_id
+from indusagi.interop.protocol_bridge.rpc.transport import (
+    QueuedTransport,
+    encode_frame,
+    find_cancelled_id,
+    find_request_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from anyio.abc import TaskGroup
 
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.client.http.guard import GuardedClient, HttpGuard
-    from indusagi.interop.protocol_bridge.contract import SseServerConfig, StreamableHttpServerConfig
+    from indusagi.interop.protocol_bridge.client.http.client import HttpClient
+    from indusagi.interop.protocol_bridge.client.http.events import ServerEvent
+    from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId, TransportEnd
 
-_TURN_EVENTS = 16
-"""How many events of one server to handle per event loop iteration."""
-_STREAM = "events"
-"""Request id under which the guard records failures of the event stream itself."""
+_POST_HEADERS = {"content-type": JSON}
 
 
 @asynccontextmanager
 async def sse_transport(config: SseServerConfig | StreamableHttpServerConfig) -> AsyncGenerator[SseTransport]:
     """Open a server's event stream; close it on exit."""
-    async with open_guarded_client(config) as (client, guard), anyio.create_task_group() as tasks:
-        transport = SseTransport(config.url, client, guard)
+    async with open_http_client(config) as http, anyio.create_task_group() as tasks:
+        transport = SseTransport(http, config.limits)
         tasks.start_soon(transport.read)
         tasks.start_soon(transport.write, tasks)
         try:
@@ -53,13 +61,15 @@ async def sse_transport(config: SseServerConfig | StreamableHttpServerConfig) ->
 class SseTransport(QueuedTransport):
     """Transport over an event stream and POST requests."""
 
-    def __init__(self, url: str, client: GuardedClient, guard: HttpGuard) -> None:
+    def __init__(self, http: HttpClient, limits: ServerLimits) -> None:
         super().__init__()
-        self.via = guard.via
+        self.via = http.via
         """Origin of the proxy, if any."""
-        self._url = url
-        self._client = client
-        self._guard = guard
+        self._http = http
+        self._limits = limits
+        self._requests: dict[RequestId, anyio.CancelScope] = {}
+        """Posts of requests in transit."""
+        self._posts = FramePosts(http, limits.start_s, lambda exc: None)
         self._post_url: asyncio.Future[httpx2.URL] = asyncio.get_running_loop().create_future()
 
     async def wait_open(self) -> None:
@@ -70,54 +80,35 @@ class SseTransport(QueuedTransport):
         """
         await self._post_url
 
-    def send(self, frame: JsonObject) -> None:
-        """Enqueue a frame; give up the POST of a cancelled request."""
-        if (cancelled := find_cancelled_id(frame)) is not None:
-            self._guard.give_up(cancelled)
-        super().send(frame)
-
-    def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Return and forget why a request's POST failed."""
-        return self._guard.take_detail(request_id)
-
     # -- inbound ----------------------------------------------------------------------------
 
     async def read(self) -> None:
         """Deliver messages until the stream ends."""
+        message, detail = "ended its stream of events", FaultDetail(reason="closed")
         try:
-            async with self._client.stream(
-                "GET",
-                self._url,
-                headers={"accept": "text/event-stream", "cache-control": "no-store"},
-                extensions={REQUEST: _STREAM},
-                follow_redirects=True,
-            ) as response:
-                if response.is_success:
-                    count = 0
-                    async for event in httpx2.EventSource(response, max_event_size=None):
-                        self._handle_event(event, response.url)
-                        count += 1
-                        if count % _TURN_EVENTS == 0:
-                            # Hundreds may arrive at once; let other servers have their turn.
-                            await asyncio.sleep(0)
-        except (httpx2.HTTPError, httpx2.StreamError):
-            pass  # the guard has recorded the failure
-        failure = self._guard.find_failure(_STREAM)
-        if failure is None or failure.detail.reason == "closed":
-            self.finish("ended its stream of events", FaultDetail(reason="closed"))
-        else:
-            self.finish(failure.message, failure.detail)
+            async with self._http.request("GET", {"accept": EVENTS, "cache-control": "no-store"}) as response:
+                check_content_type(response, EVENTS)
+                parser, url = EventParser(self._limits.frame_bytes), response.url
+                await self._http.read_events(response, parser, lambda event: self._handle_event(event, url))
+        except HttpRequestError as exc:
+            if exc.detail.reason != "closed":
+                message, detail = exc.message, exc.detail
+        self.finish(message, detail)
 
-    def _handle_event(self, event: httpx2.ServerSentEvent, url: httpx2.URL) -> None:
-        if event.event == "endpoint" and not self._post_url.done():
-            target = url.join(event.data)
+    def _handle_event(self, event: ServerEvent, url: httpx2.URL) -> None:
+        if event.name == "endpoint" and not self._post_url.done():
+            try:
+                target = url.join(event.data.decode("utf-8", "replace"))
+            except httpx2.InvalidURL:
+                self.finish("named an endpoint that is not a URL", FaultDetail(reason="malformed"))
+                return
             if get_origin(target) == get_origin(url):
                 self._post_url.set_result(target)
             else:
-                failure = build_redirect_failure(target)
+                failure = build_redirect_error(target)
                 self.finish(failure.message, failure.detail)
-        elif event.event == "message" and event.data:
-            self.deliver(event.data.encode("utf-8", "surrogatepass"))
+        elif event.name == "message" and event.data:
+            self.deliver(event.data)
 
     def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
         """Declare the end, also to callers of `wait_open`."""
@@ -137,31 +128,30 @@ class SseTransport(QueuedTransport):
         target = self._post_url.result()
         while True:
             frame = await self.next_frame()
-            if find_request_id(frame) is None:
-                await self._post(target, frame)
+            request_id, cancelled = find_request_id(frame), find_cancelled_id(frame)
+            if cancelled in self._requests:
+                self._requests[cancelled].deadline = anyio.current_time() + self._limits.close_s
+            try:
+                content = encode_frame(frame)
+            except (ValueError, RecursionError) as exc:
+                if request_id is not None:
+                    self.fail(request_id, f"it cannot be sent: {exc}")
+                continue
+            if request_id is None:
+                is_first = frame.get("method") == INITIALIZED
+                await self._posts.start(tasks, content, _POST_HEADERS, target, is_first=is_first)
             else:
-                tasks.start_soon(self._post, target, frame)
+                scope = self._requests[request_id] = anyio.CancelScope()
+                tasks.start_soon(self._post_request, request_id, scope, target, content)
 
-    async def _post(self, target: httpx2.URL, frame: JsonObject) -> None:
-        identity = find_request_id(frame)
+    async def _post_request(
+        self, request_id: RequestId, scope: anyio.CancelScope, target: httpx2.URL, content: bytes
+    ) -> None:
         try:
-            text = json.dumps(frame, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        except (ValueError, RecursionError) as exc:
-            if identity is not None:
-                self.fail(identity, f"it cannot be sent: {exc}")
-            return
-        request = self._client.build_request(
-            "POST",
-            target,
-            content=text.encode("utf-8", "backslashreplace"),
-            headers={"content-type": "application/json"},
-            extensions={} if identity is None else {REQUEST: identity},
-        )
-        response = await self._client.send(request, stream=True)
-        await response.aclose()
-        if identity is None:
-            return
-        if response.is_success:
-            self._guard.note(identity, None)
-        elif (failure := self._guard.find_failure(identity)) is not None:
-            self.fail(identity, f"it {failure.message}")
+            with scope:
+                async with self._http.request("POST", _POST_HEADERS, content, target) as response:
+                    await self._http.discard_body(response)
+        except HttpRequestError as exc:
+            self.fail(request_id, exc.describe(), exc.detail, exc.error)
+        finally:
+            self._requests.pop(request_id, None)

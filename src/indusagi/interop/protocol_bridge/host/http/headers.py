@@ -7,10 +7,8 @@ rule in between.
 from __future__ import annotations
 
 import re
-from binascii import Error as NotBase64
-from binascii import a2b_base64, b2a_base64
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias, cast
+from typing import TYPE_CHECKING
 
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
@@ -24,18 +22,21 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     PARSE_ERROR,
     UNSUPPORTED_VERSION,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
+    ARGUMENT_HEADER,
+    METHOD_HEADER,
+    NAME_HEADER,
+    NAMED_BY,
+    VERSION_HEADER,
+    decode_header_value,
+    find_header_arguments,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema
-
-VERSION_HEADER = "mcp-protocol-version"
-_METHOD_HEADER = "mcp-method"
-_NAME_HEADER = "mcp-name"
-_ARGUMENT_HEADER = "mcp-param-"
-_HEADER_KEYWORD = "x-mcp-header"
 
 MISMATCH = -32020
 _MISSING_CAPABILITY = -32021
@@ -48,24 +49,9 @@ STATUSES: Mapping[int, int] = MappingProxyType(
 )
 """HTTP status by JSON-RPC error code; 200 for all others."""
 
-_ROUTING = frozenset({VERSION_HEADER, _METHOD_HEADER, _NAME_HEADER})
-_NAMED_BY = {
-    "tools/call": "name", "prompts/get": "name", "resources/read": "uri",
-    "tasks/get": "taskId", "tasks/update": "taskId", "tasks/cancel": "taskId",
-}  # fmt: skip
-_BASE64_VALUE = re.compile(r"=\?base64\?(.*)\?=")
-_TOKEN = re.compile(r"[\w!#$%&'*+\-.^`|~]+", re.ASCII)
+_ROUTING = frozenset({VERSION_HEADER, METHOD_HEADER, NAME_HEADER})
 _INTEGER = re.compile(r"(-?[0-9]{1,640})(?:\.0+)?")
 """As many digits as Python parses under any limit: `sys.int_info.str_digits_check_threshold`."""
-
-_HEADER_TYPES = frozenset({"string", "integer", "boolean"})
-_HOLD_ONE = frozenset({
-    "additionalProperties", "contains", "contentSchema", "else", "if", "items", "not", "propertyNames", "then",
-    "unevaluatedItems", "unevaluatedProperties",
-})  # fmt: skip
-_HOLD_SEVERAL = frozenset({"allOf", "anyOf", "oneOf", "prefixItems"})
-_HOLD_NAMED = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties"})
-"""Keywords with subschemas (draft 2020-12): one schema, a list, a map."""
 
 
 @record
@@ -89,15 +75,6 @@ class RequestProblem:
         return compact_json({"jsonrpc": "2.0", "id": request_id, "error": error}).encode()
 
 
-@record
-class _HeaderArgument:
-    """An argument repeated in a header."""
-
-    path: tuple[str, ...]
-    header: str
-    kind: str
-
-
 def check_headers(
     lines: Sequence[tuple[str, str]], frame: JsonObject, find_schema: FindSchema
 ) -> RequestProblem | None:
@@ -106,7 +83,7 @@ def check_headers(
     for name, _ in lines:
         if name in names:  # one reader would use the first value, another the last
             return RequestProblem(MISMATCH, f"the header {name} appears more than once")
-        if name in _ROUTING or name.startswith(_ARGUMENT_HEADER):
+        if name in _ROUTING or name.startswith(ARGUMENT_HEADER):
             names.add(name)
     params = frame.get("params")
     meta = params.get("_meta") if is_json_object(params) else None
@@ -116,15 +93,15 @@ def check_headers(
     if missing:
         return RequestProblem(INVALID_PARAMS, f"params._meta has no {' and no '.join(missing)}")
     headers, version, method = dict(lines), meta[VERSION], frame["method"]
-    name_key = _NAMED_BY.get(str(method))
+    name_key = NAMED_BY.get(str(method))
     target = None if name_key is None else params.get(name_key)
     mismatch = None
     if version is None or headers.get(VERSION_HEADER) != version:
         mismatch = VERSION_HEADER
-    elif headers.get(_METHOD_HEADER) != method:
-        mismatch = _METHOD_HEADER
-    elif target is not None and decode_header_value(headers.get(_NAME_HEADER)) != target:
-        mismatch = _NAME_HEADER
+    elif headers.get(METHOD_HEADER) != method:
+        mismatch = METHOD_HEADER
+    elif target is not None and decode_header_value(headers.get(NAME_HEADER)) != target:
+        mismatch = NAME_HEADER
     if mismatch is not None:
         return RequestProblem(MISMATCH, f"the header {mismatch} does not match the body")
     return check_version(str(version)) or _check_arguments(headers, method, params, find_schema)
@@ -138,22 +115,6 @@ def check_version(version: str) -> RequestProblem | None:
     return RequestProblem(UNSUPPORTED_VERSION, "this version of the protocol is not supported", data)
 
 
-def decode_header_value(value: str | None) -> str | None:
-    """Decode a header value that may be wrapped as `=?base64?…?=`; None if invalid."""
-    match = None if value is None else _BASE64_VALUE.fullmatch(value)
-    if match is None:
-        return value
-    try:
-        # Non-ASCII or non-UTF-8 text raises a ValueError too.
-        text = a2b_base64(match[1], strict_mode=True)
-        # Canonical form only: proxies compare encoded values.
-        if b2a_base64(text, newline=False).decode() != match[1]:
-            return None
-        return text.decode()
-    except (NotBase64, ValueError):
-        return None
-
-
 # -- arguments ----------------------------------------------------------------------------------
 
 
@@ -163,10 +124,12 @@ def _check_arguments(
     name, value = params.get("name"), params.get("arguments")
     schema = find_schema(name) if method == "tools/call" and isinstance(name, str) else None
     arguments = value if is_json_object(value) else {}
-    for argument in () if schema is None else _find_header_arguments(schema):
-        present: JsonValue = arguments
-        for step in argument.path:
-            present = present.get(step) if is_json_object(present) else None
+    try:
+        marked = () if schema is None else find_header_arguments(schema)
+    except ValueError:  # clients mustn't call such a tool
+        marked = ()
+    for argument in marked:
+        present = argument.find_value(arguments)
         header = headers.get(argument.header)
         text = decode_header_value(header)
         if present is None or isinstance(present, (list, dict)):
@@ -187,46 +150,3 @@ def _check_arguments(
             path = ".".join(argument.path)
             return RequestProblem(MISMATCH, f"the header {argument.header} {why} the argument {path!r}")
     return None
-
-
-def _find_header_arguments(schema: JsonObject) -> Sequence[_HeaderArgument]:
-    """Find the arguments that headers repeat; none if any mark is invalid, since clients mustn't call such a tool."""
-    marked: dict[str, _HeaderArgument] = {}
-    for path, schema_level in _iterate_levels(schema):
-        if _HEADER_KEYWORD not in schema_level:
-            continue
-        token, kind = schema_level[_HEADER_KEYWORD], schema_level.get("type")
-        if not path or not isinstance(token, str) or not isinstance(kind, str):
-            return ()
-        header = _ARGUMENT_HEADER + token.lower()
-        if _TOKEN.fullmatch(token) is None or kind not in _HEADER_TYPES or header in marked:
-            return ()
-        names: list[str] = []
-        while path:
-            path, name = cast("tuple[_Path, str]", path)
-            names.append(name)
-        marked[header] = _HeaderArgument(tuple(reversed(names)), header, kind)
-    return [*marked.values()]
-
-
-_Path: TypeAlias = tuple["_Path", str] | tuple[()]
-"""Path of an argument, linked from its end, so that walking a schema of any depth takes linear time."""
-
-
-def _iterate_levels(schema: JsonObject) -> Iterator[tuple[_Path | None, JsonObject]]:
-    """Yield a schema and all its subschemas, with the path of the argument, or None if that's uncertain."""
-    waiting: list[tuple[_Path | None, JsonValue]] = [((), schema)]
-    while waiting:
-        path, level = waiting.pop()
-        if not is_json_object(level):
-            continue
-        yield path, level
-        for key, value in level.items():
-            if key == "properties" and is_json_object(value):
-                waiting += [(None if path is None else (path, name), inner) for name, inner in value.items()]
-            elif key in _HOLD_ONE:
-                waiting.append((None, value))
-            elif key in _HOLD_SEVERAL and isinstance(value, list):
-                waiting += [(None, inner) for inner in value]
-            elif key in _HOLD_NAMED and is_json_object(value):
-                waiting += [(None, inner) for inner in value.values()]

@@ -1,0 +1,1 @@
+"""The wheel in clean environments: alone, and next to libraries that need one of the two SDKs."""

@@ -1,0 +1,215 @@
+"""Writes the reference pages of the command from its tables: commands and flags, settings, exit codes, JSON.
+
+`make reference` runs it, and `tests/docs/test_reference.py` fails if a page differs from the tables.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import click
+
+from induscode.commands.groups import CommandGroup
+from induscode.commands.program import root_command
+from induscode.conversations import contract
+from induscode.launch.flags import FlagGroup
+from induscode.launch.options import GroupedOption
+from induscode.launch.settings import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from induscode.launch.settings import Setting
+
+FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
+NOTICE = "<!-- Written by scripts/reference.py: run make reference instead of editing this page. -->"
+JSON_FORMATS = {
+    "addons list": ("addons", "notes"),
+    "calls": ("calls", "dropped"),
+    "calls --by tool": ("by", "groups", "dropped"),
+    "connectors list": ("connectors",),
+    "ledger timeline": ("rows",),
+    "ledger verify": ("file", "rows", "damage"),
+    "mcp auth": ("servers",),
+    "mcp doctor": ("servers", "leftovers"),
+    "mcp import --dry-run": ("file", "servers"),
+    "mcp list --no-check": ("servers",),
+    "prompts list --no-check": ("prompts",),
+    "resources list --no-check": ("resources",),
+    "search status": ("semantic", "missing", "file"),
+    "settings show": ("settings", "files", "notes"),
+    "tools list --no-check": ("tools", "sources", "total", "notes", "disabled"),
+    "tools search --no-check read": ("tools", "leftOut", "searched", "semantic"),
+    "top": ("servers", "calls", "errors", "declined"),
+}
+"""The members of the object that a command prints with `--json`, for commands that run in an empty directory."""
+
+
+def build_pages() -> dict[str, str]:
+    """Build every page by its file name."""
+    return {"commands.md": _build_commands(), "settings.md": _build_settings()}
+
+
+# -- commands -----------------------------------------------------------------------------------
+
+
+def _build_commands() -> str:
+    root = root_command()
+    parts = [
+        f"# Commands and flags\n\n{NOTICE}",
+        "Every flag of every command. [The command](../command.md) explains how to use them, [settings](settings.md)\n"
+        "lists the keys of the settings file, and [architecture](../architecture.md#files-on-disk) all other files.\n"
+        "Flags in the first section also work before the name of a command that takes them.",
+        "## indus",
+        _format_root(root),
+    ]
+    for path, command in _walk(root):
+        parts.append(_format_command(path, command))
+    parts += ["## Exit codes", _format_exit_codes(), "## JSON", _format_json()]
+    return "\n\n".join(parts) + "\n"
+
+
+def _walk(group: click.Group, path: tuple[str, ...] = ("indus",)) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """List all commands below a group, in the order of the help."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield (*path, name), command
+        if isinstance(command, CommandGroup):
+            yield from _walk(command, (*path, name))
+
+
+def _format_root(root: click.Group) -> str:
+    sections: dict[FlagGroup, list[click.Option]] = {}
+    for option in root.params:
+        if isinstance(option, GroupedOption):
+            sections.setdefault(option.group, []).append(option)
+    return "\n\n".join(f"### {group}\n\n{_format_options(options)}" for group, options in sections.items())
+
+
+def _format_command(path: Sequence[str], command: click.Command) -> str:
+    words = " ".join(path)
+    parts = [f"{'#' * len(path)} {words}", *_format_text(command.help or "")]
+    if isinstance(command, CommandGroup):
+        return "\n\n".join([*parts, f"Without a command: `{words} {command.default}`."])
+    arguments = [_format_argument(one) for one in command.params if isinstance(one, click.Argument)]
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    usage = " ".join([words, *["[OPTIONS]"][: len(options)], *arguments])
+    return "\n\n".join([*parts, f"```text\n{usage}\n```", *([_format_options(options)] if options else [])])
+
+
+def _format_text(text: str) -> Iterator[str]:
+    """Format the paragraphs of a help text; one that begins with the mark of click keeps its lines."""
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        if paragraph.startswith("\b\n"):
+            yield f"```text\n{paragraph[2:]}\n```"
+        else:
+            yield _escape(paragraph)
+
+
+def _format_argument(argument: click.Argument) -> str:
+    choices = f"{{{'|'.join(map(str, argument.type.choices))}}}" if isinstance(argument.type, click.Choice) else ""
+    name = argument.metavar or choices or str(argument.name).upper()
+    if argument.metavar is None and argument.nargs == -1:
+        name += "…"
+    return name if argument.required or name.startswith("[") else f"[{name}]"
+
+
+def _format_options(options: Sequence[click.Option]) -> str:
+    return _format_table(("Flag", "Meaning"), [(_format_names(one), _describe_option(one)) for one in options])
+
+
+def _format_names(option: click.Option) -> str:
+    names = ", ".join(sorted(option.opts, key=lambda name: name.startswith("--")))
+    if option.is_flag:
+        return f"`{names}`"
+    choices = "|".join(map(str, option.type.choices)) if isinstance(option.type, click.Choice) else ""
+    return f"`{names} {option.metavar or choices or option.type.name.upper()}`"
+
+
+def _describe_option(option: click.Option) -> str:
+    parts = [_escape(option.help or "")]
+    if isinstance(option.type, click.IntRange) and option.type.max is not None:
+        parts.append(f"From {option.type.min or 0:,} to {option.type.max:,}.")
+    if option.show_default:
+        parts.append(f"Default: `{option.default}`.")
+    return " ".join(parts)
+
+
+def _escape(text: str) -> str:
+    """Escape the marks of Markdown in a text."""
+    return text.replace("*", "\\*").replace("__", "\\_\\_").replace("<", "&lt;")
+
+
+# -- settings -----------------------------------------------------------------------------------
+
+
+def _build_settings() -> str:
+    rows = [
+        (
+            f"`{key}`",
+            _format_values(setting),
+            f"`{json.dumps(setting.default)}`",
+            f"`{setting.flag}`" if setting.flag else f"`{setting.variable}`" if setting.variable else "",
+            "yes" if setting.tighten else "",
+            setting.describe,
+        )
+        for key, setting in SETTINGS.items()
+    ]
+    heads = ("Key", "Values", "Default", "Flag or variable", "Project", "Meaning")
+    return (
+        f"# Settings\n\n{NOTICE}\n\n"
+        "The keys of `settings.json`, dotted or nested. A project can make the settings marked *project* stricter.\n"
+        "[The command](../command.md#settings) says where the files are. `indus settings` shows the values in use.\n\n"
+        f"{_format_table(heads, rows)}\n"
+    )
+
+
+def _format_values(setting: Setting[object]) -> str:
+    schema = setting.values.schema
+    if "enum" in schema:
+        return ", ".join(f"`{one}`" for one in cast("list[str]", schema["enum"]))
+    if schema.get("type") == "integer":
+        return f"{schema['minimum']:,} to {schema['maximum']:,}"
+    if schema.get("type") == "array":
+        return "list"
+    return {"boolean": "`true`, `false`", "object": "object", "string": "text"}.get(str(schema.get("type")), "list")
+
+
+# -- exit codes and JSON ------------------------------------------------------------------------
+
+
+def _format_exit_codes() -> str:
+    """Format the members of `ExitCode` with their docstrings."""
+    tree = ast.parse(inspect.getsource(contract.ExitCode))
+    (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
+    rows: list[tuple[str, str]] = []
+    for member, about in pairwise(body):
+        if isinstance(member, ast.Assign) and isinstance(about, ast.Expr) and isinstance(about.value, ast.Constant):
+            code = contract.ExitCode[ast.unparse(member.targets[0])]
+            rows.append((str(code.value), " ".join(str(about.value.value).split())))
+    rows.append(("128 + n", "Signal n ended it. `indus serve` exits with 0 after SIGTERM."))
+    intro = "A session and `indus serve` exit with these. Other commands use 0, 1, 2 and 128 + n; see their text above."
+    return f"{intro}\n\n{_format_table(('Code', 'Meaning'), rows)}"
+
+
+def _format_json() -> str:
+    rows = [(f"`indus {words} --json`", ", ".join(f"`{key}`" for key in keys)) for words, keys in JSON_FORMATS.items()]
+    table = _format_table(("Command", "Members"), rows)
+    return f"Commands with `--json` print one object. New members can come with any version.\n\n{table}"
+
+
+def _format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    for name, text in build_pages().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,1 +1,0 @@
-"""Adapters to the official MCP SDK; the only importer of `mcp`."""

@@ -1,0 +1,176 @@
+"""Composition root of `indus serve`: builds a gateway's parts in order, each from the ones before.
+
+The host answers `initialize` before the servers are known. So there are two stages: `GatewayParts` has the host and
+everything it serves, `open_gateway` opens the session behind it. A `GatewayOpening` connects the two.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+from anyio import to_thread
+
+from indusagi.core.app_dirs import state_dir
+from indusagi.interop.protocol_bridge.host import create_provider_host
+from induscode.boot.session import open_session
+from induscode.calls.record import CallOrigin
+from induscode.cli.terminal import print_status
+from induscode.deck.contract import DeckFramework, Profile
+from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
+from induscode.gateway.content import GatewayContent
+from induscode.gateway.gateway import Gateway, GatewayContext, GatewayOpening
+from induscode.gateway.page.serving import build_site, open_page
+from induscode.gateway.searched_boxes import SearchedBoxes
+from induscode.gateway.status_lines import StatusLines
+from induscode.gateway.tasks import TASKS_FILE, GatewayTasks, TaskMap
+from induscode.gateway.view_box import GatewayViews, check_view_tokens, read_view_tokens
+from induscode.launch.extras import find_missing_agent
+from induscode.launch.options import PROFILES
+from induscode.launch.settings import SERVE_VIEWS
+from induscode.permissions.gate import build_gateway_checks
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.faults import Note
+    from induscode.calls.metrics import CallMetrics
+    from induscode.cluster.sessions import TaskHandles
+    from induscode.conversations.agents.delegate import SubSessions
+    from induscode.launch.invocation import Invocation
+
+
+# -- host -------------------------------------------------------------------------------------
+
+
+class GatewayParts:
+    """The host of a gateway and everything it serves, still without servers."""
+
+    def __init__(self, context: GatewayContext) -> None:
+        options = context.options
+        self.context = context
+        self.lines = StatusLines(options.schemas)
+        self.opening = opening = GatewayOpening()
+        self.content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
+        # Without servers (`--no-mcp`) it serves only tools.
+        offered = self.content if context.plan.rows or context.watch is not None else None
+        handles = _open_handles(context)
+        task_map = _open_task_map() if handles is None else None
+        self.tasks = GatewayTasks(self.content, task_map, print_note, handles, opening.intercepts_results)
+        self.searched = SearchedBoxes(options.search, print_note, opening.record_search)
+        views = context.invocation.settings.get(SERVE_VIEWS)
+        tokens = read_view_tokens(views, os.environ)
+        chosen = GatewayViews(opening.box, views, tokens, options.view, offered, self.searched.wrap) if views else None
+        self.ready = anyio.Event()
+        """Set once the first servers have listed their tools."""
+        self.host = create_provider_host(
+            self.searched.wrap(opening.box),
+            context.info,
+            ready=self.ready,
+            choose_view=None if chosen is None else chosen.choose,
+            content=offered,
+            opened=opening.opened,
+            tasks=None if offered is None else self.tasks,
+        )
+        self.metrics: CallMetrics | None = None
+        self.site = build_site(options.page)
+        self.settings = settings = options.settings
+        if settings is not None:
+            from induscode.calls.metrics import CallMetrics  # noqa: PLC0415 — over HTTP only
+
+            check_view_tokens(tokens, views)
+            self.metrics = CallMetrics(opening.count_dropped)
+            auth = settings.auth and replace(settings.auth, on_identity=opening.record_client, on_note=print_note)
+            more = [token.decode() for token in tokens]
+            self.settings = replace(settings, auth=auth, metrics=self.metrics.render, more_tokens=more, site=self.site)
+
+
+def print_note(note: Note) -> None:
+    """Print a note, even if printed before."""
+    print_status(str(note))
+
+
+def _open_handles(context: GatewayContext) -> TaskHandles | None:
+    """Return the sealer of task handles, or `None` outside a cluster."""
+    node, key = context.node, None if context.options.cluster is None else context.options.cluster.key
+    if node is None or key is None:
+        return None
+    from induscode.cluster.sessions import TaskHandles  # noqa: PLC0415 — only with --cluster
+
+    return TaskHandles(node, key)
+
+
+def _open_task_map() -> TaskMap | None:
+    try:
+        return TaskMap(os.path.join(state_dir(), TASKS_FILE))
+    except OSError:
+        return None  # the note about the ledger already reports it
+
+
+# -- session ----------------------------------------------------------------------------------
+
+
+async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelToken) -> Gateway | None:
+    """Open the session behind the host until `stack` closes. Returns `None` after a signal to end."""
+    from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
+
+    context, content = parts.context, parts.content
+    invocation, options = context.invocation, context.options
+    value = PROFILES[options.profile]
+    profile = None if value is None else Profile(value)
+    with end.guard():
+        agents = await _open_agents(stack, invocation) if profile is Profile.ALL else None
+        handlers = replace(
+            forwarding_handlers(),
+            roots=content.answer_roots,
+            on_notification=content.receive,
+            follow_tasks=options.tasks == "wait",
+        )
+        session = await stack.enter_async_context(
+            open_session(
+                invocation,
+                framework=DeckFramework(delegate=agents, observer=parts.metrics),
+                profile=profile,
+                plan=context.plan,
+                wait=False,
+                options=replace(context.boot, handlers=handlers, kinds=CONTENT_KINDS),
+                origin=CallOrigin(via="gateway", transport="pipe" if options.settings is None else "tcp"),
+                on_note=parts.lines.print_note,
+                share_store=context.hooks.share_store,
+            )
+        )
+        if context.node is not None:
+            context.node.follow(session.mcp.fleet)
+        # In a thread, after starting the servers: it takes as long as they do.
+        checks = await to_thread.run_sync(
+            build_gateway_checks, invocation, profile is not None or session.addons.has_cards
+        )
+        gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines)
+        wrap = gateway.wrap_content if gateway.checks.checks_remote or session.addons.intercepts else None
+        content.open(session.mcp, ServerContent(session.mcp, wrap, session.native.context), gateway.is_ourselves)
+        if agents is not None:
+            from induscode.gateway.agents import attach_gateway  # noqa: PLC0415 — with a model only
+
+            stack.push_async_callback(agents.aclose)
+            attach_gateway(agents, gateway, gateway.checks.posture)
+        await parts.tasks.open()
+        # Before the recorder of calls is closed.
+        stack.push_async_callback(parts.tasks.aclose)
+        open_page(stack, parts.site, gateway)
+        parts.opening.open(gateway)
+        return gateway
+    return None
+
+
+async def _open_agents(stack: AsyncExitStack, invocation: Invocation) -> SubSessions | None:
+    if not (invocation.model or invocation.base_url):
+        return None
+    if (missing := find_missing_agent()) is not None:
+        print_status(f"sub-agents are left out: {missing}")
+        return None
+    from induscode.gateway.agents import open_tasks  # noqa: PLC0415 — with a model only
+
+    return await open_tasks(stack, invocation)
