@@ -10,7 +10,8 @@ from tests.support.broker import KEY
 
 from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.requests import StreamMessage
-from induscode.cluster.shared.ledger import LedgerPublisher
+from induscode.cluster.shared.chains import ChainBook
+from induscode.cluster.shared.ledger import LedgerPublisher, take_message
 from induscode.deck.mcp.store.database import ChainEnd
 from induscode.deck.mcp.store.publication import ChainPart, ChainRow
 
@@ -46,6 +47,7 @@ class Source:
     published: ChainEnd | None = None
     chain: str = "c1"
     is_readable: bool = True
+    former: ChainEnd | None = None
 
     async def read_part(self, after: int | None, most_rows: int, most_characters: int) -> ChainPart | None:
         if not self.is_readable:
@@ -53,7 +55,7 @@ class Source:
         ends = [START, *(ChainEnd(row.position, row.digest) for row in self.rows)]
         before = ends[after or 0] if (after or 0) < len(ends) else None
         rows = self.rows[after or 0 :][:most_rows]
-        return ChainPart(self.chain, START, ends[-1], self.published, before, None, rows)
+        return ChainPart(self.chain, START, ends[-1], self.published, before, self.former, rows)
 
     async def mark_published(self, chain: str, end: ChainEnd) -> None:
         assert chain == self.chain
@@ -131,6 +133,16 @@ async def test_a_file_that_does_not_continue_the_stream_begins_a_new_chain(rows:
     assert stage.notes == [f"the ledger of this node begins a new chain: {reason}"]
     assert stage.source.chain == "c2"
     assert [one.subject for one in stage.stream.messages] == [SETTINGS.chain_subject(one) for one in ("c1", "c2")]
+
+
+async def test_a_new_chain_that_another_process_publishes_names_the_former_one() -> None:
+    stage = Stage(Stream(), Source([row(1)], chain="c2", former=ChainEnd(2, "c1")))
+    await stage.open().publish_all()
+    book = ChainBook()
+    take_message(book, SETTINGS, KEY, 1, stage.stream.messages[0])
+    assert [problem.message for problem in book.problems] == [
+        "it replaces chain c1: its file did not continue the published row 2"
+    ]
 
 
 async def test_a_ledger_that_cannot_be_read_is_a_fault() -> None:

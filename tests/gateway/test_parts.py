@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -266,13 +267,21 @@ def test_another_port_is_advised_if_this_one_is_taken(cause: Any, is_ui: bool, s
 
 async def test_a_sign_in_at_the_page_gives_an_address_a_problem_or_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     woken: list[Sequence[str]] = []
+    ended: list[str] = []
     outcome: str = "address"
 
     async def sign_in(_: object, started: SignInStart) -> None:
         if outcome == "problem":
             raise AuthFault("the issuer says no")
-        if outcome == "address":
+        if outcome in {"address", "waits"}:
             started.show("https://issuer.example/authorize")
+        if outcome == "waits":
+            try:
+                await asyncio.Event().wait()
+            finally:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                ended.append("one")
 
     async def wake(servers: Sequence[str]) -> None:
         woken.append(servers)
@@ -292,7 +301,15 @@ async def test_a_sign_in_at_the_page_gives_an_address_a_problem_or_is_done(monke
     with pytest.raises(BridgeFault, match="not signed in to 'one': the issuer says no"):
         await ours._sign_in("one")
     assert ["one"] in woken
+    outcome = "waits"
+    await ours._sign_in("one")
     gateway.sign_ins.is_personal = False
     with pytest.raises(BridgeFault, match="sign in on the machine of the gateway: indus mcp login one"):
         await ours._sign_in("one")
+
+    async def close_index() -> None:
+        ended.append("index")
+
+    monkeypatch.setattr(ours._index, "aclose", close_index)
     await ours.aclose()
+    assert ended == ["one", "index"]
