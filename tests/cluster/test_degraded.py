@@ -196,7 +196,7 @@ def test_missing_answers_are_blamed_on_slow_round_trips_or_on_the_majority() -> 
 async def test_messages_that_come_faster_than_they_are_read_are_said(broker: BrokerProcess) -> None:
     async with open_broker(await new_cluster(broker)) as opened:
         states: list[str] = []
-        opened.on_state = states.append
+        opened.on_state.add(states.append)
         client: Any = opened.client
         await client.subscribe("crowded", pending_msgs_limit=1)
         for _ in range(3):
