@@ -87,6 +87,21 @@ def test_a_ledger_read_from_the_store_equals_the_written_one(steps: list[tuple[s
     anyio.run(written_and_read)
 
 
+async def test_events_of_one_tool_share_its_definition(tmp_path: Path) -> None:
+    """A copy for each of 100,000 events would take half a minute to make."""
+    ledger = ledger_of(("a", "x"))
+    for _ in range(2):
+        ledger = ledger.withdraw_server("a", AT).enroll(request("a", "x"), AT)
+    async with stored(tmp_path) as store:
+        journal = Journal(store)
+        journal.record_entries(ledger.log)
+        entries, _ = await read_ledger_log(store, journal.run)
+    cards = [entry.capability for entry in entries if entry.capability is not None]
+    assert len(cards) == 3
+    assert len({id(card.raw) for card in cards}) == 1
+    assert len({id(card.parameters) for card in cards}) == 1
+
+
 async def test_the_deck_of_every_turn_can_be_shown_again_byte_for_byte(tmp_path: Path) -> None:
     first = ledger_of(("a", "x"), ("b", "y"))
     second = first.enroll(request("a", "x", version=2), AT).withdraw_server("b", AT)

@@ -10,7 +10,7 @@ import anyio.to_thread
 from indusagi.core.faults import Note
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import ITEM_KINDS, RemoteToolRef
+from indusagi.interop.protocol_bridge.contract import ITEM_KINDS, RemoteToolRef, freeze_definition
 from induscode.deck.contract import DeckFault
 from induscode.deck.mcp.capability import BridgeCapability, BridgeKey
 from induscode.deck.mcp.ledger import BridgeEntry, BridgeLedger, BridgeOp
@@ -102,8 +102,7 @@ class _EntryParser:
     def __init__(self, documents: Mapping[str, str]) -> None:
         self._notes: list[Note] = []
         self._documents = documents
-        self._descriptors: dict[JsonValue, ToolDescriptor] = {}
-        self._definitions: dict[JsonValue, JsonObject] = {}
+        self._tools: dict[tuple[JsonValue, JsonValue], tuple[ToolDescriptor, JsonObject]] = {}
 
     def parse(self, rows: Sequence[Row]) -> tuple[Sequence[BridgeEntry], Sequence[Note]]:
         """Parse all rows. Run it in a thread, since a long log takes time."""
@@ -119,14 +118,7 @@ class _EntryParser:
                 if kind not in ITEM_KINDS:
                     raise ValueError(f"{kind!r} is no kind of item")
                 ref = RemoteToolRef(_get_text(facts, "of"), _get_text(facts, "tool"), kind)
-                descriptor = self._descriptors.get(facts["descriptor"])
-                if descriptor is None:
-                    descriptor = parse_descriptor(self._get_document(facts, "descriptor"))
-                    self._descriptors[facts["descriptor"]] = descriptor
-                raw = self._definitions.get(facts["definition"])
-                if raw is None:
-                    raw = _parse_definition(self._get_document(facts, "definition"))
-                    self._definitions[facts["definition"]] = raw
+                descriptor, raw = self._parse_tool(facts)
                 capability = BridgeCapability.from_definition(descriptor, ref, raw)
             supersedes = facts.get("supersedes")
             return BridgeEntry(
@@ -142,6 +134,16 @@ class _EntryParser:
             owner = f"row {row.seq} of the run {row.run}"
             self._notes.append(Note(owner, f"the tool it enrolled cannot be shown: {exc}"))
             return None
+
+    def _parse_tool(self, facts: JsonObject) -> tuple[ToolDescriptor, JsonObject]:
+        key = facts["descriptor"], facts["definition"]
+        tool = self._tools.get(key)
+        if tool is None:
+            descriptor = parse_descriptor(self._get_document(facts, "descriptor"))
+            raw = _parse_definition(self._get_document(facts, "definition"))
+            # Frozen here, or every event would freeze its own copy.
+            tool = self._tools[key] = freeze_definition(descriptor, raw)
+        return tool
 
     def _get_document(self, facts: JsonObject, name: str) -> str:
         address = facts.get(name)
