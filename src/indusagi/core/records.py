@@ -147,11 +147,17 @@ class FrozenList(list[Any]):
 
 def freeze_json(value: Any, _depth: int = 0) -> Any:
     """Copy a JSON value's objects and arrays into immutable ones. Frozen ones are returned as is."""
+    if _depth >= _MAX_FROZEN_DEPTH:
+        return value
     kind = cast("object", type(value))
-    if kind is dict and _depth < _MAX_FROZEN_DEPTH:
-        below = _depth + 1
-        return FrozenDict({key: freeze_json(one, below) if type(one) in _PLAIN else one for key, one in value.items()})
-    if kind is list and _depth < _MAX_FROZEN_DEPTH:
+    if kind is dict:
+        # Most members are text or numbers: copy them all at once, then replace the others.
+        frozen = FrozenDict(value)
+        for key, one in value.items():
+            if type(one) in _PLAIN:
+                _set_item(frozen, key, freeze_json(one, _depth + 1))
+        return frozen
+    if kind is list:
         return FrozenList([freeze_json(one, _depth + 1) if type(one) in _PLAIN else one for one in value])
     return value
 
@@ -167,6 +173,7 @@ def _copy_items(self: Any, memo: dict[int, Any] | None = None) -> Any:
 
 
 _PLAIN = frozenset({dict, list})
+_set_item = dict[str, Any].__setitem__
 _IN_PLACE = (
     *("__setitem__", "__delitem__", "__ior__", "__iadd__", "__imul__", "update", "setdefault", "pop", "popitem"),
     *("clear", "append", "extend", "insert", "remove", "sort", "reverse"),

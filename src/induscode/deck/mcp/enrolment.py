@@ -311,9 +311,8 @@ class Enrolment:
         served = self._restore(remote, verdict.served)
         live = self.ledger.find(ref)
         if live is not None:
-            shares = spells_longer_server(ref, self.list_servers())
-            name = self._name_tool(served).descriptor.name
-            if (live[1].name, live[1].shares_name) != (name, shares):
+            named, shares = self._name_tool(served)
+            if (live[1].name, live[1].shares_name) != (named.descriptor.name, shares):
                 # The configuration changed its name.
                 self._enroll(server, served, None)
                 return
@@ -364,7 +363,7 @@ class Enrolment:
         if live is not None:
             self._former_keys[ref] = live[0]
             self._retire(ref, server)
-        name = self._name_tool(remote).descriptor.name if live is None else live[1].name
+        name = self._name_tool(remote)[0].descriptor.name if live is None else live[1].name
         self._forget_drift(ref)
         if drift is None:
             self._disabled[ref] = DisabledTool(ref, name, DriftGrade.ROUTING, cause="unread")
@@ -393,8 +392,7 @@ class Enrolment:
             self.ledger = self.ledger.retire(live[0], server, self._now())
 
     def _enroll(self, server: str, remote: RemoteTool, place: BridgeKey | None) -> None:
-        named = self._name_tool(remote)
-        shares = spells_longer_server(remote.ref, self.list_servers())
+        named, shares = self._name_tool(remote)
         # Checked once the server is up: this call may start it, or it may have come back with other tools.
         mounted = MountedTool(self.fleet, named, None if self._pins is None else self._find_refusal)
         runner = mounted.run if remote.ref.kind == "tool" else None
@@ -428,14 +426,16 @@ class Enrolment:
         running = [endpoint.config.id for endpoint in self.fleet.endpoints()]
         return tuple(dict.fromkeys((*self._servers, *running)))
 
-    def _name_tool(self, remote: RemoteTool) -> RemoteTool:
-        """Return the tool under a name unique in the ledger. URIs are unique already."""
+    def _name_tool(self, remote: RemoteTool) -> tuple[RemoteTool, bool]:
+        """Return the tool under a name unique in the ledger (URIs are unique already), and whether it shares a name."""
+        servers = self.list_servers()
+        shares = spells_longer_server(remote.ref, servers)
         if remote.ref.kind not in {"tool", "prompt"}:
-            return remote
-        name = model_name(remote.ref, _NamesInUse(self.ledger, remote.ref), self.list_servers())
+            return remote, shares
+        name = model_name(remote.ref, _NamesInUse(self.ledger, remote.ref), servers)
         if name == remote.descriptor.name:
-            return remote
-        return replace(remote, descriptor=replace(remote.descriptor, name=name))
+            return remote, shares
+        return replace(remote, descriptor=replace(remote.descriptor, name=name)), shares
 
     # -- on request -------------------------------------------------------------------------
 
