@@ -69,7 +69,10 @@ def connect(path: str | None, form: DatabaseFormat, *, any_thread: bool = False)
         where, timeout=BUSY_S, isolation_level=None, uri=path is not None, check_same_thread=not any_thread
     )
     try:
+        # In one transaction: another process may be creating the file.
+        connection.execute("BEGIN")
         _find_version(connection, form)
+        connection.execute("ROLLBACK")
         for pragma in ("journal_mode = WAL", "trusted_schema = OFF", *form.pragmas):
             connection.execute(f"PRAGMA {pragma}").close()
         migrate(connection, form)
