@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 BUSY_S = 5.0
 """How long to wait for another writer."""
+_RETRY_S = 0.01
 SIDE_FILES = ("-wal", "-shm")
 """Suffixes of a database's side files: https://www.sqlite.org/tempfiles.html."""
 _OUTSIDE_CODES = frozenset(
@@ -73,13 +75,28 @@ def connect(path: str | None, form: DatabaseFormat, *, any_thread: bool = False)
         connection.execute("BEGIN")
         _find_version(connection, form)
         connection.execute("ROLLBACK")
-        for pragma in ("journal_mode = WAL", "trusted_schema = OFF", *form.pragmas):
+        _use_wal(connection)
+        for pragma in ("trusted_schema = OFF", *form.pragmas):
             connection.execute(f"PRAGMA {pragma}").close()
         migrate(connection, form)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _use_wal(connection: sqlite3.Connection) -> None:
+    """Switch to a write-ahead log. SQLite doesn't wait if another process does the same, so this does."""
+    give_up_at = time.monotonic() + BUSY_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").close()
+        except sqlite3.OperationalError as exc:
+            if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > give_up_at:
+                raise
+            time.sleep(_RETRY_S)
+        else:
+            return
 
 
 def connect_read_only(path: str) -> sqlite3.Connection:
