@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -539,8 +540,12 @@ def test_c29_over_standard_streams_nothing_is_listened_on(tmp_path: Path) -> Non
     configured(user_file(), {"a": row()})
     with greeted(cwd=tmp_path) as gateway:
         gateway.tools()
-        links = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{gateway.pid}/fd")]
-        sockets = {link[8:-1] for link in links if link.startswith("socket:[")}
+        sockets: set[str] = set()
+        for descriptor in os.listdir(f"/proc/{gateway.pid}/fd"):
+            with suppress(FileNotFoundError):  # the gateway may close it at any time
+                link = os.readlink(f"/proc/{gateway.pid}/fd/{descriptor}")
+                if link.startswith("socket:["):
+                    sockets.add(link[8:-1])
         tables = [Path(f"/proc/net/{name}") for name in ("tcp", "tcp6")]
         lines = [
             line.split()
