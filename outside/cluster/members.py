@@ -24,7 +24,7 @@ from indusagi.core.listeners import Listeners
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault, ServerLimits, StdioServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
-from induscode.cluster.lease import read_lease_clock
+from induscode.cluster.membership import read_lease_clock
 from induscode.cluster.node import ClusterNode, open_node
 from outside.cluster.history import Outcome
 from outside.install import ROOT

@@ -12,9 +12,9 @@ from tests.support.waiting import until
 
 from indusagi.core.json import compact_json
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
-from induscode.cluster.requests import StreamMessage
-from induscode.cluster.shared import calls
-from induscode.cluster.shared.calls import CallPublisher, read_calls
+from induscode.cluster.jetstream import StreamMessage
+from induscode.cluster.shared import state as module
+from induscode.cluster.shared.state import CallPublisher, keep_running, read_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +53,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
         assert name == SETTINGS.calls
         return found
 
-    monkeypatch.setattr(calls, "Stream", open_stream)
+    monkeypatch.setattr(module, "Stream", open_stream)
     return found
 
 
@@ -132,23 +132,21 @@ async def test_last_records_are_published_if_the_broker_is_there(
     assert len(stream.messages) == published
 
 
-async def test_records_past_the_limit_are_dropped_and_counted(
-    stream: MemoryStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls, "_MAX_WAITING", 2)
+async def test_oldest_records_past_the_limit_are_dropped(stream: MemoryStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_WAITING", 2)
     publisher = CallPublisher(broker(), KEY)
     publisher.put([(number, "a", 0) for number in range(5)])
     await publisher.publish_all()
-    assert ([row[1] for row in await read()], publisher.dropped) == ([4, 3], 3)
+    assert [row[1] for row in await read()] == [4, 3]
 
 
 async def test_publishing_goes_on_after_a_failure(stream: MemoryStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_PUBLISH_INTERVAL_S", 0)
-    monkeypatch.setattr(calls, "_RETRY_S", 0)
+    monkeypatch.setattr(module, "_PUBLISH_INTERVAL_S", 0)
+    monkeypatch.setattr(module, "_RETRY_S", 0)
     publisher = CallPublisher(broker(), KEY)
     publisher.put([(1, "a", 0)])
     stream.failures = [ClusterFault("full", "no room"), LostRaceError("x")]
-    running = asyncio.create_task(publisher.run())  # noqa: TID251 — awaited below
+    running = asyncio.create_task(keep_running(publisher.run))  # noqa: TID251 — awaited below
     await until(lambda: len(stream.messages) == 3)
     running.cancel()
     await asyncio.wait({running})

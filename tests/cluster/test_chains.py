@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.support.broker import KEY
 
 from induscode.cluster.contract import ClusterSettings
-from induscode.cluster.requests import StreamMessage
+from induscode.cluster.jetstream import StreamMessage
 from induscode.cluster.shared.chains import NO_ANCHOR, Anchor, ChainBatch, ChainBook, ChainProblem, digest_anchor
 from induscode.cluster.shared.ledger import take_message
 from induscode.deck.mcp.store.database import ChainEnd

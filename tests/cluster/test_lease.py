@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from induscode.cluster.lease import LeaseTimes, NodeLease, read_lease_clock
+from induscode.cluster.membership import LeaseTimes, NodeLease, read_lease_clock
 
 TIMES = LeaseTimes(10.0)
 WAITS = st.floats(0.0, 12.0)

@@ -22,9 +22,9 @@ from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from induscode.boot.plans import build_fault_note
 from induscode.cluster import node as node_module
 from induscode.cluster.broker import open_broker
-from induscode.cluster.bucket import Bucket
 from induscode.cluster.client import BrokerClient
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
+from induscode.cluster.jetstream import Bucket
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
 
@@ -154,15 +154,15 @@ async def test_node_owns_no_more_servers_than_it_has_room_for(broker: BrokerProc
 async def test_server_that_is_claimed_while_its_node_begins_to_drain_is_given_up(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = Bucket.create
+    put = Bucket.put
     async with open_node(name_node(await new_cluster(broker), "one")) as node:
 
-        async def create_late(self: Bucket, key: str, value: bytes) -> int:
-            revision = await create(self, key, value)
-            node.membership.info = replace(node.info, draining=True)
-            return revision
+        async def put_late(self: Bucket, key: str, value: bytes, revision: int | None = None) -> int:
+            written = await put(self, key, value, revision)
+            node.membership.info = replace(node.info, draining=revision is None or node.info.draining)
+            return written
 
-        monkeypatch.setattr(Bucket, "create", create_late)
+        monkeypatch.setattr(Bucket, "put", put_late)
         assert await node.placements.claim("key", "server") is None
         assert await node.placements.find("key") is None
 

@@ -9,9 +9,10 @@ import pytest
 from tests.support.broker import KEY
 
 from induscode.cluster.contract import ClusterFault, ClusterSettings
-from induscode.cluster.requests import StreamMessage
+from induscode.cluster.jetstream import StreamMessage
 from induscode.cluster.shared.chains import ChainBook
 from induscode.cluster.shared.ledger import LedgerPublisher, take_message
+from induscode.cluster.shared.state import finish
 from induscode.deck.mcp.store.database import ChainEnd
 from induscode.deck.mcp.store.publication import ChainPart, ChainRow
 
@@ -153,6 +154,6 @@ async def test_a_ledger_that_cannot_be_read_is_a_fault() -> None:
 
 async def test_what_is_left_is_published_at_the_end() -> None:
     stage = Stage(Stream(), Source([row(1)]))
-    await stage.open().close()
+    await finish(stage.open().publish_all)
     assert stage.source.published == ChainEnd(1, "a" * 64)
-    await Stage(Stream(), Source([row(1)], is_readable=False)).open().close()
+    await finish(Stage(Stream(), Source([row(1)], is_readable=False)).open().publish_all)

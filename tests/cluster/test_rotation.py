@@ -14,14 +14,15 @@ from tests.support.broker import SHORT_LEASE_S, BrokerProcess, name_node, new_cl
 from tests.support.cluster import LeaseClock
 from tests.support.waiting import until
 
-from induscode.cluster.broker import PROOF, REPLACED, check_key, open_broker
+from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault
+from induscode.cluster.jetstream import Stream, open_bucket
 from induscode.cluster.key import ClusterKey, UnsealedError, read_key, write_key
 from induscode.cluster.node import open_node
-from induscode.cluster.requests import Stream
+from induscode.cluster.proofs import PROOF, REPLACED, check_key
 from induscode.cluster.shared import rotation
-from induscode.cluster.shared.calls import CallPublisher, read_calls
 from induscode.cluster.shared.rotation import rotate_key
+from induscode.cluster.shared.state import CallPublisher, read_calls
 from induscode.cluster.shared.table import SharedTable, open_table
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ async def share_entries(settings: ClusterSettings) -> None:
     async with open_shared(settings) as (table, _):
         await table.put(table.build_key("server", "a"), {"name": "a", "row": {"command": "secret"}})
         await table.put(table.build_key("server", "b"), {"name": "b"})
-        await table.remove(table.build_key("server", "b"))
+        await table.put(table.build_key("server", "b"), None)
         await table.put(table.build_key("rules"), {"rules": {}})
         await table.put(table.build_key("pin", "i", "tool", "t", "p"), {"facts": FACTS, "subject": "t"})
         await table.put(table.build_key("consent", "digest", "node"), {"digest": "digest", "by": "node"})
@@ -142,11 +143,11 @@ async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_not
         table = await open_table(node.broker, notes.append)
         await table.put(table.build_key("server", "a"), {"name": "a"})
         # As a rotation does after the lease has ended, with another key.
-        keys = await node.broker.open_bucket(settings.keys)
+        keys = await open_bucket(node.broker, settings.keys)
         proof = await keys.get(PROOF)
         assert proof is not None
-        await keys.create(REPLACED, settings.key.seal(f"{settings.keys}/{REPLACED}", b"{}"))
-        await keys.update(PROOF, ClusterKey(bytes(32)).seal(settings.keys, PROOF.encode()), proof.revision)
+        await keys.put(REPLACED, settings.key.seal(f"{settings.keys}/{REPLACED}", b"{}"))
+        await keys.put(PROOF, ClusterKey(bytes(32)).seal(settings.keys, PROOF.encode()), proof.revision)
         clock.pass_lease()
         await until(lambda: any("this node gets no lease: the key of the cluster was replaced" in one for one in notes))
         assert not node.membership.is_held()

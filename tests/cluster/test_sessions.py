@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import h11
 import pytest
-from tests.support.broker import BrokerProcess, name_node, new_cluster, silent_broker
+from tests.support.broker import KEY, BrokerProcess, name_node, new_cluster, silent_broker
 
 from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
 from induscode.cluster.node import open_node
@@ -38,7 +38,7 @@ async def forward(node: ClusterNode, instance: str) -> Client:
     client: Any = Client()
     target = h11.Request(method="POST", target="/mcp", headers=[(b"host", b"x")])
     sessions = ClusterSessions(node)
-    found = sessions.find_node(SealedIds(instance, node.secret).seal("session"))
+    found = sessions.find_node(SealedIds(instance, KEY.derive("session ids")).seal("session"))
     assert found == instance
     sessions.forward(HttpRequest(client, target), instance)
     return client

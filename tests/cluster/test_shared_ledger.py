@@ -24,13 +24,12 @@ from tests.support.waiting import until
 
 from induscode.cluster.broker import Broker, open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
+from induscode.cluster.jetstream import Stream
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
 from induscode.cluster.opening import prepare_cluster
-from induscode.cluster.requests import Stream
-from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
+from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher, verify_cluster
 from induscode.cluster.shared.table import open_table
-from induscode.cluster.shared.verify import verify_cluster
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import Journal
 
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from induscode.cluster.shared.verify import ClusterReport
+    from induscode.cluster.shared.ledger import ClusterReport
     from induscode.deck.mcp.store import ThreadedStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]

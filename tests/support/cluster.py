@@ -14,7 +14,8 @@ from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import BridgeConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.cluster.broker import open_broker
-from induscode.cluster.lease import read_lease_clock
+from induscode.cluster.jetstream import open_bucket
+from induscode.cluster.membership import read_lease_clock
 from induscode.cluster.node import ClusterNode, open_node
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class LeaseClock:
 async def end_leases(settings: ClusterSettings, *leases: str) -> None:
     """Remove leases at the broker, as it does when they run out."""
     async with open_broker(settings) as broker:
-        bucket = await broker.open_bucket(settings.leases)
+        bucket = await open_bucket(broker, settings.leases)
         for lease in leases:
             entry = await bucket.get(lease)
             if entry is not None:

@@ -9,15 +9,14 @@ import socket
 import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from induscode.cluster.key import ClusterKey, OfferKey
-from induscode.cluster.seals import Seal
+from induscode.cluster.key import ClusterKey, OfferKey, Seal
 
 NodeRole: TypeAlias = Literal["all", "offers", "doors"]
 """A node serves clients and owns servers, only owns the servers it offers, or only serves clients."""
@@ -36,7 +35,7 @@ LEASE_S = 10.0
 
 
 class ClusterFault(CoreError):
-    """An error between this node and the broker, or between two nodes."""
+    """An error between this node and the brokers, or between two nodes. Everything that talks to them may raise it."""
 
     def __init__(self, state: BrokerState, message: str) -> None:
         super().__init__(message)
@@ -140,11 +139,6 @@ class ClusterSettings:
         """Return the subject of one ledger's rows."""
         return f"{self.prefix}.ledger.chain.{chain}"
 
-    def find_chain(self, subject: str) -> str | None:
-        """Return a subject's chain, or None for anchors."""
-        prefix = self.chain_subject("")
-        return subject.removeprefix(prefix) if subject.startswith(prefix) else None
-
     @property
     def beats(self) -> str:
         """Subject on which nodes report themselves after each renewal."""
@@ -203,32 +197,18 @@ class NodeInfo:
 
     @classmethod
     def parse(cls, value: object) -> NodeInfo | None:
-        """Parse another node's report, or return `None`."""
+        """Parse another node's report, or return `None`. A field of another type gets its default."""
         if not is_json_object(value):
             return None
-        node, instance, lease, role = (value.get(key) for key in ("node", "instance", "lease", "role"))
-        capacity, owned, url, waiting = (value.get(key) for key in ("capacity", "owned", "url", "unpublished"))
-        if not isinstance(node, str) or not isinstance(instance, str) or role not in {"all", "offers", "doors"}:
+        defaults = asdict(cls(node="", instance=""))
+        known: dict[str, Any] = {
+            name: value[name] for name, default in defaults.items() if type(value.get(name)) is type(default)
+        }
+        if not {"node", "instance"} <= known.keys() or known.get("role") not in get_args(NodeRole):
             return None
-        return cls(
-            node=node,
-            instance=instance,
-            lease=lease if isinstance(lease, str) else "",
-            role="offers" if role == "offers" else "doors" if role == "doors" else "all",
-            capacity=capacity if isinstance(capacity, int) else 0,
-            owned=owned if isinstance(owned, int) else 0,
-            url=url if isinstance(url, str) else "",
-            draining=value.get("draining") is True,
-            unpublished=waiting if isinstance(waiting, int) else 0,
-            brokers=_parse_state(value.get("brokers")),
-        )
-
-
-def _parse_state(value: object) -> BrokerState:
-    """Parse the brokers' state in another node's report. An unknown one, from a later version, counts as `ready`."""
-    states: Sequence[BrokerState] = ("away", "slow", "full", "partitioned", "without JetStream", "missing")
-    known: BrokerState | None = next((state for state in states if state == value), None)
-    return known or "ready"
+        if known.get("brokers") not in get_args(BrokerState):
+            known["brokers"] = "ready"  # a state of a later version
+        return cls(**known)
 
 
 @record
@@ -264,11 +244,7 @@ PASSWORD_SHOWN = (
 
 
 def parse_brokers(text: str) -> Sequence[str]:
-    """Split comma-separated addresses. Later ones may omit the scheme: `nats://a,b,c:4222`.
-
-    Raises:
-        ValueError: One of them isn't a broker address.
-    """
+    """Split comma-separated addresses, or raise `ValueError`. Later ones may omit the scheme: `nats://a,b,c:4222`."""
     addresses: list[str] = []
     scheme = "nats"
     for part in text.split(","):
@@ -298,7 +274,7 @@ def read_credentials(path: str | None) -> str:
     """Read this process's broker credentials from a file or the variable; empty without either.
 
     Raises:
-        OSError: The file can't be read, or everyone on the machine can read it.
+        OSError: The file can't be read, or every user of the machine can read it.
         ValueError: It's empty, or isn't text.
     """
     if path is None:
@@ -314,11 +290,7 @@ def read_credentials(path: str | None) -> str:
 
 
 def find_node_name(name: str | None) -> str:
-    """Return this node's name: the chosen one, or the machine's.
-
-    Raises:
-        ValueError: It has other characters, or is too long.
-    """
+    """Return this node's name: the chosen one, or the machine's. Raises `ValueError` if the chosen one is invalid."""
     if name is not None:
         if NODE_NAME.fullmatch(name) is None:
             raise ValueError(f"{name!r}: use letters, digits, _ and -, 64 at most")

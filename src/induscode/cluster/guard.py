@@ -180,17 +180,14 @@ async def _release_lease(fields: dict[str, object], last: LastWord) -> None:
 
 
 async def end_dead_lease(broker: Broker, last: LastWord) -> None:
-    """End the lease of a node whose process has ended, and notify the other nodes.
-
-    Raises:
-        ClusterFault: The broker failed.
-    """
+    """End the lease of a node whose process has ended, and notify the other nodes, or raise `ClusterFault`."""
     from induscode.cluster.contract import LostRaceError  # noqa: PLC0415 — not in the guard while it waits
+    from induscode.cluster.jetstream import open_bucket  # noqa: PLC0415 — not in the guard while it waits
 
-    leases = await broker.open_bucket(broker.settings.leases)
+    leases = await open_bucket(broker, broker.settings.leases)
     while (entry := await leases.get(last.lease)) is not None and entry.value != last.ended:
         with suppress(LostRaceError):  # a renewal was in flight
-            await leases.update(last.lease, last.ended, entry.revision)
+            await leases.put(last.lease, last.ended, entry.revision)
     await broker.publish(broker.settings.beats, last.gone)
 
 

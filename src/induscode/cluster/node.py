@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVarTuple
 
 from indusagi.core.faults import describe_error
 from indusagi.core.listeners import Listeners
@@ -31,7 +30,7 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
-from induscode.cluster.broker import Broker, open_broker
+from induscode.cluster.broker import STATES, Broker, explain_state, open_broker
 from induscode.cluster.channel import Channel, ChannelTable
 from induscode.cluster.contract import (
     EPOCH_VARIABLE,
@@ -43,10 +42,9 @@ from induscode.cluster.contract import (
     UnheardError,
 )
 from induscode.cluster.guard import Guard, open_guard
-from induscode.cluster.health import STATES, explain_state
-from induscode.cluster.lease import read_lease_clock
-from induscode.cluster.membership import PING, Membership, open_membership
-from induscode.cluster.placement import Placements, PlacementWatch, find_target, rank_nodes
+from induscode.cluster.jetstream import open_bucket
+from induscode.cluster.membership import PING, Membership, open_membership, read_lease_clock
+from induscode.cluster.placement import Placements, find_target, rank_nodes
 from induscode.cluster.replicas import ReplicatedServer
 from induscode.cluster.served import CallerTokens, ServedServer
 
@@ -60,10 +58,11 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
     from induscode.cluster.contract import NodeInfo
+    from induscode.cluster.key import Seal
     from induscode.cluster.placement import ServerTarget
-    from induscode.cluster.seals import Seal
 
 _log = logging.getLogger(__name__)
+Ts = TypeVarTuple("Ts")
 
 _POLL_INTERVAL_S = 0.1
 """Polling interval for a placement that's about to change."""
@@ -83,15 +82,12 @@ _DRAIN_S = 30.0
 class ClusterNode:
     """This process as a member of the cluster. Create it with `open_node`."""
 
-    def __init__(
-        self, broker: Broker, membership: Membership, placements: Placements, secret: bytes, mark: str = ""
-    ) -> None:
+    def __init__(self, broker: Broker, membership: Membership, placements: Placements, mark: str) -> None:
         self.broker = broker
         self._mark = mark
         """Set in the environment of this node's servers so its guard can find them."""
         self.membership = membership
         self.placements = placements
-        self.secret = secret
         self.channels = ChannelTable(broker, membership.info.instance, membership.ring.own)
         self._served: dict[str, ServedServer] = {}
         """Servers this node owns, by key."""
@@ -109,13 +105,11 @@ class ClusterNode:
         """Called after reconnecting to the brokers."""
         self.on_task_end: Listeners[[str]] = Listeners()
         """Called with the handle of a server task that another node saw end."""
-        self.watch = PlacementWatch(placements, membership, self._served)
         membership.on_lost.add(self._fence)
         membership.on_regained.add(self._regain)
         membership.on_refused.add(lambda why: self.on_note(f"this node gets no lease: {why}, and start it again"))
         membership.on_joined.add(self._meet_node)
-        membership.on_restored.add(self._check_placements)
-        membership.on_unsealed.add(self._report_unsealed)
+        membership.on_restored.add(lambda: self._start(self._check_placements))
         membership.on_gone.add(self._lose_node)
         broker.on_state.add(self._report_state)
         broker.on_cut.add(lambda: self.channels.cut("was cut off: the broker is away"))
@@ -126,13 +120,14 @@ class ClusterNode:
         """This node's report about itself."""
         return self.membership.info
 
-    def _report_unsealed(self, name: str) -> None:
-        why = "which seals no messages: it is ignored; update it"
-        self.on_note(f"node {name!r} runs an earlier version of indus, {why}")
-
     def follow(self, fleet: ServerFleetImpl) -> None:
         """Own servers of this fleet when another node asks for it."""
         self._fleet = fleet
+
+    def _start(self, run: Callable[[*Ts], Coroutine[object, object, None]], *arguments: *Ts) -> None:
+        """Run something alongside, unless the node is leaving."""
+        if self._tasks is not None:
+            self._tasks.create_task(run(*arguments))
 
     def _count_owned(self) -> None:
         self.membership.info = replace(self.membership.info, owned=len(self._served))
@@ -304,10 +299,10 @@ class ClusterNode:
         Ping a node that hasn't reported first: the broker keeps accepting messages for a stopped process or a lost
         machine until it notices.
         """
-        if self._tasks is None or self.membership.has_reported(instance):
+        if self.membership.has_reported(instance):
             channel.send(frame)
         else:
-            self._tasks.create_task(self._ask_and_send(channel, instance, frame))
+            self._start(self._ask_and_send, channel, instance, frame)
 
     async def _ask_and_send(self, channel: Channel, instance: str, frame: JsonObject) -> None:
         try:
@@ -417,17 +412,38 @@ class ClusterNode:
             self.on_note(f"another node{where} is named {node.node!r} too: stop one of them (indus cluster status)")
         self._retry_faulted()
 
-    def _check_placements(self) -> None:
-        if self._tasks is not None:
-            self._tasks.create_task(self.watch.check_all())
+    async def notice_placement(self, message: Msg) -> None:
+        """Check a placement of this node after the broker's notice that it was written or removed."""
+        served = self._served.get(message.subject.partition(f"{self.placements.name}.")[2])
+        if served is not None:
+            await self._check_placement(served)
+
+    async def _check_placements(self) -> None:
+        """Check all placements: someone tampered with the lease, so another node may have claimed one."""
+        for served in [*self._served.values()]:
+            await self._check_placement(served)
+
+    async def _check_placement(self, served: ServedServer) -> None:
+        """Rewrite a placement that someone without the key changed. A later owner's epoch ends the server."""
+        if served.is_leaving or not self.membership.holds(served.placement.lease):
+            return
+        try:
+            found = await self.placements.restore(served.placement)
+            if found is None:
+                served.end("was taken over by another node", "node_changed")
+            elif served.is_leaving:  # released in the meantime
+                await self.placements.release(found)
+            else:
+                served.placement = found
+        except ClusterFault as fault:
+            _log.debug("the placement of %s is not checked: %s", served.placement.server, fault)
 
     def _regain(self) -> None:
         self.on_note("this node has a lease again")
         self._retry_faulted()
 
     def _come_back(self) -> None:
-        if self._tasks is not None:
-            self._tasks.create_task(self.channels.tell_cut())
+        self._start(self.channels.tell_cut)
         self._retry_faulted()
         self.on_back()
 
@@ -443,15 +459,14 @@ class ClusterNode:
 
     def _retry_faulted(self) -> None:
         """Restart faulted servers now instead of at their next retry: a node or the broker is back."""
-        if self._fleet is None or self._tasks is None:
-            return
-        for endpoint in self._fleet.endpoints():
+        fleet = self._fleet
+        for endpoint in () if fleet is None else fleet.endpoints():
             if isinstance(endpoint.config, StdioServerConfig) and endpoint.phase is EndpointPhase.FAULTED:
-                self._tasks.create_task(self._start_server(self._fleet.restart, endpoint.config.id))
+                self._start(self._change_server, fleet.restart, endpoint.config.id)
 
-    async def _start_server(self, start: Callable[[str], Awaitable[object]], server: str) -> None:
+    async def _change_server(self, change: Callable[[str], Awaitable[object]], server: str) -> None:
         try:
-            await start(server)
+            await change(server)
         except ProtocolFault as fault:
             _log.debug("server %s was removed meanwhile: %s", server, fault)
 
@@ -474,14 +489,14 @@ class ClusterNode:
             if not self.info.draining:
                 self.membership.info = replace(self.info, draining=True)
                 await self.membership.report()
-                self._tasks.create_task(self.drain())
+                self._start(self.drain)
             answer = {"owned": len(self._served)}
         await self.membership.requests.answer(message, answer)
 
     def _accept(self, key: str) -> str:
         """Start owning a server another node needs. Return `yes`, `no` if there's no room, or `unknown`."""
-        fleet, tasks = self._fleet, self._tasks
-        if fleet is None or tasks is None or self.info.owned >= self.info.capacity:
+        fleet = self._fleet
+        if fleet is None or self.info.owned >= self.info.capacity:
             return "no"
         for endpoint in fleet.endpoints():
             config = endpoint.config
@@ -490,7 +505,7 @@ class ClusterNode:
             target = self.find_target(config)
             if target.key == key and self.info.may_own(target.only_node):
                 self._wanted[key] = asyncio.get_running_loop().time()
-                tasks.create_task(self._start_server(fleet.wake, config.id))
+                self._start(self._change_server, fleet.wake, config.id)
                 return "yes"
         return "unknown"
 
@@ -511,8 +526,8 @@ class ClusterNode:
 
     def rest(self, server: str) -> None:
         """Disconnect from another node's server until its next call, unless it's in use here."""
-        if self._fleet is not None and self._tasks is not None:
-            self._tasks.create_task(self._start_server(self._fleet.rest, server))
+        if self._fleet is not None:
+            self._start(self._change_server, self._fleet.rest, server)
 
     async def _watch_idle(self, idle_s: float) -> None:
         """Stop this node's idle servers. Their next call restarts them."""
@@ -540,15 +555,6 @@ class ClusterNode:
                 self._tasks = None
 
 
-def _find_secret(settings: ClusterSettings) -> bytes:
-    """Return the secret that seals session ids. A node without clients seals nothing for others."""
-    if settings.key is not None:
-        return settings.key.derive("session ids")
-    if settings.role != "offers":
-        raise ClusterFault("missing", "a node that serves clients needs the key of the cluster (--cluster-key)")
-    return secrets.token_bytes(32)
-
-
 @asynccontextmanager
 async def open_node(
     settings: ClusterSettings, clock: Callable[[], float] = read_lease_clock, *, guarded: bool = False
@@ -561,16 +567,15 @@ async def open_node(
         ClusterFault: The broker is away, the cluster isn't prepared, or another node has the same name.
     """
     async with open_broker(settings) as broker, AsyncExitStack() as stack:
-        secret = _find_secret(settings)
-        entries = await broker.open_bucket(settings.placements)
+        entries = await open_bucket(broker, settings.placements)
         guard = await stack.enter_async_context(open_guard(settings)) if guarded else Guard()
         async with open_membership(broker, clock, before_join=guard.tell_lease) as membership:
-            node = ClusterNode(broker, membership, Placements(entries, membership), secret, guard.mark)
+            node = ClusterNode(broker, membership, Placements(entries, membership), guard.mark)
             keys = f"{settings.node}.*" if settings.role == "offers" else ">"
             stops = [
                 await broker.subscribe(node.channels.subject, node.channels.receive),
                 await broker.subscribe(settings.node_subject(node.info.instance), node.receive),
-                await broker.subscribe(f"$KV.{settings.placements}.{keys}", node.watch.notice),
+                await broker.subscribe(f"$KV.{settings.placements}.{keys}", node.notice_placement),
             ]
             running = asyncio.create_task(node.run(), name="cluster node")  # noqa: TID251 — awaited below
             try:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from indusagi.core.app_dirs import state_dir
 from indusagi.core.records import record
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
-from induscode.cluster.broker import LONGEST_S, PROOF, Broker, check_key, find_proof_place, is_sealed_with, open_broker
+from induscode.cluster.broker import LONGEST_S, STATES, Broker, open_broker
 from induscode.cluster.contract import (
     CREDENTIALS_VARIABLE,
     LEASE_S,
@@ -25,8 +26,9 @@ from induscode.cluster.contract import (
     parse_brokers,
     read_credentials,
 )
-from induscode.cluster.health import STATES
-from induscode.cluster.key import find_key_path, read_key
+from induscode.cluster.jetstream import open_bucket
+from induscode.cluster.key import read_key
+from induscode.cluster.proofs import PROOF, check_key, find_proof_place
 from induscode.launch.options import read_invocation
 from induscode.launch.settings import CLUSTER_BROKERS, CLUSTER_CREDENTIALS, CLUSTER_KEY_FILE
 
@@ -34,12 +36,14 @@ if TYPE_CHECKING:
     from nats.js.api import StreamConfig
 
     from indusagi.core.cancel import CancelToken
-    from induscode.cluster.bucket import Bucket
+    from induscode.cluster.jetstream import Bucket
     from induscode.cluster.key import ClusterKey
     from induscode.launch.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _FAILED = 1
+_KEY_FILE = "cluster.key"
+"""File name in the state directory."""
 _CREDENTIALS = "induscode.broker_credentials"
 """Where a command of `indus cluster` stores the value of `--broker-credentials`."""
 CREDENTIALS_HELP = (
@@ -121,8 +125,9 @@ def read_observer_settings(context: click.Context, brokers: str | None, key_file
 
 def find_key_file(settings: Settings, key_file: str | None) -> str:
     """Return the path of the key file, or raise `click.UsageError` without a home directory."""
+    path = key_file or settings.get(CLUSTER_KEY_FILE)
     try:
-        return find_key_path(key_file or settings.get(CLUSTER_KEY_FILE))
+        return os.path.expanduser(path) if path else os.path.join(state_dir(), _KEY_FILE)
     except OSError as exc:
         raise click.UsageError(str(exc)) from exc
 
@@ -226,7 +231,7 @@ async def prepare_cluster(
     names = (settings.placements, settings.keys, settings.shared)
     for name, ttl in ((settings.leases, lease_s), *((name, None) for name in names)):
         try:
-            await broker.open_bucket(name)
+            await open_bucket(broker, name)
         except ClusterFault as fault:
             if fault.state != "missing":
                 raise
@@ -258,16 +263,16 @@ async def prepare_cluster(
     key = settings.key
     if key is None:
         raise ClusterFault("missing", "a cluster needs a key")
-    keys = await broker.open_bucket(settings.keys)
+    keys = await open_bucket(broker, settings.keys)
     await _prove_key(broker, keys, key)
     present = limit if is_changed else before
-    leases = await broker.open_bucket(settings.leases)
+    status = await (await open_bucket(broker, settings.leases)).read_status()
     return Prepared(
         made=made,
         ledger_bytes=None if present == _NO_LIMIT else present,
         is_changed=is_changed,
-        lease_s=await leases.read_ttl(),
-        replicas=await leases.count_replicas(),
+        lease_s=status.ttl_s,
+        replicas=status.replicas,
     )
 
 
@@ -276,12 +281,12 @@ async def _prove_key(broker: Broker, keys: Bucket, key: ClusterKey) -> None:
     sealed, present = key.seal(find_proof_place(broker.settings), PROOF.encode()), await keys.get(PROOF)
     with suppress(LostRaceError):  # another process was first
         if present is None:
-            await keys.create(PROOF, sealed)
-        elif is_sealed_with(key, broker.settings.keys, present.value):
-            leases = await broker.open_bucket(broker.settings.leases)
+            await keys.put(PROOF, sealed)
+        elif key.has_sealed(broker.settings.keys, present.value):
+            leases = await open_bucket(broker, broker.settings.leases)
             if await leases.read_all():
                 raise ClusterFault("ready", "nodes of an earlier version of indus run: stop all nodes first")
-            await keys.update(PROOF, sealed, present.revision)
+            await keys.put(PROOF, sealed, present.revision)
     await check_key(broker)
 
 

@@ -32,7 +32,7 @@ from induscode.cluster.contract import ClusterFault
 from induscode.cluster.placement import build_replica_key, rank_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.json import JsonObject, JsonValue
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
     from induscode.cluster.channel import Channel
     from induscode.cluster.contract import NodeInfo, Placement
+    from induscode.cluster.key import Seal
     from induscode.cluster.membership import Membership
     from induscode.cluster.placement import Placements, ServerTarget
-    from induscode.cluster.seals import Seal
     from induscode.cluster.served import CallerTokens
 
 _log = logging.getLogger(__name__)
@@ -58,56 +58,6 @@ _PING_TIMEOUT_S = 2.0
 
 LARGEST = 32
 """Maximum replicas per server."""
-
-
-class ReplicaSet:
-    """One server's replicas, as this node sees them."""
-
-    def __init__(self, target: ServerTarget, count: int, placements: Placements, membership: Membership) -> None:
-        self._target = target
-        self._count = min(count, LARGEST)
-        self._placements = placements
-        self._membership = membership
-
-    @property
-    def keys(self) -> Sequence[str]:
-        """Keys of their placements. The first is the server's key."""
-        return [build_replica_key(self._target.key, number) for number in range(1, self._count + 1)]
-
-    def list_chosen(self) -> Sequence[NodeInfo]:
-        """List the nodes that should have a replica."""
-        return rank_nodes(self._target, self._membership.list_nodes())[: self._count]
-
-    async def list_live(self) -> Sequence[Placement]:
-        """List the placements with live owners.
-
-        Raises:
-            ClusterFault: The broker doesn't answer.
-        """
-        found = [await self._placements.find(key) for key in self.keys]
-        return [
-            one
-            for one in found
-            if one is not None and one.epoch and self._membership.find_holder(one.lease) is not None
-        ]
-
-    async def claim(self, server: str) -> Placement | None:
-        """Claim a replica for this node if it's chosen and doesn't own one yet. `None` if none is free.
-
-        Raises:
-            ClusterFault: The broker doesn't answer.
-        """
-        members = self._membership
-        if not members.is_held() or all(node.instance != members.info.instance for node in self.list_chosen()):
-            return None
-        found = [await self._placements.find(key) for key in self.keys]
-        if any(one is not None and one.lease == members.info.lease for one in found):
-            return None
-        for key, one in zip(self.keys, found, strict=True):
-            is_free = one is None or members.find_holder(one.lease) is None
-            if is_free and (claimed := await self._placements.claim(key, server)) is not None:
-                return claimed
-        return None
 
 
 class ReplicaNode(Protocol):
@@ -148,18 +98,15 @@ class ReplicatedServer:
         self._node = node
         self._config = config
         self._handlers = handlers
-        self._set = ReplicaSet(target, config.replicas, node.placements, node.membership)
+        self._target = target
+        self._count = min(config.replicas, LARGEST)
         self._spread = SpreadTransport()
         self._failure: Exception | None = None
         """Why the local replica last failed to start."""
 
     @asynccontextmanager
     async def open(self, watch: StartWatch) -> AsyncGenerator[ClientSession]:
-        """Connect to all replicas, and run one here if this node is chosen.
-
-        Raises:
-            ClusterFault: No node may run one, or the broker doesn't answer.
-        """
+        """Connect to all replicas, and run one here if this node is chosen."""
         name = self._config.id
         host, follower = BackgroundTask(f"replica of {name}"), BackgroundTask(f"replicas of {name}")
         host.start(self._host(watch))
@@ -175,6 +122,29 @@ class ReplicatedServer:
                 task.cancel()
                 await task.join()
             await self._spread.close()
+
+    @property
+    def _keys(self) -> Sequence[str]:
+        """Keys of the replicas' placements. The first is the server's key."""
+        return [build_replica_key(self._target.key, number) for number in range(1, self._count + 1)]
+
+    def _list_chosen(self) -> Sequence[NodeInfo]:
+        """List the nodes that should have a replica."""
+        return rank_nodes(self._target, self._node.membership.list_nodes())[: self._count]
+
+    async def _claim(self) -> Placement | None:
+        """Claim a replica for this node if it's chosen and doesn't own one yet. `None` if none is free."""
+        members, placements = self._node.membership, self._node.placements
+        if not members.is_held() or all(node.instance != members.info.instance for node in self._list_chosen()):
+            return None
+        found = [await placements.find(key) for key in self._keys]
+        if any(one is not None and one.lease == members.info.lease for one in found):
+            return None
+        for key, one in zip(self._keys, found, strict=True):
+            is_free = one is None or members.find_holder(one.lease) is None
+            if is_free and (claimed := await placements.claim(key, self._config.id)) is not None:
+                return claimed
+        return None
 
     def _describe_caller(self, caller: Caller) -> JsonObject:
         """Describe a caller as not supporting tasks, since later requests about a task could reach another replica."""
@@ -198,21 +168,21 @@ class ReplicatedServer:
         own, self._failure = self._node.membership.info.instance, None
         while True:
             await self._connect_all(session)
-            if self._spread.replicas:
+            if self._spread.channels:
                 return
             if self._failure is not None:
                 raise self._failure
-            chosen = self._set.list_chosen()
+            chosen = self._list_chosen()
             if not chosen:
                 raise ClusterFault("ready", "no node may run it now: all are full, draining, or only serve clients")
             for node in chosen:
                 if node.instance != own:
-                    await self._node.ask_to_own(node, self._set.keys[0])
+                    await self._node.ask_to_own(node, self._target.key)
             await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _connect_all(self, session: ClientSession) -> None:
         """Open a channel to each unconnected replica that answers."""
-        settings = self._node.broker.settings
+        settings, members = self._node.broker.settings, self._node.membership
 
         def rest() -> None:
             idle_s = asyncio.get_running_loop().time() - session.calls.used_at
@@ -228,9 +198,11 @@ class ReplicatedServer:
                 await channel.close()
 
         async with asyncio.TaskGroup() as tasks:
-            for placement in await self._set.list_live():
+            for placement in [await self._node.placements.find(key) for key in self._keys]:
+                if placement is None or not placement.epoch or members.find_holder(placement.lease) is None:
+                    continue
                 name = f"{placement.key}.{placement.epoch}"
-                if name not in self._spread.replicas:
+                if name not in self._spread.channels:
                     tasks.create_task(connect(name, placement))
 
     async def _is_up(self, channel: Channel) -> bool:
@@ -272,7 +244,7 @@ class ReplicatedServer:
         handlers, wait_s = replace(self._handlers, on_notification=None), _POLL_INTERVAL_S
         while True:
             try:
-                placement = await self._set.claim(self._config.id)
+                placement = await self._claim()
                 if placement is not None:
                     self._spread.keep(is_kept=True)
                     async with AsyncExitStack() as stack:
@@ -309,8 +281,8 @@ class SpreadTransport(BaseTransport):
 
     def __init__(self) -> None:
         super().__init__()
-        self._channels: dict[str, Channel] = {}
-        """By replica name."""
+        self.channels: dict[str, Channel] = {}
+        """To the connected replicas, by name."""
         self._pending: dict[str, set[RequestId]] = {}
         self._leaving: set[str] = set()
         """Replicas that don't accept new requests."""
@@ -323,14 +295,9 @@ class SpreadTransport(BaseTransport):
         self.losses = 0
         """Number of lost replicas."""
 
-    @property
-    def replicas(self) -> Collection[str]:
-        """Names of the connected replicas."""
-        return self._channels.keys()
-
     def add(self, name: str, channel: Channel) -> None:
         """Add a replica."""
-        self._channels[name] = channel
+        self.channels[name] = channel
         self._pending[name] = set()
         channel.attach(lambda data: self._receive(name, data), lambda end: self._lose(name, end))
         self._last_end = None
@@ -353,24 +320,24 @@ class SpreadTransport(BaseTransport):
             self._waiting.pop(cancelled, None)
             for name, pending in self._pending.items():
                 if cancelled in pending:
-                    self._channels[name].send(frame)
+                    self.channels[name].send(frame)
         elif "method" in frame:
-            for channel in self._channels.values():
+            for channel in self.channels.values():
                 channel.send(frame)
         else:
             name, _, number = str(frame.get("id")).partition(" ")
-            if name in self._channels:
+            if name in self.channels:
                 is_number, text = number[:1] == "#", number[1:]
-                self._channels[name].send({**frame, "id": int(text) if is_number else text})
+                self.channels[name].send({**frame, "id": int(text) if is_number else text})
 
     def _send_request(self, identity: RequestId, frame: JsonObject) -> None:
-        names = [name for name in self._channels if name not in self._leaving] or [*self._channels]
+        names = [name for name in self.channels if name not in self._leaving] or [*self.channels]
         if names:
             # Among equals, take the least recently chosen one.
             name = min(names, key=lambda name: len(self._pending[name]))
-            self._channels[name] = self._channels.pop(name)
+            self.channels[name] = self.channels.pop(name)
             self._pending[name].add(identity)
-            self._channels[name].send(frame)
+            self.channels[name].send(frame)
         else:
             self._waiting[identity] = frame
 
@@ -397,11 +364,11 @@ class SpreadTransport(BaseTransport):
             self.deliver(frame)
 
     def _lose(self, name: str, end: TransportEnd) -> None:
-        self._channels.pop(name, None)
+        self.channels.pop(name, None)
         self._leaving.discard(name)
         lost = self._pending.pop(name, set())
         self.losses += 1
-        if not self._channels:
+        if not self.channels:
             if not self._is_kept:
                 self.finish(end.message, end.detail)
                 return
@@ -421,5 +388,5 @@ class SpreadTransport(BaseTransport):
 
     async def close(self) -> None:
         """Close the channels."""
-        for channel in [*self._channels.values()]:
+        for channel in [*self.channels.values()]:
             await channel.close()

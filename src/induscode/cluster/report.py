@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
+from induscode.cluster.broker import SLOW_S, STATES, explain_state
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.health import SLOW_S, STATES, explain_state
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable

@@ -44,7 +44,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.calls import current_trace, read_trace
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.seals import is_opening
+from induscode.cluster.key import is_opening
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg

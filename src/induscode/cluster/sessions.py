@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import json
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -26,8 +27,7 @@ from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, Http
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.key import UnsealedError
-from induscode.cluster.seals import is_opening
+from induscode.cluster.key import UnsealedError, is_opening
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -175,7 +175,9 @@ class ClusterSessions:
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
-        self._ids = SealedIds(node.info.instance, node.secret)
+        key = node.broker.settings.key
+        # An offering node serves no clients, so it seals nothing for others.
+        self._ids = SealedIds(node.info.instance, secrets.token_bytes(32) if key is None else key.derive("session ids"))
         self._handle: Callable[[HttpRequest], None] | None = None
         self._open: dict[str, ForwardedConnection] = {}
         """Other nodes' requests, by the subject of their end."""

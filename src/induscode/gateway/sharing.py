@@ -23,9 +23,8 @@ from induscode.cluster.contract import ClusterFault
 from induscode.cluster.node import open_node
 from induscode.cluster.opening import describe_fault
 from induscode.cluster.sessions import open_sessions
-from induscode.cluster.shared.calls import CallPublisher
 from induscode.cluster.shared.state import KIND as CONSENT
-from induscode.cluster.shared.state import SharedTrust, keep_running, open_shared_state
+from induscode.cluster.shared.state import CallPublisher, SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
 from induscode.gateway.cluster import NodeHooks
 from induscode.gateway.recursion import drop_own_address
@@ -163,7 +162,7 @@ async def join_cluster(
     try:
         node = await stack.enter_async_context(open_node(settings, guarded=True))
         sessions = await stack.enter_async_context(open_sessions(node))
-        shared = await stack.enter_async_context(open_shared_state(node))
+        shared = await open_shared_state(node)
     except ClusterFault as fault:
         print_status(f"the cluster cannot be joined: {describe_fault(fault)}")
         return None
