@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from induscode.deck.contract import Capability
     from induscode.gateway.gateway import Gateway, GatewayContext
     from induscode.launch.invocation import Invocation
-    from induscode.permissions.gate import CardChecks, Wrap
+    from induscode.permissions import CardChecks, Wrap
 
 WATCH_S = 0.25
 """Poll interval for a node's files, so that changes on other nodes apply within a second."""

@@ -29,14 +29,7 @@ from induscode.permissions.confirm import (
     build_server_rule,
     suggest_remedy,
 )
-from induscode.permissions.policy import (
-    ApprovalMode,
-    PolicyContext,
-    decide_call,
-    find_denying_rule,
-    find_total_denial,
-    is_sandboxed,
-)
+from induscode.permissions.policy import ApprovalMode, PolicyContext, decide_call, find_denying_rule, find_total_denial
 from induscode.permissions.rules import Effect, Rule, RuleOrigin
 
 if TYPE_CHECKING:
@@ -49,7 +42,7 @@ if TYPE_CHECKING:
     from induscode.permissions.confirm import Approver
     from induscode.permissions.plan_mode import PlanMode
     from induscode.permissions.policy import Decision
-    from induscode.permissions.store import RuleStore
+    from induscode.permissions.rules import RuleStore
 
 _MAX_ATTEMPTS = 3
 """Questions about a call whose paths change while the user answers."""
@@ -84,7 +77,6 @@ class Permissions:
         approver: Asks the user. Without one, calls that need a question fail.
         approval: The policy for calls that need a question.
         plan: Plan mode, if the session has it.
-        plans_dir: Directory that plan mode may write to.
         store: Stores answers given for "always". Without it, they last for the session.
         limits: Makes these permissions purely restrictive, used in addition to others, which check the sandbox. A
             denial gives this sentence as the cause.
@@ -98,7 +90,6 @@ class Permissions:
         approver: Approver | None = None,
         approval: ApprovalMode = ApprovalMode.ASK,
         plan: PlanMode | None = None,
-        plans_dir: str | None = None,
         store: RuleStore | None = None,
         limits: str | None = None,
         entry: str = "",
@@ -109,7 +100,6 @@ class Permissions:
         self._approver = approver
         self._approval = approval
         self._plan = plan
-        self._plans_dir = plans_dir
         self._store = store
         self._asking = anyio.Lock()
         self._workspaces: dict[str, str] = {}
@@ -244,20 +234,13 @@ class Permissions:
         return facts
 
     async def _decide(self, facts: CallFacts) -> Decision:
-        context = PolicyContext(
-            approval=self._approval, plan=self._plan is not None and self._plan.active, plans_dir=self._plans_dir
-        )
+        is_planning = self._plan is not None and self._plan.active
+        context = PolicyContext(approval=self._approval, plan=is_planning, limits=self._limits is not None)
+        rules = tuple(self._rules)
         if not facts.paths and facts.script is None:
-            return decide_call(facts, tuple(self._rules), context)
-
-        def decide_in_thread() -> Decision:
-            # Reads the store, and symbolic links in the paths of rules.
-            store, needs_store = self._store, facts.script is not None and not is_sandboxed(facts)
-            unsandboxed = needs_store and store is not None and store.allows_unsandboxed(facts.workspace)
-            unsandboxed = unsandboxed or self._limits is not None
-            return decide_call(facts, tuple(self._rules), replace(context, unsandboxed=unsandboxed))
-
-        return await to_thread.run_sync(decide_in_thread)
+            return decide_call(facts, rules, context)
+        # In a thread: it resolves symbolic links in the paths of rules, and compares long scripts with them.
+        return await to_thread.run_sync(decide_call, facts, rules, context)
 
     def _to_result(self, facts: CallFacts, decision: Decision) -> CheckResult:
         if decision.effect is Effect.DENY:

@@ -5,11 +5,9 @@ Deny rules come first, then plan mode, then ask rules and doubts, then allow rul
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import is_within
 from indusagi.core.records import record
 from induscode.permissions.call_facts import CallKind
 from induscode.permissions.patterns import (
@@ -63,10 +61,8 @@ class PolicyContext:
     approval: ApprovalMode = ApprovalMode.ASK
     plan: bool = False
     """Whether plan mode is on."""
-    plans_dir: str | None = None
-    """Directory that plan mode may write to; absolute and resolved."""
-    unsandboxed: bool = False
-    """Whether rules may allow commands without a sandbox."""
+    limits: bool = False
+    """Whether these permissions only restrict others, which check the sandbox."""
 
 
 @record
@@ -117,7 +113,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
     if denials:
         return Decision(effect=Effect.DENY, reasons=tuple(denials))
     fits_plan_mode = facts.kind in _IN_PLAN_MODE or (
-        facts.kind is CallKind.FILE and all(not path.writing or _is_plan_path(path, context) for path in facts.paths)
+        facts.kind is CallKind.FILE and all(not path.writing for path in facts.paths)
     )
     if context.plan and not fits_plan_mode:
         reason = "plan mode: only read-only calls are allowed until a plan is approved"
@@ -155,11 +151,6 @@ def find_total_denial(facts: CallFacts, rules: Iterable[Rule]) -> Rule | None:
         if rule.effect is Effect.DENY and rule.specifier is None and _is_relevant(rule, facts):
             return rule
     return None
-
-
-def is_sandboxed(facts: CallFacts) -> bool:
-    """Return whether a command would run in a sandbox."""
-    return facts.sandbox is not None and facts.sandbox.kind != "none"
 
 
 def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
@@ -267,7 +258,8 @@ def _list_doubts(facts: CallFacts, script: Script, context: PolicyContext) -> li
     doubts = [*script.flaws]
     if not script.commands:
         doubts.append("it has no command that a rule could name")
-    if not is_sandboxed(facts) and not context.unsandboxed:
+    is_sandboxed = facts.sandbox is not None and facts.sandbox.kind != "none"
+    if not is_sandboxed and not context.limits:
         detail = facts.sandbox.detail if facts.sandbox is not None else "the shell does not report one"
         doubts.append(f"there is no sandbox for commands here ({detail})")
     return doubts
@@ -304,8 +296,7 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
     needs: list[Need] = []
     for path in facts.paths:
         is_edit = context.approval is ApprovalMode.AUTO_EDIT and path.refusal is None
-        is_plan = context.plan and _is_plan_path(path, context)
-        needs_rule = (path.writing or path.refusal is not None) and not is_edit and not is_plan
+        needs_rule = (path.writing or path.refusal is not None) and not is_edit
         if needs_rule and not any(_allows_path(rule, path, facts) for rule in allowing):
             where = f", which is {path.refusal}" if path.refusal else ""
             action = "writes to" if path.writing else "reads"
@@ -348,8 +339,3 @@ def _allows_path(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
     if path.refusal == "outside" and not is_absolute(rule.specifier):
         return False
     return is_path(rule.specifier, path.resolved, facts.workspace)
-
-
-def _is_plan_path(path: PathFact, context: PolicyContext) -> bool:
-    folder = context.plans_dir
-    return folder is not None and is_within(path.resolved, os.path.normpath(folder))
