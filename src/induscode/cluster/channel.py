@@ -86,7 +86,7 @@ class Channel(QueuedTransport):
         """Set while the queue is empty."""
         self._pump = BackgroundTask("channel")
 
-    def start(self, on_ended: Callable[[Channel], None] = lambda _: None) -> None:
+    def start(self, on_ended: Callable[[Channel], None]) -> None:
         """Start sending queued frames. Calls `on_ended` after the last message."""
         self._pump.start(self._run(on_ended))
 
@@ -228,10 +228,8 @@ class Channel(QueuedTransport):
         text = compact_json({**fields, **more}).encode()
         if len(text) > _MAX_END_BYTES:
             text = compact_json({**fields, "message": end.message[:1_000]}).encode()
-        try:
+        with suppress(ClusterFault):  # the channel table sends it when the broker is back
             await self._transmit(_END, text)
-        except ClusterFault:
-            return  # the channel table sends it when the broker is back
 
     async def tell_rest(self) -> None:
         """Ask the other end to end the channel if it's unused."""

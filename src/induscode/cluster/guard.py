@@ -157,11 +157,7 @@ def _report(text: str) -> None:
 
 
 async def _release_lease(fields: dict[str, object], last: LastWord) -> None:
-    """End the lease of an ended process, and notify the other nodes.
-
-    Raises:
-        TimeoutError: The broker stayed away.
-    """
+    """End the lease of an ended process, or raise `TimeoutError` if the broker stays away."""
     import asyncio  # noqa: PLC0415 — only after the end of a node
 
     from induscode.cluster.broker import open_broker  # noqa: PLC0415 — only after the end of a node
@@ -172,11 +168,9 @@ async def _release_lease(fields: dict[str, object], last: LastWord) -> None:
         while True:
             try:
                 async with open_broker(settings) as broker:
-                    await end_dead_lease(broker, last)
+                    return await end_dead_lease(broker, last)
             except ClusterFault:
                 await asyncio.sleep(_RETRY_S)
-            else:
-                return
 
 
 async def end_dead_lease(broker: Broker, last: LastWord) -> None:

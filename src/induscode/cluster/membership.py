@@ -38,7 +38,7 @@ from induscode.cluster.contract import (
     WrongKeyError,
 )
 from induscode.cluster.jetstream import open_bucket
-from induscode.cluster.proofs import check_key, check_offer, open_ring
+from induscode.cluster.proofs import check_key, open_ring
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -109,10 +109,6 @@ class NodeLease:
     """Revision of the entry at the broker; `None` without a lease."""
     counted_from: float = 0.0
     """When the last renewal known to be applied was sent."""
-
-    def take_creation(self, revision: int, sent_at: float) -> NodeLease:
-        """Apply the creation of the entry."""
-        return replace(self, revision=revision, counted_from=sent_at)
 
     def take_renewal(self, revision: int, sent_at: float) -> NodeLease:
         """Apply a renewal. A late one doesn't bring back a lost lease."""
@@ -215,11 +211,7 @@ class Membership:
         return self.is_held() and self.info.lease == lease
 
     def check_write(self) -> None:
-        """Check that this node may share something with the others now.
-
-        Raises:
-            ClusterFault: It has no lease, so the key that seals its data may have been replaced.
-        """
+        """Raise `ClusterFault` without a lease: the key that seals this node's data may have been replaced."""
         if not self.is_held():
             raise ClusterFault("ready", "this node has no lease now, and shares nothing")
 
@@ -237,7 +229,7 @@ class Membership:
         self.before_join(self.info.lease, self._seal_entry(self.info.lease, _ENDED), gone)
         self._tried_at, sent_at = None, self._clock()
         revision = await self._leases.put(self.info.lease, self._build_value(sent_at))
-        self._lease = NodeLease(self.times).take_creation(revision, sent_at)
+        self._lease = NodeLease(self.times, revision, sent_at)
         await self.report()
 
     async def renew(self) -> None:
@@ -315,7 +307,7 @@ class Membership:
             while True:
                 try:
                     if self._lease.revision is None:
-                        await self.check_key()
+                        await check_key(self._broker)
                         await self.join()
                         self.on_regained()
                     else:
@@ -328,18 +320,6 @@ class Membership:
                     await self.report()
                 due = self._lease.next_renewal_at(self._tried_at) - self._clock()
                 await asyncio.sleep(max(self.times.retry_s, due))
-
-    async def check_key(self) -> None:
-        """Check that this node's key is still valid.
-
-        Raises:
-            WrongKeyError: It was replaced or revoked.
-            ClusterFault: The broker doesn't answer.
-        """
-        if self.ring.own.author:
-            await check_offer(self._broker, self.ring.own)
-        else:
-            await check_key(self._broker)
 
     async def _watch_lease(self) -> None:
         """Drop the lease when it expires, even while a renewal is pending."""
@@ -406,12 +386,11 @@ class Membership:
                 await self._challenge(instance)
             return
         self._heard[instance] = number, opened.seal
-        if info is None:
+        if info is None or waiting is not None:
             self._drop(instance)
-        elif waiting is not None:
-            self._drop(instance)
+        if waiting is not None:
             self._waiting[instance] = waiting, self._clock()
-        else:
+        elif info is not None:
             self._take_report(info)
 
     def _take_report(self, info: NodeInfo) -> None:
@@ -450,12 +429,7 @@ class Membership:
         await asyncio.sleep(_REPORT_WAIT_S + 2 * self._broker.health.round_trip_s)
 
     async def ask(self, instance: str, value: JsonObject, within_s: float | None = None) -> JsonObject:
-        """Send a request to another node and return its answer.
-
-        Raises:
-            UnheardError: There's no such node.
-            ClusterFault: It didn't answer.
-        """
+        """Send a request to another node and return its answer. Raises `UnheardError` if there's no such node."""
         return await self.requests.ask(instance, self.find_seal(instance), value, within_s)
 
     def find_seal(self, instance: str) -> Seal:
@@ -483,9 +457,8 @@ class Membership:
         while True:
             await asyncio.sleep(self.times.retry_s)
             now = self._clock()
-            for instance, (_, seen_at) in [*self._waiting.items()]:
-                if now - seen_at > self.times.ttl_s:
-                    del self._waiting[instance]
+            recent = {one: seen for one, seen in self._waiting.items() if now - seen[1] <= self.times.ttl_s}
+            self._waiting = recent
             for instance, (_, seen_at) in [*self._nodes.items()]:
                 if now - seen_at > self.times.ttl_s or not await self.ring.counts(self.find_seal(instance)):
                     self._drop(instance)
@@ -523,11 +496,7 @@ class Membership:
         return sorted({str(value["node"]) for value in values if "node" in value} - known)
 
     async def wait_for_name(self) -> None:
-        """Wait until no other lease has this node's name. A lost machine's lease expires by itself.
-
-        Raises:
-            ClusterFault: A live node has this name, or the broker doesn't answer.
-        """
+        """Wait until no other lease has this node's name. A lost machine's lease expires by itself."""
         name, give_up_at = self.info.node, self._clock() + self.times.ttl_s
         while True:
             is_there = any(info.node == name for info in self.list_nodes())

@@ -38,14 +38,8 @@ _OWN_VARIABLES = frozenset({"INDUS_SERVED_BY"})
 """Variables that the gateway sets for its servers."""
 
 
-def build_server_key(config: StdioServerConfig) -> str:
-    """Return a server's key, a digest of its configuration.
-
-    Equal rows on two nodes are the same server. The digest doesn't reveal secrets without the row.
-    """
-    env = {name: value for name, value in config.env.items() if name not in _OWN_VARIABLES}
-    row = [config.id, config.command, [*config.args], sorted(env.items()), config.cwd]
-    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:_KEY_CHARS]
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:_KEY_CHARS]
 
 
 def build_replica_key(key: str, number: int) -> str:
@@ -81,9 +75,10 @@ def find_target(config: StdioServerConfig, info: NodeInfo, affinity: str | None 
         offering, _, server = config.command.removeprefix(CLUSTER_PREFIX).partition("/")
     if offering:
         # An offering node may only write under its name, so the name comes first.
-        digest = hashlib.sha256(json.dumps(["offer", offering, server]).encode()).hexdigest()
-        return ServerTarget(f"{offering}.{digest[:_KEY_CHARS]}", offering)
-    return ServerTarget(build_server_key(config), affinity=affinity)
+        return ServerTarget(f"{offering}.{_digest(['offer', offering, server])}", offering)
+    # Equal rows on two nodes are the same server. The digest doesn't reveal secrets without the row.
+    env = sorted((name, value) for name, value in config.env.items() if name not in _OWN_VARIABLES)
+    return ServerTarget(_digest([config.id, config.command, [*config.args], env, config.cwd]), affinity=affinity)
 
 
 def rank_nodes(target: ServerTarget, nodes: Sequence[NodeInfo]) -> Sequence[NodeInfo]:

@@ -46,14 +46,21 @@ def find_proof_place(settings: ClusterSettings) -> str:
 
 
 async def check_key(broker: Broker) -> bool:
-    """Check that this process has the cluster's key. Return False if the cluster doesn't have one yet.
+    """Check that this process's key is valid. Return False if the cluster doesn't have one yet.
 
     Raises:
-        WrongKeyError: It has another key.
+        WrongKeyError: The cluster has another key, or replaced or revoked this offer key.
         ClusterFault: The broker doesn't answer, or an earlier version prepared the cluster.
     """
-    key, name = broker.settings.key, broker.settings.keys
+    key, offer, name = broker.settings.key, broker.settings.offer, broker.settings.keys
     bucket = await open_bucket(broker, name)
+    if offer is not None:
+        entry_name, place = _find_place(broker, offer.node)
+        entry = await bucket.get(entry_name)
+        if entry is not None and Seal.of_offer(offer).open(place, _read_part(entry.value, "offer")) is not None:
+            return True
+        message = f"the key of the offering node {offer.node!r} was revoked or replaced"
+        raise WrongKeyError(f"{message}: get another from `indus cluster offer-key {offer.node}`")
     entry = await bucket.get(PROOF)
     if entry is None:
         return False
@@ -176,29 +183,13 @@ async def open_ring(broker: Broker) -> SealRing:
         ClusterFault: It has no key, the cluster isn't prepared, or the broker doesn't answer.
     """
     settings = broker.settings
-    if settings.key is not None:
-        if not await check_key(broker):
-            raise ClusterFault("missing", "the cluster has no key; prepare it once with `indus cluster init`")
-        keys = await open_bucket(broker, settings.keys)
-        return SealRing(Seal.of_cluster(settings.key), OfferRegistry(broker, keys, settings.key).find)
-    if settings.offer is None:
+    if settings.key is None and settings.offer is None:
         message = "this needs the key of the cluster (--cluster-key), or for --offer-only a key of its own"
         raise ClusterFault("missing", f"{message}: indus cluster offer-key NODE makes one")
-    seal = Seal.of_offer(settings.offer)
-    await check_offer(broker, seal)
-    return SealRing(seal)
-
-
-async def check_offer(broker: Broker, seal: Seal) -> None:
-    """Check that this process's offer key is valid.
-
-    Raises:
-        WrongKeyError: It was revoked or replaced.
-        ClusterFault: The broker doesn't answer.
-    """
-    keys = await open_bucket(broker, broker.settings.keys)
-    name, place = _find_place(broker, seal.author)
-    entry = await keys.get(name)
-    if entry is None or seal.open(place, _read_part(entry.value, "offer")) is None:
-        message = f"the key of the offering node {seal.author!r} was revoked or replaced"
-        raise WrongKeyError(f"{message}: get another from `indus cluster offer-key {seal.author}`")
+    if not await check_key(broker):
+        raise ClusterFault("missing", "the cluster has no key; prepare it once with `indus cluster init`")
+    if settings.key is None:
+        assert settings.offer is not None
+        return SealRing(Seal.of_offer(settings.offer))
+    keys = await open_bucket(broker, settings.keys)
+    return SealRing(Seal.of_cluster(settings.key), OfferRegistry(broker, keys, settings.key).find)

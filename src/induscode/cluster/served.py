@@ -146,23 +146,17 @@ class PeerSession:
         self.channel.attach(lambda data: self.dispatcher.receive(data, self.channel), lambda _: None)
 
     def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
-        if request.method == "ping":
-            return self._report_up()
         request.is_subscription = request.method == "subscriptions/listen"
-        request.is_forwarded = True
+        request.is_forwarded = request.method != "ping"
         return self._run(request)
-
-    async def _report_up(self) -> JsonObject:
-        await self._server.ready.wait()
-        if self._server.session is None:
-            raise RpcError(_FAILED, "the server has ended")
-        return {}
 
     async def _run(self, request: HostRequest) -> JsonObject:
         await self._server.ready.wait()
         session, facts = self._server.session, None if self._server.session is None else self._server.session.facts
         if session is None or facts is None:
             raise RpcError(_FAILED, "the server has ended")
+        if request.method == "ping":  # asks whether the server is up
+            return {}
         if request.method in {"initialize", "server/discover"}:
             if (request.method == "initialize") is (facts.era == "legacy"):
                 return facts.result
@@ -170,22 +164,24 @@ class PeerSession:
         caller = current_caller.set(self._find_caller(request))
         try:
             with request.cancel.guard():
-                if request.is_subscription:
-                    wanted = request.params.get("notifications")
-                    meta: JsonObject = {"_meta": {SUBSCRIPTION: request.id}}
-
-                    def acknowledge(reported: JsonObject) -> None:
-                        request.notify(ACKNOWLEDGED, {**meta, "notifications": reported})
-
-                    try:
-                        await session.listen(acknowledge, **(wanted if is_json_object(wanted) else {}))
-                    except ConnectionClosedError:
-                        raise await self._wait_ended() from None
-                    return {"resultType": "complete"}
-                return await self._forward(session, request)
+                try:
+                    return await (self._listen if request.is_subscription else self._forward)(session, request)
+                except ConnectionClosedError:
+                    await self._server.ended.wait()  # the end of the channel reports an unknown outcome, as here
+                    raise RpcError(_FAILED, "the server has ended") from None
         finally:
             current_caller.reset(caller)
         return {}  # cancelled: there's no response
+
+    async def _listen(self, session: ClientSession, request: HostRequest) -> JsonObject:
+        wanted = request.params.get("notifications")
+        meta: JsonObject = {"_meta": {SUBSCRIPTION: request.id}}
+
+        def acknowledge(reported: JsonObject) -> None:
+            request.notify(ACKNOWLEDGED, {**meta, "notifications": reported})
+
+        await session.listen(acknowledge, **(wanted if is_json_object(wanted) else {}))
+        return {"resultType": "complete"}
 
     async def _forward(self, session: ClientSession, request: HostRequest) -> JsonObject:
         token = request.meta.get("progressToken")
@@ -201,19 +197,12 @@ class PeerSession:
             if request.method in SUBSCRIPTIONS:
                 return await self._server.share_subscription(self, request.method, params)
             return await session.call(request.method, params, report)
-        except ConnectionClosedError:
-            raise await self._wait_ended() from None
         except RequestTimeoutError as exc:
             raise RpcError(_FAILED, describe_error(exc)) from exc
         except InvalidResponseError as exc:
             raise RpcError(INTERNAL_ERROR, describe_error(exc)) from exc
         finally:
             current_trace.reset(trace)
-
-    async def _wait_ended(self) -> RpcError:
-        """Wait for the end of the channel, which reports it with an unknown outcome, as here."""
-        await self._server.ended.wait()
-        return RpcError(_FAILED, "the server has ended")
 
     def _find_caller(self, request: HostRequest) -> PeerCaller | None:
         fields = request.meta.get(CALLER)
