@@ -78,9 +78,11 @@ class Attacker:
         settings = self._settings
         for info in (member.node.info for member in members):
             for value in ({"op": "drain"}, {"op": "own", "key": "x"}, {"op": "ping"}):
-                await self.client.publish(settings.node_subject(info.instance), json.dumps(value).encode(), "reply.x")
+                await self.client.publish(
+                    settings.subject("node", info.instance), json.dumps(value).encode(), "reply.x"
+                )
             for value in ({"gone": info.instance}, info.to_json(), {"waiting": info.to_json()}):
-                await self.client.publish(settings.beats, json.dumps(value).encode())
+                await self.client.publish(settings.subject("beat"), json.dumps(value).encode())
         for message in [*self.heard]:
             if ".inbox." in message.subject:
                 for data in (b"E\0\0\0\0{}", b"F\0\0\0\1" + b'{"jsonrpc":"2.0","id":1,"result":{}}', b"X{}"):
@@ -252,9 +254,11 @@ async def _abuse_offer_key(seal: Seal, settings: ClusterSettings, attacker: Atta
     """Do with the key of a laptop what only the key of the cluster allows."""
     info, publish = gateway.node.info, attacker.client.publish
     for value in ({"op": "drain"}, {"op": "own", "key": "x"}):
-        subject = settings.node_subject(info.instance)
+        subject = settings.subject("node", info.instance)
         await publish(subject, seal.seal(f"{subject} ", {**value, "from": "ada.x", "number": 1}))
-    await publish(settings.beats, seal.seal(settings.beats, {"gone": info.instance, "number": 10**9}))
+    await publish(
+        settings.subject("beat"), seal.seal(settings.subject("beat"), {"gone": info.instance, "number": 10**9})
+    )
     for bucket, name in ((settings.leases, info.lease), (settings.placements, "f" * 32)):
         value: Any = {"ended": True, "server": "honest", "node": "ada", "lease": info.lease, "epoch": 1}
         values = await attacker.client.jetstream().key_value(bucket)  # pyright: ignore[reportUnknownMemberType] — untyped options
@@ -267,7 +271,7 @@ async def _abuse_offer_key(seal: Seal, settings: ClusterSettings, attacker: Atta
         one for one in await gateway.node.placements.list_all() if one.key.startswith("ada.")
     ]
     # It opens no message but those that it has sealed itself.
-    others = [one for one in attacker.heard if one.subject == settings.beats and b"ada:" not in one.data[:8]]
+    others = [one for one in attacker.heard if one.subject == settings.subject("beat") and b"ada:" not in one.data[:8]]
     assert others
     assert all(seal.open(one.subject, one.data) is None for one in others)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 SETTINGS = ClusterSettings(brokers=[], node="one", key=KEY)
-SUBJECT = f"{SETTINGS.prefix}.calls.one"
+SUBJECT = SETTINGS.subject("calls", "one")
 
 
 class MemoryStream:

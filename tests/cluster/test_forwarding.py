@@ -200,7 +200,7 @@ async def test_node_takes_requests_inside_of_the_block_alone() -> None:
     broker = SimpleNamespace(settings=settings, subscribe=subscribe)
     node: Any = SimpleNamespace(info=SimpleNamespace(instance="here"), broker=broker)
     async with open_sessions(node) as sessions:
-        assert taken == {settings.http_subject("here"): sessions.receive}
+        assert taken == {settings.subject("http", "here"): sessions.receive}
     assert taken == {}
 
 

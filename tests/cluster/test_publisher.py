@@ -101,7 +101,7 @@ async def test_rows_are_published_once_and_counted() -> None:
 
 
 async def test_a_message_of_another_cluster_is_told_and_the_chain_begins_again() -> None:
-    subject = SETTINGS.chain_subject("c1")
+    subject = SETTINGS.subject("ledger.chain", "c1")
     stage = Stage(Stream([StreamMessage(1_234, subject, b"not sealed")]), Source([row(1)]))
     await stage.open().publish_all()
     assert "message 1,234 of the stream of ledgers is not of this cluster" in stage.notes[0]
@@ -133,7 +133,9 @@ async def test_a_file_that_does_not_continue_the_stream_begins_a_new_chain(rows:
     await publisher.publish_all()
     assert stage.notes == [f"the ledger of this node begins a new chain: {reason}"]
     assert stage.source.chain == "c2"
-    assert [one.subject for one in stage.stream.messages] == [SETTINGS.chain_subject(one) for one in ("c1", "c2")]
+    assert [one.subject for one in stage.stream.messages] == [
+        SETTINGS.subject("ledger.chain", one) for one in ("c1", "c2")
+    ]
 
 
 async def test_a_new_chain_that_another_process_publishes_names_the_former_one() -> None:

@@ -98,7 +98,7 @@ async def test_new_key_opens_everything_and_the_old_one_nothing_new(broker: Brok
         # Its holder can still write to the brokers; it is not of a node any more.
         subject = f"{old.prefix}.calls.test"
         await ledger.broker.client.publish(subject, old.key.seal(subject, b'{"node":"x","calls":[["forged"]]}'))
-        forged = old.chain_subject("ffff")
+        forged = old.subject("ledger.chain", "ffff")
         await ledger.broker.client.publish(forged, old.key.seal(forged, b"{}"))
         await ledger.broker.client.flush()
         assert [row async for _, row in read_calls(ledger.broker, 1)] == [["after"], ["before"]]
@@ -154,7 +154,7 @@ async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_not
         with pytest.raises(ClusterFault, match="this node has no lease now, and shares nothing"):
             await table.put(table.build_key("server", "a"), {"name": "b"})
         with pytest.raises(ClusterFault, match="shares nothing"):
-            await Stream(node.broker, settings.calls).publish(f"{settings.prefix}.calls.away", b"")
+            await Stream(node.broker, settings.calls).publish(settings.subject("calls", "away"), b"")
 
 
 @pytest.mark.parametrize("step", ["_seal_again", "_remove_old", "_leave_word"])

@@ -200,13 +200,13 @@ async def test_writers_without_the_key_are_named_and_change_nothing(broker: Brok
         await node.publish(1, 2)
         assert await node.auditor.anchor()
         chain = (await node.verify()).own_chain
-        subject = settings.chain_subject(chain)
+        subject = settings.subject("ledger.chain", chain)
         first = await node.stream.read_at(1)
         assert first is not None
         foreign = ClusterKey(bytes(32)).seal(subject, b"{}")
         for data in (b"nonsense", b"", foreign, first.data):
             await node.stream.publish(subject, data)
-        await node.stream.publish(settings.anchors, b"nonsense")
+        await node.stream.publish(settings.subject("ledger.anchor"), b"nonsense")
         node.publisher.forget()
         await node.publish(3)
         await node.publish(4)

@@ -243,7 +243,7 @@ async def test_call_records_of_all_nodes_are_read_newest_first(broker: BrokerPro
         for number, publisher in enumerate(publishers):
             publisher.put([(number, "x"), (number, "y")])
             await publisher.publish_all()
-        await one.client.publish(f"{settings.prefix}.calls.bad", b"nonsense")
+        await one.client.publish(settings.subject("calls", "bad"), b"nonsense")
         await one.client.flush()
         found = [(node, *row) async for node, row in read_calls(one, 2)]
         assert found[0] == ("one", 2, "y")

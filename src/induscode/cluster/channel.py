@@ -276,7 +276,7 @@ class ChannelTable:
     @property
     def subject(self) -> str:
         """Subject of all inboxes of this node."""
-        return self._broker.settings.inbox_subject(self._instance, "*")
+        return self._broker.settings.subject("inbox", self._instance, "*")
 
     async def receive(self, message: Msg) -> None:
         """Pass a message to its channel. Late ones are dropped."""
@@ -312,7 +312,7 @@ class ChannelTable:
 
         The message isn't authentic, so it mustn't make this node, which has more rights, send to arbitrary subjects.
         """
-        if not message.reply.startswith(self._broker.settings.inbox_subject("", "")[:-1]):
+        if not message.reply.startswith(self._broker.settings.subject("inbox", "")):
             return
         value: JsonObject = {"message": "is not there any more", "reason": reason, "unheard": True}
         sealed = self._own.seal(_find_refusal_place(message.subject, message.reply), value)
@@ -322,7 +322,7 @@ class ChannelTable:
     def _name_inbox(self) -> str:
         """Name an inbox with a unique number and an unpredictable token."""
         self._opened += 1
-        return self._broker.settings.inbox_subject(self._instance, f"{self._opened}-{secrets.token_hex(8)}")
+        return self._broker.settings.subject("inbox", self._instance, f"{self._opened}-{secrets.token_hex(8)}")
 
     def _add(
         self,
@@ -401,8 +401,8 @@ class NodeRequests:
             ClusterFault: It didn't answer, or there's no connection.
         """
         self._number += 1
-        subject = self._broker.settings.node_subject(instance)
-        reply = self._broker.settings.reply_subject(self._instance, self._number)
+        subject = self._broker.settings.subject("node", instance)
+        reply = self._broker.settings.subject("reply", self._instance, self._number)
         asked = self._open[reply] = _OpenRequest(seal)
         try:
             async with asyncio.timeout(within_s or 2 * self._broker.request_s) as asked.limit:
@@ -418,7 +418,7 @@ class NodeRequests:
     async def tell(self, instance: str, seal: Seal, value: JsonObject) -> None:
         """Send a request that needs no answer."""
         self._number += 1
-        subject = self._broker.settings.node_subject(instance)
+        subject = self._broker.settings.subject("node", instance)
         await self._broker.publish(subject, self._seal(seal, subject, "", value))
 
     def _seal(self, seal: Seal, subject: str, reply: str, value: JsonObject) -> bytes:

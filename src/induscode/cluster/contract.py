@@ -130,39 +130,22 @@ class ClusterSettings:
         """Stream of call records."""
         return f"{self.prefix}_calls"
 
-    @property
-    def anchors(self) -> str:
-        """Subject of anchors over all chains."""
-        return f"{self.prefix}.ledger.anchor"
+    def subject(self, *parts: object) -> str:
+        """Return a subject of this cluster: its prefix and these parts.
 
-    def chain_subject(self, chain: str) -> str:
-        """Return the subject of one ledger's rows."""
-        return f"{self.prefix}.ledger.chain.{chain}"
-
-    @property
-    def beats(self) -> str:
-        """Subject on which nodes report themselves after each renewal."""
-        return f"{self.prefix}.beat"
-
-    def call_subject(self, key: str, epoch: int) -> str:
-        """Return an owner's subject. Subjects of earlier epochs are never used again."""
-        return f"{self.prefix}.call.{key}.{epoch}"
-
-    def node_subject(self, instance: str) -> str:
-        """Return the subject on which a node receives other nodes' requests."""
-        return f"{self.prefix}.node.{instance}"
-
-    def reply_subject(self, instance: str, number: int | str = "*") -> str:
-        """Return the subject on which a node receives the answer to a request."""
-        return f"{self.prefix}.reply.{instance}.{number}"
-
-    def http_subject(self, instance: str) -> str:
-        """Return the subject on which a node receives HTTP requests for its sessions."""
-        return f"{self.prefix}.http.{instance}"
-
-    def inbox_subject(self, instance: str, channel: str) -> str:
-        """Return the subject of one end of a channel."""
-        return f"{self.prefix}.inbox.{instance}.{channel}"
+        | Parts | Who receives it |
+        |---|---|
+        | `beat` | all nodes: a node reports itself after each renewal |
+        | `node`, INSTANCE | a node: requests of other nodes |
+        | `reply`, INSTANCE, NUMBER | a node: the answer to its request |
+        | `call`, KEY, EPOCH | a server's owner; subjects of earlier epochs are never used again |
+        | `http`, INSTANCE | a node: HTTP requests for its sessions |
+        | `inbox`, INSTANCE, CHANNEL | one end of a channel |
+        | `ledger.chain`, CHAIN | the stream of ledgers: one ledger's rows |
+        | `ledger.anchor` | the same stream: anchors over all chains |
+        | `calls`, NODE | the stream of call records |
+        """
+        return ".".join((self.prefix, *map(str, parts)))
 
 
 @record(kw_only=True)

@@ -182,7 +182,7 @@ async def end_dead_lease(broker: Broker, last: LastWord) -> None:
     while (entry := await leases.get(last.lease)) is not None and entry.value != last.ended:
         with suppress(LostRaceError):  # a renewal was in flight
             await leases.put(last.lease, last.ended, entry.revision)
-    await broker.publish(broker.settings.beats, last.gone)
+    await broker.publish(broker.settings.subject("beat"), last.gone)
 
 
 if __name__ == "__main__":

@@ -225,7 +225,7 @@ class Membership:
         self._incarnation += 1
         self.info = replace(self.info, lease=f"{self.info.instance}-{self._incarnation}")
         self._sent.clear()
-        gone = self.ring.own.seal(self._settings.beats, {"number": _LAST_NUMBER, "gone": self.info.instance})
+        gone = self.ring.own.seal(self._settings.subject("beat"), {"number": _LAST_NUMBER, "gone": self.info.instance})
         self.before_join(self.info.lease, self._seal_entry(self.info.lease, _ENDED), gone)
         self._tried_at, sent_at = None, self._clock()
         revision = await self._leases.put(self.info.lease, self._build_value(sent_at))
@@ -358,8 +358,8 @@ class Membership:
 
     async def _publish(self, value: JsonObject) -> None:
         self._number += 1
-        sealed = self.ring.own.seal(self._settings.beats, {**value, "number": self._number})
-        await self._broker.publish(self._settings.beats, sealed)
+        sealed = self.ring.own.seal(self._settings.subject("beat"), {**value, "number": self._number})
+        await self._broker.publish(self._settings.subject("beat"), sealed)
 
     async def receive(self, message: Msg) -> None:
         """Handle a node's report or a challenge."""
@@ -367,7 +367,7 @@ class Membership:
         if data.startswith(_HELLO):
             await self._take_challenge(data)
             return
-        opened = await self.ring.open(self._settings.beats, data)
+        opened = await self.ring.open(self._settings.subject("beat"), data)
         if opened is None:
             return
         value, number = opened.value, opened.value.get("number")
@@ -386,11 +386,12 @@ class Membership:
                 await self._challenge(instance)
             return
         self._heard[instance] = number, opened.seal
-        if info is None or waiting is not None:
+        if info is None:
             self._drop(instance)
-        if waiting is not None:
+        elif waiting is not None:
+            self._drop(instance)
             self._waiting[instance] = waiting, self._clock()
-        elif info is not None:
+        else:
             self._take_report(info)
 
     def _take_report(self, info: NodeInfo) -> None:
@@ -421,7 +422,7 @@ class Membership:
         challenge = secrets.token_hex(8)
         self._challenges.append(challenge)
         with suppress(ClusterFault):  # its next report triggers another challenge
-            await self._broker.publish(self._settings.beats, _HELLO + f"{challenge} {instance}".encode())
+            await self._broker.publish(self._settings.subject("beat"), _HELLO + f"{challenge} {instance}".encode())
 
     async def ask_nodes(self) -> None:
         """Ask all nodes to report, and wait briefly for the answers."""
@@ -537,8 +538,10 @@ async def open_membership(
     if not observer:
         broker.check_write = membership.check_write
     stops = [
-        await broker.subscribe(settings.reply_subject(membership.info.instance), membership.requests.take_answer),
-        await broker.subscribe(settings.beats, membership.receive),
+        await broker.subscribe(
+            settings.subject("reply", membership.info.instance, "*"), membership.requests.take_answer
+        ),
+        await broker.subscribe(settings.subject("beat"), membership.receive),
     ]
     try:
         await membership.ask_nodes()

@@ -106,7 +106,7 @@ class ClusterNode:
         self.on_task_end: Listeners[[str]] = Listeners()
         """Called with the handle of a server task that another node saw end."""
         membership.on_lost.add(self._fence)
-        membership.on_regained.add(self._regain)
+        membership.on_regained.add(lambda: self._retry_faulted("this node has a lease again"))
         membership.on_refused.add(lambda why: self.on_note(f"this node gets no lease: {why}, and start it again"))
         membership.on_joined.add(self._meet_node)
         membership.on_restored.add(lambda: self._start(self._check_placements))
@@ -247,8 +247,7 @@ class ClusterNode:
     async def ask_to_own(self, node: NodeInfo, key: str, *, is_offered: bool = False) -> bool:
         """Ask another node to own a server, and return whether it accepts.
 
-        Raises:
-            ClusterFault: The server `is_offered` by that node alone, and the node doesn't have it.
+        Raises `ClusterFault` if the server `is_offered` by that node alone, and the node doesn't have it.
         """
         try:
             answer = (await self.membership.ask(node.instance, {"op": "own", "key": key})).get("answer")
@@ -265,7 +264,7 @@ class ClusterNode:
         self, placement: Placement, config: StdioServerConfig, handlers: Handlers
     ) -> ClientSession | None:
         """Open a channel to the owner, or return `None` if nothing listens there."""
-        subject = self.broker.settings.call_subject(placement.key, placement.epoch)
+        subject = self.broker.settings.subject("call", placement.key, placement.epoch)
         channel = self.open_channel(subject, placement.lease, placement.seal, lambda: self.rest(config.id))
         session = ClientSession(channel, config.limits, handlers, CLIENT_INFO)
         session.describe_caller = self.tokens.describe
@@ -337,11 +336,15 @@ class ClusterNode:
         end = TransportEnd("was stopped", FaultDetail(reason="closed"))
         stop = None
 
+        async def receive(message: Msg) -> None:
+            if not await served.receive(message) and message.reply:
+                await self.channels.refuse(message, served.end_reason)
+
         try:
-            subject = self.broker.settings.call_subject(placement.key, placement.epoch)
+            subject = self.broker.settings.subject("call", placement.key, placement.epoch)
             async with AsyncExitStack() as opened:
                 async with served.starting():
-                    stop = await self.broker.subscribe(subject, partial(self._receive_call, served))
+                    stop = await self.broker.subscribe(subject, receive)
                     opening = open_client_session(config, served.wrap_handlers(handlers), None, watch)
                     session = await opened.enter_async_context(opening)
                 session.connection.check = partial(self._check_lease, served)
@@ -380,10 +383,6 @@ class ClusterNode:
         if self._mark:
             told[MARK] = self._mark
         return replace(config, limits=replace(config.limits, close_s=close_s), env={**config.env, **told})
-
-    async def _receive_call(self, served: ServedServer, message: Msg) -> None:
-        if not await served.receive(message) and message.reply:
-            await self.channels.refuse(message, served.end_reason)
 
     def _check_lease(self, served: ServedServer) -> None:
         if not self.membership.holds(served.placement.lease):
@@ -438,10 +437,6 @@ class ClusterNode:
         except ClusterFault as fault:
             _log.debug("the placement of %s is not checked: %s", served.placement.server, fault)
 
-    def _regain(self) -> None:
-        self.on_note("this node has a lease again")
-        self._retry_faulted()
-
     def _come_back(self) -> None:
         self._start(self.channels.tell_cut)
         self._retry_faulted()
@@ -454,11 +449,12 @@ class ClusterNode:
             self.on_note(f"the brokers of the cluster {STATES[state]}")
         elif state == "ready" and self._reported_outage:
             self._reported_outage = False
-            self.on_note("the brokers of the cluster answer again")
-            self._retry_faulted()  # a broker that was only paused kept its connections
+            self._retry_faulted("the brokers of the cluster answer again")  # a paused one kept its connections
 
-    def _retry_faulted(self) -> None:
+    def _retry_faulted(self, note: str = "") -> None:
         """Restart faulted servers now instead of at their next retry: a node or the broker is back."""
+        if note:
+            self.on_note(note)
         fleet = self._fleet
         for endpoint in () if fleet is None else fleet.endpoints():
             if isinstance(endpoint.config, StdioServerConfig) and endpoint.phase is EndpointPhase.FAULTED:
@@ -562,9 +558,6 @@ async def open_node(
     """Join a cluster inside the block and keep its lease alive. Close all servers before leaving the block.
 
     A `guarded` node has a second process that ends its servers and its lease at once if this process is killed.
-
-    Raises:
-        ClusterFault: The broker is away, the cluster isn't prepared, or another node has the same name.
     """
     async with open_broker(settings) as broker, AsyncExitStack() as stack:
         entries = await open_bucket(broker, settings.placements)
@@ -574,7 +567,7 @@ async def open_node(
             keys = f"{settings.node}.*" if settings.role == "offers" else ">"
             stops = [
                 await broker.subscribe(node.channels.subject, node.channels.receive),
-                await broker.subscribe(settings.node_subject(node.info.instance), node.receive),
+                await broker.subscribe(settings.subject("node", node.info.instance), node.receive),
                 await broker.subscribe(f"$KV.{settings.placements}.{keys}", node.notice_placement),
             ]
             running = asyncio.create_task(node.run(), name="cluster node")  # noqa: TID251 — awaited below

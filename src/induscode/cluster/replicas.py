@@ -190,7 +190,7 @@ class ReplicatedServer:
                 self._node.rest(self._config.id)
 
         async def connect(name: str, placement: Placement) -> None:
-            subject = settings.call_subject(placement.key, placement.epoch)
+            subject = settings.subject("call", placement.key, placement.epoch)
             channel = self._node.open_channel(subject, placement.lease, placement.seal, rest)
             if await self._is_up(channel):
                 self._spread.add(name, channel)

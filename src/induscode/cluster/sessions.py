@@ -219,7 +219,7 @@ class ClusterSessions:
             refusal = HttpRefusal(404, _explain_end(end, channel))
             request.respond(refusal.status, refusal.body, refusal.headers)
 
-        subject = self._node.broker.settings.http_subject(node)
+        subject = self._node.broker.settings.subject("http", node)
         channel = self._node.open_channel(subject, node, self._node.membership.find_seal(node))
         channel.attach(receive, finish)
 
@@ -414,7 +414,7 @@ async def open_sessions(node: ClusterNode) -> AsyncGenerator[ClusterSessions]:
         ClusterFault: The broker is away.
     """
     sessions = ClusterSessions(node)
-    stop = await node.broker.subscribe(node.broker.settings.http_subject(node.info.instance), sessions.receive)
+    stop = await node.broker.subscribe(node.broker.settings.subject("http", node.info.instance), sessions.receive)
     try:
         yield sessions
     finally:

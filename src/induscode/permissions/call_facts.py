@@ -43,7 +43,6 @@ _PATH_TOOLS = {"read": False, "ls": False, "grep": False, "find": False, "write"
 """Tools with one path, and whether they write to it."""
 _TREE_TOOLS = frozenset({"ls", "grep", "find"})
 _STREAMS = frozenset({"/dev/null", "/dev/stdin", "/dev/stdout", "/dev/stderr"})
-_TODO_TOOLS = frozenset({"todo_set", "todo"})
 _READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _JOB_TOOLS = frozenset({"process", "bg-process"})
 
@@ -60,6 +59,16 @@ class CallKind(StrEnum):
     EGRESS = "contacts the network"
     REMOTE = "is a server tool"
     CHANGE = "changes something"
+
+
+_KINDS = {
+    **dict.fromkeys(_PATH_TOOLS, CallKind.FILE),
+    **dict.fromkeys(("bash", *_JOB_TOOLS), CallKind.COMMAND),
+    **dict.fromkeys(("webfetch", "websearch"), CallKind.EGRESS),
+    **dict.fromkeys(("todo_set", "todo"), CallKind.OWN),
+    "task": CallKind.DELEGATE,
+    RUN_CODE: CallKind.SCRIPT,
+}
 
 
 @record(kw_only=True)
@@ -204,7 +213,7 @@ def identify_card(
 
 def identify_listed_tool(name: str, remote: RemoteToolRef | None, workspace: str) -> CallFacts:
     """Gather the facts about a listed tool without a card, from its name and server."""
-    is_shell = name == "bash" or name in _JOB_TOOLS
+    is_shell = _KINDS.get(name) is CallKind.COMMAND
     kind = CallKind.REMOTE if remote is not None else CallKind.COMMAND if is_shell else CallKind.CHANGE
     return CallFacts(tool=name, kind=kind, arguments={}, workspace=workspace, cwd=workspace, remote=remote)
 
@@ -230,22 +239,12 @@ def _find_kind(card: Capability, arguments: JsonObject) -> CallKind:
     if is_foreign(card):
         return CallKind.REMOTE
     name, action = card.name, arguments.get("action")
-    if name in _PATH_TOOLS:
-        return CallKind.FILE
     if name in _JOB_TOOLS and action in {"list", "poll", "stop"}:
         return CallKind.OWN
-    if name == "bash" or name in _JOB_TOOLS:
-        return CallKind.COMMAND
-    if name in {"webfetch", "websearch"} or (name == ACTION_TOOL and action == "discover"):
+    if name == ACTION_TOOL and action == "discover":
         return CallKind.EGRESS
-    if name == "task":
-        return CallKind.DELEGATE
-    if name == RUN_CODE:
-        return CallKind.SCRIPT
-    if name in _TODO_TOOLS:
-        return CallKind.OWN
     looks = card.read_only or (name == "memory" and action == "read")
-    return CallKind.LOOK if looks else CallKind.CHANGE
+    return _KINDS.get(name, CallKind.LOOK if looks else CallKind.CHANGE)
 
 
 async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folder: str | None) -> CallFacts:

@@ -303,23 +303,19 @@ def may_name(pattern: str, ref: RemoteToolRef, name: str) -> bool:
     return match_glob(pattern, name) or match_glob(pattern, qualify_tool_name(ref))
 
 
-def is_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
-    """Return whether a pattern matches an action exactly, by method and host or by slug."""
+def match_action(specifier: str, method: str, host: str | None, slug: str) -> PatternMatch:
+    """Match a pattern with an action, by method and host or by slug: `YES` if it does, `MAYBE` if it may mean it.
+
+    A pattern in any other form may mean every action.
+    """
     pattern = parse_action_pattern(specifier)
     if pattern is None:
-        return False
+        return PatternMatch.MAYBE
     wanted, domain, name = pattern
     if name is not None:
-        return match_glob(name, slug)
-    return wanted in {None, method} and host is not None and domain is not None and is_host(domain, host)
-
-
-def may_be_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
-    """Return whether a pattern may match an action. A pattern in any other form matches every action."""
-    pattern = parse_action_pattern(specifier)
-    if pattern is None:
-        return True
-    wanted, domain, name = pattern
-    if name is not None:
-        return match_glob(name.casefold(), slug.casefold())
-    return wanted in {None, method} and domain is not None and may_be_host(domain, host)
+        is_exact, may_be = match_glob(name, slug), match_glob(name.casefold(), slug.casefold())
+    elif domain is None or wanted not in {None, method}:
+        return PatternMatch.NO
+    else:
+        is_exact, may_be = host is not None and is_host(domain, host), may_be_host(domain, host)
+    return PatternMatch.YES if is_exact else PatternMatch.MAYBE if may_be else PatternMatch.NO

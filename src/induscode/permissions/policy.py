@@ -15,11 +15,10 @@ from induscode.permissions.patterns import (
     find_allow_problem,
     has_wildcards,
     is_absolute,
-    is_action,
     is_host,
     is_path,
+    match_action,
     match_command,
-    may_be_action,
     may_be_command,
     may_be_host,
     may_be_path,
@@ -206,8 +205,8 @@ def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
     if facts.is_discovery:
         return PatternMatch.NO
     if facts.method is not None and facts.slug is not None and facts.url is not None:
-        applies = may_be_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
-        return PatternMatch.YES if applies else PatternMatch.NO
+        match = match_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
+        return PatternMatch.NO if match is PatternMatch.NO else PatternMatch.YES
     if facts.url is not None and rule.specifier.startswith(_DOMAIN):
         host = parse_host(facts.url)
         applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
@@ -322,7 +321,7 @@ def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:
         return True
     host = None if facts.url is None else parse_host(facts.url)
     if facts.method is not None and facts.slug is not None:
-        return is_action(rule.specifier, facts.method, host, facts.slug)
+        return match_action(rule.specifier, facts.method, host, facts.slug) is PatternMatch.YES
     domain = rule.specifier.removeprefix(_DOMAIN)
     return host is not None and domain != rule.specifier and is_host(domain, host)
 

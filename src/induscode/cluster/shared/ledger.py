@@ -167,7 +167,7 @@ class LedgerPublisher:
         if part is None:
             raise ClusterFault("ready", "the ledger cannot be read")
         self._chain, self._first = part.chain, (False, "", "")
-        subject = self._settings.chain_subject(part.chain)
+        subject = self._settings.subject("ledger.chain", part.chain)
         last = await self._stream.read_last(subject)
         done = part.published
         self._last = 0 if last is None else last.number
@@ -208,7 +208,7 @@ class LedgerPublisher:
         self._first = (True, former, reason)
 
     async def _publish(self, before: ChainEnd, rows: Sequence[ChainRow]) -> None:
-        subject = self._settings.chain_subject(self._chain)
+        subject = self._settings.subject("ledger.chain", self._chain)
         is_first, former, reason = self._first
         batch = ChainBatch(
             node=self._settings.node, previous=before, rows=rows, is_first=is_first, former=former, reason=reason
@@ -273,7 +273,7 @@ class LedgerAuditor:
         heads = self.book.list_heads()
         if not heads or dict(heads) == dict(self.book.anchored):
             return False
-        last = await self._stream.read_last(self._settings.anchors)
+        last = await self._stream.read_last(self._settings.subject("ledger.anchor"))
         anchor = Anchor(
             number=self.book.anchors + 1,
             previous=self.book.last_anchor,
@@ -283,11 +283,14 @@ class LedgerAuditor:
             heads=heads,
         )
         data = anchor.encode()
-        sealed = self._key.seal(self._settings.anchors, data)
+        sealed = self._key.seal(self._settings.subject("ledger.anchor"), data)
         if last is not None and last.number >= self._next:
             return False  # another node was first
         await self._stream.publish(
-            self._settings.anchors, sealed, identity=digest_anchor(data), expected=0 if last is None else last.number
+            self._settings.subject("ledger.anchor"),
+            sealed,
+            identity=digest_anchor(data),
+            expected=0 if last is None else last.number,
         )
         return True
 
@@ -309,7 +312,7 @@ class LedgerAuditor:
     async def _resume(self) -> None:
         """Start at the last anchor, or at the first message if there's no readable anchor."""
         self._next = 1
-        last = await self._stream.read_last(self._settings.anchors)
+        last = await self._stream.read_last(self._settings.subject("ledger.anchor"))
         if last is None:
             return
         try:
@@ -336,7 +339,7 @@ def take_message(
     if message is None:
         book.report("the message was removed from the stream", number=number)
         return
-    prefix = settings.chain_subject("")
+    prefix = settings.subject("ledger.chain", "")
     chain = message.subject.removeprefix(prefix) if message.subject.startswith(prefix) else None
     try:
         data = open_message(key, message)

@@ -56,20 +56,25 @@ def _locked_key(path: str) -> Generator[None]:
     """Hold a key file's lock (flock(2)): two rotations would both write the new key's file, and only one key counts."""
     import fcntl  # noqa: PLC0415 — only a rotation pays
 
-    try:
+    with _explain("read"):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as exc:
-        raise ClusterFault("ready", f"the key cannot be read: {exc}") from exc
     try:
-        try:
+        with _explain("locked"):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise ClusterFault("ready", _UNDER_WAY) from exc
-        except OSError as exc:
-            raise ClusterFault("ready", f"the key cannot be locked: {exc}") from exc
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def _explain(what: str, remedy: str = "") -> Generator[None]:
+    """Turn an error of the key's file into a `ClusterFault`."""
+    try:
+        yield
+    except BlockingIOError as exc:
+        raise ClusterFault("ready", _UNDER_WAY) from exc
+    except OSError as exc:
+        raise ClusterFault("ready", f"the key cannot be {what}: {exc}{remedy}") from exc
 
 
 async def _rotate(broker: Broker, path: str) -> Rotation:
@@ -91,10 +96,8 @@ async def _rotate(broker: Broker, path: str) -> Rotation:
         limit = {"ledger": ledger, "calls": calls}
         # A pending key that follows another one is from an attempt another machine has overtaken: it opens too little.
         new = old.replace(**limit) if new is None or not new.follows(old) else new.limit_previous(**limit)
-        try:
+        with _explain("written"):
             await to_thread.run_sync(write_key, pending, new)
-        except OSError as exc:
-            raise ClusterFault("ready", f"the key cannot be written: {exc}") from exc
         written, left_out = await _seal_again(broker, shared, old, new)
         await _check_empty(broker)
         try:
@@ -103,10 +106,8 @@ async def _rotate(broker: Broker, path: str) -> Rotation:
             raise ClusterFault("ready", _UNDER_WAY) from exc
     await _remove_old(settings.shared, shared, new)
     await _leave_word(settings.keys, keys, old)
-    try:
+    with _explain("written", f"; the new one is in {pending}"):
         await to_thread.run_sync(os.replace, pending, path)
-    except OSError as exc:
-        raise ClusterFault("ready", f"the key cannot be written: {exc}; the new one is in {pending}") from exc
     return Rotation(entries=written, left_out=left_out)
 
 
@@ -172,7 +173,6 @@ async def _remove_old(name: str, shared: Bucket, new: ClusterKey) -> None:
 
 async def _leave_word(name: str, keys: Bucket, old: ClusterKey) -> None:
     """Leave a message that only machines with the old key can read."""
-    data = old.seal(f"{name}/{REPLACED}", b"{}")
-    present = await keys.get(REPLACED)
+    data, present = old.seal(f"{name}/{REPLACED}", b"{}"), await keys.get(REPLACED)
     with suppress(LostRaceError):  # only a message
         await keys.put(REPLACED, data, None if present is None else present.revision)

@@ -269,7 +269,7 @@ class CallPublisher:
     async def publish_all(self) -> None:
         """Publish all waiting records. If the broker fails, they keep waiting."""
         settings = self._broker.settings
-        subject = f"{settings.prefix}.calls.{settings.node}"
+        subject = settings.subject("calls", settings.node)
         while True:
             if self._unanswered is None:
                 rows = [self._waiting.popleft() for _ in range(min(_BATCH_SIZE, len(self._waiting)))]
