@@ -49,7 +49,9 @@ async def test_broker_with_a_greeting_that_nobody_can_parse_is_there() -> None:
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        broker: Any = SimpleNamespace(list_addresses=lambda: [url], names={})
+        broker: Any = SimpleNamespace(
+            settings=SimpleNamespace(brokers=[url]), client=SimpleNamespace(servers=[]), names={}
+        )
         [view] = await greet_brokers(broker)
     assert view.state in {"ready", "slow"}  # slow on a busy machine
     assert view.name == ""

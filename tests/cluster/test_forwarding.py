@@ -220,14 +220,14 @@ def take(handle: Callable[[HttpRequest], None] | None, frame: Any) -> tuple[Forw
     """Take the first frame of a request."""
     channel = Channel()
     connection = ForwardedConnection(cast("Any", channel))
-    connection.receive(handle)(frame)
+    connection.receive(handle, frame)
     return connection, channel
 
 
 async def test_forwarded_request_is_the_one_that_the_client_sent() -> None:
     taken: list[HttpRequest] = []
     connection, channel = take(taken.append, FRAME)
-    connection.receive(taken.append)(FRAME)  # the second frame of a channel is no request
+    connection.receive(taken.append, FRAME)  # the second frame of a channel is no request
     (request,) = taken
     assert (request.method, request.path, request.query, request.body) == ("GET", "/mcp", "a=b", b"\xc3")
     identity = request.identity

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -209,10 +209,6 @@ class Broker:
     def is_connected(self) -> bool:
         """Whether the client is connected."""
         return self.client.is_connected
-
-    def list_addresses(self) -> Sequence[str]:
-        """List the configured brokers and the ones they announced."""
-        return [*dict.fromkeys((*self.settings.brokers, *(uri.geturl() for uri in self.client.servers)))]
 
     @property
     def payload_bytes(self) -> int:

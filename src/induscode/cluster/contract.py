@@ -6,17 +6,15 @@ import json
 import os
 import re
 import socket
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
 from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
-from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from induscode.cluster.key import ClusterKey, OfferKey, Seal
+from induscode.cluster.key import ClusterKey, OfferKey, Seal, read_private_file
 
 NodeRole: TypeAlias = Literal["all", "offers", "doors"]
 """A node serves clients and owns servers, only owns the servers it offers, or only serves clients."""
@@ -218,12 +216,6 @@ class Placement:
 _SCHEMES = ("nats", "tls", "ws", "wss")
 CREDENTIALS_VARIABLE = "INDUS_BROKER_CREDENTIALS"
 """Variable with the user and password for the brokers."""
-_CREDENTIALS_BYTES = 65_536
-PASSWORD_SHOWN = (
-    "the address of the brokers has a password, which other users of this machine can read in the process list: "
-    f"use --broker-credentials FILE, the setting cluster.credentials_file or the variable {CREDENTIALS_VARIABLE}"
-)
-"""Warning about a password on the command line."""
 
 
 def parse_brokers(text: str) -> Sequence[str]:
@@ -248,11 +240,6 @@ def parse_brokers(text: str) -> Sequence[str]:
     return addresses
 
 
-def has_password(addresses: Sequence[str]) -> bool:
-    """Return whether an address names a user or a password."""
-    return any(urlsplit(address).username for address in addresses)
-
-
 def read_credentials(path: str | None) -> str:
     """Read this process's broker credentials from a file or the variable; empty without either.
 
@@ -262,11 +249,7 @@ def read_credentials(path: str | None) -> str:
     """
     if path is None:
         return os.environ.get(CREDENTIALS_VARIABLE, "").strip()
-    path = os.path.expanduser(path)
-    data = read_small_file(path, _CREDENTIALS_BYTES)
-    if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
-        raise PermissionError(f"{path!r} can be read by every user of this machine: chmod 600 it")
-    text = data.decode().strip()
+    text = read_private_file(os.path.expanduser(path)).decode().strip()
     if not text:
         raise ValueError(f"{path!r} is empty: write USER:PASSWORD into it, a token, or NATS credentials")
     return text

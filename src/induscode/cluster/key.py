@@ -181,6 +181,14 @@ class ClusterKey:
         return b"\n".join(lines) + b"\n"
 
 
+def read_private_file(path: str) -> bytes:
+    """Read a small file with a secret, or raise `OSError`. It mustn't be readable by every user of the machine."""
+    data = read_small_file(path, _FILE_BYTES)
+    if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
+        raise PermissionError(f"{path!r} can be read by every user of this machine: chmod 600 it")
+    return data
+
+
 def read_key(path: str) -> ClusterKey:
     """Read a cluster's key file.
 
@@ -197,10 +205,7 @@ def read_key(path: str) -> ClusterKey:
 
 def read_any_key(path: str) -> ClusterKey | OfferKey:
     """Read the key file of a cluster or an offering node. Raises like `read_key`."""
-    text = read_small_file(path, _FILE_BYTES).strip()
-    if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
-        raise PermissionError(f"{path!r} can be read by every user of this machine: chmod 600 it")
-    first, *others = text.split(b"\n")
+    first, *others = read_private_file(path).strip().split(b"\n")
     try:
         if first.startswith(_OFFER_FORM):
             node, serial, secret = first.removeprefix(_OFFER_FORM).split(b":")

@@ -526,9 +526,7 @@ async def open_membership(
 ) -> AsyncGenerator[Membership]:
     """Follow the cluster's nodes inside the block; the caller runs `run`. An `observer` gets no lease.
 
-    Raises:
-        WrongKeyError: This process has a different key than the cluster.
-        ClusterFault: The cluster isn't prepared, another node has the same name, or the broker doesn't answer.
+    Raises `WrongKeyError` if this process has a different key than the cluster.
     """
     settings: ClusterSettings = broker.settings
     leases = await open_bucket(broker, settings.leases)

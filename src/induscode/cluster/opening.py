@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
@@ -21,11 +22,9 @@ from induscode.cluster.broker import LONGEST_S, STATES, Broker, open_broker
 from induscode.cluster.contract import (
     CREDENTIALS_VARIABLE,
     LEASE_S,
-    PASSWORD_SHOWN,
     ClusterFault,
     ClusterSettings,
     LostRaceError,
-    has_password,
     parse_brokers,
     read_credentials,
 )
@@ -50,6 +49,10 @@ _KEY_FILE = "cluster.key"
 """File name in the state directory."""
 _CREDENTIALS = "induscode.broker_credentials"
 """Where a command of `indus cluster` stores the value of `--broker-credentials`."""
+_PASSWORD_SHOWN = (
+    "the address of the brokers has a password, which other users of this machine can read in the process list: "
+    f"use --broker-credentials FILE, the setting cluster.credentials_file or the variable {CREDENTIALS_VARIABLE}"
+)
 CREDENTIALS_HELP = (
     f"A file with USER:PASSWORD, a token or NATS credentials; by default the variable {CREDENTIALS_VARIABLE}."
 )
@@ -57,21 +60,16 @@ KEY_HELP = "The key of the cluster; by default the setting cluster.key_file, or 
 
 
 def broker_option(function: _F) -> _F:
-    """Add `--cluster`, the brokers."""
-    text = "The NATS brokers; by default those of the setting cluster.brokers."
-    return click.option("--cluster", "brokers", metavar="URL,…", help=text)(credentials_option(function))
-
-
-def credentials_option(function: _F) -> _F:
-    """Add `--broker-credentials`, the file with the user and password for the brokers."""
+    """Add `--cluster`, the brokers, and `--broker-credentials`, the file with the user and password for them."""
 
     def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
         context.meta[_CREDENTIALS] = value
 
-    option = click.option(
+    credentials = click.option(
         "--broker-credentials", metavar="FILE", help=CREDENTIALS_HELP, expose_value=False, callback=keep
     )
-    return option(function)
+    text = "The NATS brokers; by default those of the setting cluster.brokers."
+    return click.option("--cluster", "brokers", metavar="URL,…", help=text)(credentials(function))
 
 
 def key_option(function: _F) -> _F:
@@ -90,8 +88,8 @@ def add_credentials(
         credentials = read_credentials(file or settings.get(CLUSTER_CREDENTIALS))
     except (OSError, ValueError) as exc:
         raise click.UsageError(f"--broker-credentials: {exc}", context) from exc
-    if has_password(cluster.brokers) and not credentials:
-        print_status(PASSWORD_SHOWN)
+    if not credentials and any(urlsplit(address).username for address in cluster.brokers):
+        print_status(_PASSWORD_SHOWN)
     return replace(cluster, credentials=credentials)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -207,27 +207,22 @@ class ReplicatedServer:
 
     async def _is_up(self, channel: Channel) -> bool:
         """Return whether the remote server is up. A call sent before that is lost if its start fails."""
-        answers: list[bytes | JsonValue] = []
-        ends: list[TransportEnd] = []
-        answered = asyncio.Event()
+        answered: asyncio.Future[TransportEnd | None] = asyncio.get_running_loop().create_future()
 
-        def take_answer(frame: bytes | JsonValue) -> None:
-            answers.append(frame)
-            answered.set()
+        def take(end: TransportEnd | None) -> None:
+            if not answered.done():
+                answered.set_result(end)
 
-        def take_end(end: TransportEnd) -> None:
-            ends.append(end)
-            answered.set()
-
-        channel.attach(take_answer, take_end)
+        channel.attach(lambda _: take(None), take)
         channel.send({"jsonrpc": "2.0", "id": "up", "method": "ping"})
-        with suppress(TimeoutError):  # still starting; asked again soon
+        try:
             async with asyncio.timeout(_PING_TIMEOUT_S):
-                await answered.wait()
-        # A later end comes from the caller, who closes a channel that didn't answer.
-        if ends and not channel.is_unheard:
-            self._failure = ConnectionClosedError(ends[0])
-        return bool(answers)
+                end = await answered
+        except TimeoutError:
+            return False  # still starting; asked again soon
+        if end is not None and not channel.is_unheard:
+            self._failure = ConnectionClosedError(end)
+        return end is None
 
     async def _follow(self, session: ClientSession) -> None:
         """Connect to replicas that come up later."""

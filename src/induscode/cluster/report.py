@@ -180,7 +180,8 @@ async def _ask(request: Awaitable[_T]) -> _T | None:
 
 async def greet_brokers(broker: Broker) -> Sequence[BrokerView]:
     """Connect to each known broker, and wait for its greeting."""
-    addresses = sorted({f"{one.hostname}:{one.port or _PORT}" for one in map(urlsplit, broker.list_addresses())})
+    known = (*map(urlsplit, broker.settings.brokers), *broker.client.servers)
+    addresses = sorted({f"{one.hostname}:{one.port or _PORT}" for one in known})
     async with asyncio.TaskGroup() as tasks:
         greeting = [tasks.create_task(_greet(address)) for address in addresses]
     views = [task.result() for task in greeting]

@@ -18,6 +18,7 @@ import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.json import compact_json, is_json_object
@@ -257,7 +258,7 @@ class ClusterSessions:
             if channel is None:
                 return  # forged or repeated
             connection = self._open[reply] = ForwardedConnection(channel)
-            channel.attach(connection.receive(self._handle), lambda _: None)
+            channel.attach(partial(connection.receive, self._handle), lambda _: None)
         await connection.channel.receive(message)
 
     def _forget(self, reply: str) -> None:
@@ -309,25 +310,21 @@ class ForwardedConnection:
         self._request: HttpRequest | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def receive(self, handle: Callable[[HttpRequest], None] | None) -> Callable[[bytes | JsonValue], None]:
-        """Return the handler of the channel's frames. The first frame is the request."""
-
-        def receive(data: bytes | JsonValue) -> None:
-            frame = decode_frame(data) if isinstance(data, bytes) else data
-            if self._request is not None or not is_json_object(frame):
-                return
-            try:
-                request = self._request = self._build_request(frame)
-                if handle is None:
-                    raise HttpRefusal(503, "the node does not serve clients")
-                handle(request)
-            except HttpRefusal as refusal:
-                self.send_response(refusal.status, refusal.body, refusal.headers)
-            except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
-                _log.error("the host failed in a forwarded request", exc_info=exc)
-                self.send_response(500)
-
-        return receive
+    def receive(self, handle: Callable[[HttpRequest], None] | None, data: bytes | JsonValue) -> None:
+        """Handle a frame of the channel. The first one is the request."""
+        frame = decode_frame(data) if isinstance(data, bytes) else data
+        if self._request is not None or not is_json_object(frame):
+            return
+        try:
+            request = self._request = self._build_request(frame)
+            if handle is None:
+                raise HttpRefusal(503, "the node does not serve clients")
+            handle(request)
+        except HttpRefusal as refusal:
+            self.send_response(refusal.status, refusal.body, refusal.headers)
+        except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
+            _log.error("the host failed in a forwarded request", exc_info=exc)
+            self.send_response(500)
 
     def _build_request(self, frame: JsonObject) -> HttpRequest:
         import h11  # noqa: PLC0415 — with a host over HTTP
@@ -408,11 +405,7 @@ class ForwardedConnection:
 
 @asynccontextmanager
 async def open_sessions(node: ClusterNode) -> AsyncGenerator[ClusterSessions]:
-    """Accept other nodes' requests for this node's sessions inside the block.
-
-    Raises:
-        ClusterFault: The broker is away.
-    """
+    """Accept other nodes' requests for this node's sessions inside the block."""
     sessions = ClusterSessions(node)
     stop = await node.broker.subscribe(node.broker.settings.subject("http", node.info.instance), sessions.receive)
     try:

@@ -297,27 +297,24 @@ class SharedTable:
             text = "further entries of the broker that are ignored are not told"
         self._on_note(text)
 
-    async def notice(self, _: Msg) -> None:
-        """Handle the broker's notice that an entry was written."""
-        self._noticed.set()
-
     def look(self) -> None:
-        """Poll now, after reconnecting."""
+        """Poll now."""
         self._noticed.set()
 
     async def run(self) -> None:
         """Follow the entries until cancelled."""
-        stop = await self._broker.subscribe(f"{self._subject}>", self.notice)
-        self._noticed.set()  # something may have been written before we subscribed
+
+        async def notice(_: Msg) -> None:
+            self.look()
+
+        stop = await self._broker.subscribe(f"{self._subject}>", notice)
+        self.look()  # something may have been written before we subscribed
         try:
             while True:
-                is_noticed = False
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_INTERVAL_S):
                         await self._noticed.wait()
-                        is_noticed = True
-                except TimeoutError:
-                    pass
+                is_noticed = self._noticed.is_set()
                 self._noticed.clear()
                 try:
                     await self._read_noticed(_NOTICE_DELAYS_S if is_noticed else (0.0,))
