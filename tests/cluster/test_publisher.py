@@ -33,11 +33,11 @@ class Stream:
     async def read_last(self, subject: str) -> StreamMessage | None:
         return next((one for one in reversed(self.messages) if one.subject == subject), None)
 
-    async def publish(self, subject: str, data: bytes, *, identity: str, expected: int) -> tuple[int, bool]:
+    async def publish(self, subject: str, data: bytes, *, expected: int) -> int:
         last = await self.read_last(subject)
         assert expected == (0 if last is None else last.number)
         self.messages.append(StreamMessage(len(self.messages) + 1, subject, data))
-        return len(self.messages), False
+        return len(self.messages)
 
 
 @dataclass

@@ -263,8 +263,6 @@ async def test_call_records_that_the_broker_did_not_answer_for_are_read_once(bro
             await proxy.release()
             await until(lambda: _publishes(calls))
         stream = Stream(reader, settings.calls)
-        assert (await stream.read_state()).messages == 2
-        # Sent again after the time for which brokers know repeated messages.
         first = await stream.read_at(1)
         assert first is not None
         await stream.publish(first.subject, first.data)

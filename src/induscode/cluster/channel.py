@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from indusagi.core.json import compact_json
+from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, TransportEnd, encode_frame
@@ -31,7 +31,6 @@ from induscode.cluster.key import HEAD_BYTES, ChannelCipher, ReplayGuard, Seal, 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from indusagi.core.json import JsonObject
 
 GRACE_S = 0.5
 """How long an answer may take after the broker reports that nothing listens."""

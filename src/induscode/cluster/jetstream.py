@@ -164,22 +164,19 @@ class Stream:
         self.name = name
         self._broker = broker
 
-    async def publish(
-        self, subject: str, data: bytes, *, identity: str = "", expected: int | None = None
-    ) -> tuple[int, bool]:
-        """Append a message. Returns its number, and whether this identity was already there.
+    async def publish(self, subject: str, data: bytes, *, expected: int | None = None) -> int:
+        """Append a message, and return its number.
 
         Raises:
             LostRaceError: The subject's last message isn't `expected`.
             ClusterFault: The broker failed or didn't confirm in time, or this node has no lease.
         """
         self._broker.check_write()
-        headers = {"Nats-Expected-Stream": self.name, "Nats-Msg-Id": identity}
+        headers = {"Nats-Expected-Stream": self.name}
         if expected is not None:
             headers["Nats-Expected-Last-Subject-Sequence"] = str(expected)
         request = self._broker.streams.publish(subject, data, headers=headers)
-        ack = await self._broker.run(f"nothing was written to {self.name}", request, writes=self.name)
-        return ack.seq, bool(ack.duplicate)
+        return (await self._broker.run(f"nothing was written to {self.name}", request, writes=self.name)).seq
 
     async def read_last(self, subject: str) -> StreamMessage | None:
         """Read a subject's last message."""

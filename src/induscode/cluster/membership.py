@@ -37,14 +37,13 @@ from induscode.cluster.contract import (
     UnheardError,
     WrongKeyError,
 )
-from induscode.cluster.jetstream import open_bucket
+from induscode.cluster.jetstream import Bucket, BucketEntry, open_bucket
 from induscode.cluster.proofs import check_key, open_ring
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from induscode.cluster.broker import Broker
-    from induscode.cluster.jetstream import Bucket, BucketEntry
     from induscode.cluster.key import Seal, SealRing
 
 _log = logging.getLogger(__name__)

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, TypeVarTuple
 from indusagi.core.faults import describe_error
 from indusagi.core.listeners import Listeners
 from indusagi.core.process.tree import MARK
-from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, open_client_session
+from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, InjectedTransport, open_client_session
 from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.contract import (
     CLUSTER_PREFIX,
     EndpointPhase,
     FaultDetail,
     ProtocolFault,
+    ServerConfig,
     StdioServerConfig,
 )
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
@@ -38,13 +39,14 @@ from induscode.cluster.contract import (
     BrokerState,
     ClusterFault,
     ClusterSettings,
+    NodeInfo,
     Placement,
     UnheardError,
 )
 from induscode.cluster.guard import Guard, open_guard
 from induscode.cluster.jetstream import open_bucket
 from induscode.cluster.membership import PING, Membership, open_membership, read_lease_clock
-from induscode.cluster.placement import Placements, find_target, rank_nodes
+from induscode.cluster.placement import Placements, ServerTarget, find_target, rank_nodes
 from induscode.cluster.replicas import ReplicatedServer
 from induscode.cluster.served import CallerTokens, ServedServer
 
@@ -52,14 +54,10 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.client.connect import InjectedTransport
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
-    from induscode.cluster.contract import NodeInfo
     from induscode.cluster.key import Seal
-    from induscode.cluster.placement import ServerTarget
 
 _log = logging.getLogger(__name__)
 Ts = TypeVarTuple("Ts")
@@ -456,7 +454,9 @@ class ClusterNode:
         if note:
             self.on_note(note)
         fleet = self._fleet
-        for endpoint in () if fleet is None else fleet.endpoints():
+        if fleet is None:
+            return
+        for endpoint in fleet.endpoints():
             if isinstance(endpoint.config, StdioServerConfig) and endpoint.phase is EndpointPhase.FAULTED:
                 self._start(self._change_server, fleet.restart, endpoint.config.id)
 

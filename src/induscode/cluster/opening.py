@@ -28,20 +28,17 @@ from induscode.cluster.contract import (
     parse_brokers,
     read_credentials,
 )
-from induscode.cluster.jetstream import open_bucket
-from induscode.cluster.key import read_key
+from induscode.cluster.jetstream import Bucket, open_bucket
+from induscode.cluster.key import ClusterKey, read_key
 from induscode.cluster.proofs import PROOF, check_key, find_proof_place
 from induscode.launch.options import read_invocation
-from induscode.launch.settings import CLUSTER_BROKERS, CLUSTER_CREDENTIALS, CLUSTER_KEY_FILE
+from induscode.launch.settings import CLUSTER_BROKERS, CLUSTER_CREDENTIALS, CLUSTER_KEY_FILE, Settings
 
 if TYPE_CHECKING:
     from nats.js import JetStreamContext
     from nats.js.api import StreamConfig
 
     from indusagi.core.cancel import CancelToken
-    from induscode.cluster.jetstream import Bucket
-    from induscode.cluster.key import ClusterKey
-    from induscode.launch.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _FAILED = 1

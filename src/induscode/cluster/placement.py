@@ -21,12 +21,11 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX
+from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, StdioServerConfig
 from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import StdioServerConfig
     from induscode.cluster.jetstream import Bucket, BucketEntry
     from induscode.cluster.membership import Membership
 

@@ -19,15 +19,12 @@ from typing import TYPE_CHECKING
 from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
-from induscode.cluster.contract import ClusterFault, LostRaceError, WrongKeyError, read_object
-from induscode.cluster.jetstream import open_bucket
-from induscode.cluster.key import Seal, SealRing, UnsealedError
+from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError, WrongKeyError, read_object
+from induscode.cluster.jetstream import Bucket, open_bucket
+from induscode.cluster.key import ClusterKey, OfferKey, Seal, SealRing, UnsealedError
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
-    from induscode.cluster.contract import ClusterSettings
-    from induscode.cluster.jetstream import Bucket
-    from induscode.cluster.key import ClusterKey, OfferKey
 
 PROOF = "proof"
 """Entry with the proof of the cluster key."""

@@ -8,43 +8,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.faults import describe_error
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO
-from indusagi.interop.protocol_bridge.client.handlers import MOVED
+from indusagi.interop.protocol_bridge.client.handlers import MOVED, Caller, Handlers
 from indusagi.interop.protocol_bridge.client.session import LISTEN_PREFIX, ClientSession
 from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
-from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.contract import FaultDetail, StdioServerConfig
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import (
     BaseTransport,
+    RequestId,
+    TransportEnd,
     decode_frame,
     find_cancelled_id,
     find_request_id,
 )
-from induscode.cluster.contract import ClusterFault
-from induscode.cluster.placement import build_replica_key, rank_nodes
+from induscode.cluster.contract import ClusterFault, NodeInfo, Placement
+from induscode.cluster.placement import Placements, ServerTarget, build_replica_key, rank_nodes
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
-    from contextlib import AbstractAsyncContextManager
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.client.handlers import Caller, Handlers
-    from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-    from indusagi.interop.protocol_bridge.rpc.transport import RequestId, TransportEnd
     from induscode.cluster.broker import Broker
     from induscode.cluster.channel import Channel
-    from induscode.cluster.contract import NodeInfo, Placement
     from induscode.cluster.key import Seal
     from induscode.cluster.membership import Membership
-    from induscode.cluster.placement import Placements, ServerTarget
     from induscode.cluster.served import CallerTokens
 
 _log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -18,14 +18,10 @@ from urllib.parse import urlsplit
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from induscode.cluster.broker import SLOW_S, STATES, explain_state
-from induscode.cluster.contract import ClusterFault
+from induscode.cluster.broker import SLOW_S, STATES, Broker, Storage, explain_state
+from induscode.cluster.contract import BrokerState, ClusterFault, NodeInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from induscode.cluster.broker import Broker, Storage
-    from induscode.cluster.contract import BrokerState, NodeInfo
     from induscode.cluster.membership import Membership
 
 _T = TypeVar("_T")
@@ -159,7 +155,8 @@ async def read_report(broker: Broker, membership: Membership | None) -> BrokerRe
         elif 2 * sum(view.state == "away" for view in found) > len(found):
             state = "partitioned"  # some reads work without a majority
         else:  # this process doesn't write, but nodes do
-            state = next((one.brokers for one in reversed(waiting) if one.brokers != "ready"), state)
+            for one in waiting:
+                state = one.brokers if one.brokers != "ready" else state
     return BrokerReport(
         state=state,
         brokers=found,

@@ -16,22 +16,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.interop.protocol_bridge.client.handlers import (
     ACKNOWLEDGED,
     CALLER,
     HOPS,
     SUBSCRIPTION,
     UNKNOWN_CALLER,
+    Caller,
     Handlers,
     InputExchange,
     current_caller,
 )
-from indusagi.interop.protocol_bridge.client.session import SUBSCRIPTIONS
+from indusagi.interop.protocol_bridge.client.session import SUBSCRIPTIONS, ClientSession
 from indusagi.interop.protocol_bridge.client.tasks import TASK_STATUSES, TaskExchange
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S
-from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, RequestDispatcher
+from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, RequestDispatcher
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
     METHOD_NOT_FOUND,
@@ -43,18 +44,13 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
 )
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.calls import current_trace, read_trace
-from induscode.cluster.contract import ClusterFault
+from induscode.cluster.contract import ClusterFault, Placement
 from induscode.cluster.key import is_opening
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.client.handlers import Caller
-    from indusagi.interop.protocol_bridge.client.session import ClientSession
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, PendingResult
     from induscode.cluster.channel import Channel
-    from induscode.cluster.contract import Placement
 
 _log = logging.getLogger(__name__)
 

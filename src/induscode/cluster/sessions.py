@@ -21,24 +21,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, HttpRefusal, HttpRequest
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
-from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd, decode_frame
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.key import UnsealedError, is_opening
+from induscode.cluster.key import ClusterKey, UnsealedError, is_opening
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.host.http.request import Headers
-    from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
     from induscode.cluster.channel import Channel
-    from induscode.cluster.key import ClusterKey
     from induscode.cluster.node import ClusterNode
 
 

@@ -7,17 +7,14 @@ a rule requires it. The clients of `indus serve` ask their own users. Deny rules
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, Note
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.core.faults import Note
     from induscode.cli.dialog import Dialog
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Approval, Invocation

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 from anyio import to_thread
 
 from indusagi.capabilities.arguments import ArgumentChecker
-from indusagi.capabilities.files.paths.policy import PathPolicy, default_protected_paths
-from indusagi.capabilities.ports import PathRefused, SandboxState
+from indusagi.capabilities.files.paths.policy import PathPolicy, PathRequest, default_protected_paths
+from indusagi.capabilities.ports import Fs, PathRefused, Refusal, SandboxState
 from indusagi.capabilities.registry import PreparingTool
 from indusagi.capabilities.tool import prepare_call
 from indusagi.capabilities.tools.paths import path_given
@@ -24,20 +24,16 @@ from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_client
 from induscode.code_mode.contract import RUN_CODE
-from induscode.deck.contract import TargetedCard, is_foreign, iter_layers
+from induscode.deck.contract import Capability, TargetedCard, is_foreign, iter_layers
 from induscode.permissions.rules import ACTION_TOOL
-from induscode.permissions.shell.parse import parse_command
+from induscode.permissions.shell.parse import Script, parse_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.paths.policy import PathRequest
-    from indusagi.capabilities.ports import Fs, Refusal
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolResult
-    from induscode.deck.contract import Capability
-    from induscode.permissions.shell.parse import Script
 
 _PATH_TOOLS = {"read": False, "ls": False, "grep": False, "find": False, "write": True, "edit": True}
 """Tools with one path, and whether they write to it."""

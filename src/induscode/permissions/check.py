@@ -12,37 +12,46 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import waiting_for_user
 from indusagi.runtime.contract import ToolResult, project_content
 from induscode.addons.chain import InterceptedCard
-from induscode.deck.contract import CardWrapper, iter_layers
-from induscode.permissions.call_facts import PathGrant, gather_facts, identify_card, prepare_arguments, restrict_context
+from induscode.deck.contract import Capability, CardWrapper, iter_layers
+from induscode.permissions.call_facts import (
+    CallFacts,
+    PathGrant,
+    gather_facts,
+    identify_card,
+    prepare_arguments,
+    restrict_context,
+)
 from induscode.permissions.confirm import (
     ApprovalScope,
+    Approver,
     PermissionAnswer,
     build_request,
     build_rules,
     build_server_rule,
     suggest_remedy,
 )
-from induscode.permissions.policy import ApprovalMode, PolicyContext, decide_call, find_denying_rule, find_total_denial
-from induscode.permissions.rules import Effect, Rule, RuleOrigin
+from induscode.permissions.policy import (
+    ApprovalMode,
+    Decision,
+    PolicyContext,
+    decide_call,
+    find_denying_rule,
+    find_total_denial,
+)
+from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.contract import Capability
-    from induscode.permissions.call_facts import CallFacts
-    from induscode.permissions.confirm import Approver
     from induscode.permissions.plan_mode import PlanMode
-    from induscode.permissions.policy import Decision
-    from induscode.permissions.rules import RuleStore
 
 _MAX_ATTEMPTS = 3
 """Questions about a call whose paths change while the user answers."""

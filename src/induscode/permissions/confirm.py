@@ -17,19 +17,16 @@ from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import current_agent
-from induscode.cli.dialog import Choice, Question
+from induscode.cli.dialog import Choice, Dialog, Question
 from induscode.cli.terminal import escape_unprintable
-from induscode.permissions.call_facts import CallKind
+from induscode.permissions.call_facts import CallFacts, CallKind
 from induscode.permissions.patterns import parse_host
 from induscode.permissions.plan_mode import PlanAnswer, PlanDecision
-from induscode.permissions.policy import ApprovalMode
+from induscode.permissions.policy import ApprovalMode, Decision, Need
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 from induscode.permissions.shell.arguments import count_saved_words, find_problem, is_never_saved
 
 if TYPE_CHECKING:
-    from induscode.cli.dialog import Dialog
-    from induscode.permissions.call_facts import CallFacts
-    from induscode.permissions.policy import Decision, Need
     from induscode.permissions.shell.parse import Command
 
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_./+@%:=,-]+")

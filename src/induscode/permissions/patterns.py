@@ -14,16 +14,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from indusagi.interop.protocol_bridge.contract import QUALIFIER, qualify_tool_name
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, qualify_tool_name
 from induscode.permissions.rules import match_glob, parse_action_pattern, split_command_pattern
-from induscode.permissions.shell.arguments import find_problem
+from induscode.permissions.shell.arguments import Problem, find_problem
 from induscode.permissions.shell.launchers import base_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-    from induscode.permissions.shell.arguments import Problem
     from induscode.permissions.shell.parse import Command
     from induscode.permissions.shell.syntax import Word
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-from induscode.permissions.call_facts import CallKind
+from induscode.permissions.call_facts import CallFacts, CallKind, PathFact
 from induscode.permissions.patterns import (
     PatternMatch,
     find_allow_problem,
@@ -33,7 +33,6 @@ from induscode.permissions.rules import Effect, Rule, match_glob
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from induscode.permissions.call_facts import CallFacts, PathFact
     from induscode.permissions.shell.arguments import Problem
     from induscode.permissions.shell.parse import Command, Script
 

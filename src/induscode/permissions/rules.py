@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import PrivateJsonFile, read_small_file, state_dir
 from indusagi.core.faults import Note
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.contract import SECOND_NAMES
@@ -29,7 +29,6 @@ from induscode.deck.contract import SECOND_NAMES
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
 
 _RULE = re.compile(r"([A-Za-z0-9_*?-]{1,128})(?:\((.*)\))?(?: +@([!-~]{1,255}))?", re.DOTALL)
 ACTION_TOOL = "saas-action"

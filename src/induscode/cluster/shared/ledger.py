@@ -16,21 +16,17 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
-from induscode.cluster.contract import ClusterFault, LostRaceError
-from induscode.cluster.jetstream import Stream
-from induscode.cluster.key import UnsealedError
+from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
+from induscode.cluster.jetstream import Stream, StreamMessage
+from induscode.cluster.key import ClusterKey, UnsealedError
 from induscode.cluster.shared.chains import Anchor, ChainBatch, ChainBook, ChainProblem, ChainState, digest_anchor
 from induscode.deck.mcp.store.database import ChainEnd
-from induscode.deck.mcp.store.publication import ChainRow
+from induscode.deck.mcp.store.publication import ChainPart, ChainRow
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
-    from induscode.cluster.contract import ClusterSettings
-    from induscode.cluster.jetstream import StreamMessage
-    from induscode.cluster.key import ClusterKey
     from induscode.deck.mcp.store import ThreadedStore
-    from induscode.deck.mcp.store.publication import ChainPart
 
 _log = logging.getLogger(__name__)
 
@@ -76,7 +72,6 @@ class LedgerPublisher:
         self._is_known = False
         self._first = (False, "", "")
         """Whether the next batch starts the chain, its former id, and the reason."""
-        self._attempt = 0
         self._waiting = -1
         self._is_full = False
         """Whether the last note said the stream is full."""
@@ -220,15 +215,9 @@ class LedgerPublisher:
             batch = replace(batch, rows=rows)
             data = self._key.seal(subject, batch.encode())
         end = ChainEnd(rows[-1].position, rows[-1].digest)
-        identity = f"{end.digest}.{self._attempt}" if self._attempt else end.digest
-        number, is_repeated = await self._stream.publish(subject, data, identity=identity, expected=self._last)
-        if is_repeated:
-            # An unanswered attempt wrote it; or it was removed since, and needs another identity.
-            await self._find_end()
-            if self._end is None or self._end.position < end.position:
-                self._attempt += 1
-            return
-        self._end, self._last, self._first = end, number, (False, "", "")
+        # If an unanswered attempt wrote it, another message is the last one by now.
+        self._last = await self._stream.publish(subject, data, expected=self._last)
+        self._end, self._first = end, (False, "", "")
         await self._source.mark_published(self._chain, end)
 
 
@@ -286,12 +275,8 @@ class LedgerAuditor:
         sealed = self._key.seal(self._settings.subject("ledger.anchor"), data)
         if last is not None and last.number >= self._next:
             return False  # another node was first
-        await self._stream.publish(
-            self._settings.subject("ledger.anchor"),
-            sealed,
-            identity=digest_anchor(data),
-            expected=0 if last is None else last.number,
-        )
+        expected = 0 if last is None else last.number
+        await self._stream.publish(self._settings.subject("ledger.anchor"), sealed, expected=expected)
         return True
 
     async def read_new(self) -> None:

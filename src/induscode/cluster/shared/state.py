@@ -23,7 +23,7 @@ from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.jetstream import Stream
 from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
 from induscode.cluster.shared.table import PIN, ClusterStore, SharedTable, open_table
-from induscode.servers.config.rows import find_project_dir
+from induscode.servers.config.rows import ServerRow, find_project_dir
 from induscode.servers.config.trust import TrustStore, consent_facts
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from induscode.cluster.node import ClusterNode
     from induscode.core.consent import ConsentState
     from induscode.deck.mcp.store import ThreadedStore
-    from induscode.servers.config.rows import ServerRow
 
 _log = logging.getLogger(__name__)
 
@@ -277,7 +276,7 @@ class CallPublisher:
                     return
                 self._unanswered = {"node": settings.node, "batch": new_ulid(), "calls": [[*row] for row in rows]}
             sealed = self._key.seal(subject, compact_json(self._unanswered).encode())
-            await self._stream.publish(subject, sealed, identity=str(self._unanswered["batch"]))
+            await self._stream.publish(subject, sealed)
             self._unanswered = None
 
 

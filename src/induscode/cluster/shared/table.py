@@ -22,9 +22,9 @@ from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.cluster.broker import Broker
 from induscode.cluster.contract import ClusterFault, LostRaceError
-from induscode.cluster.jetstream import Bucket, BucketEntry, Stream, open_bucket
+from induscode.cluster.jetstream import Bucket, BucketEntry, Stream, StreamMessage, open_bucket
 from induscode.cluster.proofs import check_key
-from induscode.deck.mcp.store.events import Row, content_address
+from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, Row, RunFacts, content_address
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from indusagi.core.faults import Note
-    from induscode.cluster.jetstream import StreamMessage
     from induscode.cluster.key import ClusterKey
     from induscode.deck.mcp.store import LedgerStore
-    from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, RunFacts
 
 
 # -- store ------------------------------------------------------------------------------------
