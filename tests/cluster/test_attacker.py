@@ -212,7 +212,7 @@ async def test_servers_of_a_node_that_was_claimed_meanwhile_end_here(broker: Bro
         later = replace(placement, lease=other.node.info.lease, node="two", epoch=placement.epoch + 1)
         await entries.put(placement.key, other.node.placements._seal(later), placement.revision)
         await owner.node._check_placements()
-        served = owner.node._served
+        served = owner.node.served
         await until(lambda: all(one.placement.epoch != placement.epoch for one in served.values()))
 
 

@@ -10,7 +10,7 @@ from indusagi.interop.protocol_bridge.client.handlers import MOVED
 from indusagi.interop.protocol_bridge.client.session import LISTEN_PREFIX
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, TransportEnd, encode_frame
-from induscode.cluster.replicas import SpreadTransport
+from induscode.cluster.server_sessions import SpreadTransport
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.support.broker import name_node
@@ -17,6 +18,7 @@ from induscode.cluster.broker import open_broker
 from induscode.cluster.jetstream import open_bucket
 from induscode.cluster.membership import read_lease_clock
 from induscode.cluster.node import ClusterNode, open_node
+from induscode.cluster.server_sessions import open_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -105,7 +107,7 @@ async def open_members(
     async with AsyncExitStack() as stack:
         for one in settings:
             node = await stack.enter_async_context(open_node(one, clock))
-            fleet = ServerFleetImpl(supervision=SOON, open_session=node.open_session, handlers=handlers)
+            fleet = ServerFleetImpl(supervision=SOON, open_session=partial(open_session, node), handlers=handlers)
             stack.push_async_callback(fleet.tear_down)
             node.follow(fleet)
             members.append(Member(node, fleet))

@@ -1,10 +1,4 @@
-"""A cluster node: opens sessions with servers wherever they run, and owns the servers placed on it.
-
-`ClusterNode.open_session` replaces `open_client_session` in a gateway's fleet. A stdio server opens here if this node
-owns it or may claim it, otherwise over a channel to its owner. Every node connects to URL servers directly; they're
-never placed. When an owner disappears, the sessions through it end, the fleet reopens them, and another node takes
-over.
-"""
+"""A cluster node: owns the servers placed on it, answers other nodes, and moves its servers when it drains."""
 
 from __future__ import annotations
 
@@ -19,16 +13,9 @@ from typing import TYPE_CHECKING, TypeVarTuple
 from indusagi.core.faults import describe_error
 from indusagi.core.listeners import Listeners
 from indusagi.core.process.tree import MARK
-from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, InjectedTransport, open_client_session
+from indusagi.interop.protocol_bridge.client.connect import open_client_session
 from indusagi.interop.protocol_bridge.client.session import ClientSession
-from indusagi.interop.protocol_bridge.contract import (
-    CLUSTER_PREFIX,
-    EndpointPhase,
-    FaultDetail,
-    ProtocolFault,
-    ServerConfig,
-    StdioServerConfig,
-)
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, FaultDetail, ProtocolFault, StdioServerConfig
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from induscode.cluster.broker import STATES, Broker, explain_state, open_broker
@@ -46,8 +33,7 @@ from induscode.cluster.contract import (
 from induscode.cluster.guard import Guard, open_guard
 from induscode.cluster.jetstream import open_bucket
 from induscode.cluster.membership import PING, Membership, open_membership, read_lease_clock
-from induscode.cluster.placement import Placements, ServerTarget, find_target, rank_nodes
-from induscode.cluster.replicas import ReplicatedServer
+from induscode.cluster.placement import Placements, ServerTarget, find_target
 from induscode.cluster.served import CallerTokens, ServedServer
 
 if TYPE_CHECKING:
@@ -62,12 +48,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 Ts = TypeVarTuple("Ts")
 
-_POLL_INTERVAL_S = 0.1
-"""Polling interval for a placement that's about to change."""
-_CLAIM_TIMEOUT_S = 2.0
-"""How long a node may take to claim a server after accepting it."""
-_UNSETTLED_RETRIES = 5
-"""How often to re-read a placement that's being claimed or rewritten by its owner."""
 _IDLE_CHECK_INTERVAL_S = 5.0
 """How often to look for idle servers."""
 _REST_S = 1.0
@@ -87,11 +67,11 @@ class ClusterNode:
         self.membership = membership
         self.placements = placements
         self.channels = ChannelTable(broker, membership.info.instance, membership.ring.own)
-        self._served: dict[str, ServedServer] = {}
+        self.served: dict[str, ServedServer] = {}
         """Servers this node owns, by key."""
         self._remote: dict[Channel, str] = {}
         """Channels to other nodes, each with the lease or instance it ends with."""
-        self._wanted: dict[str, float] = {}
+        self.wanted: dict[str, float] = {}
         """Keys other nodes asked this one to own, and when."""
         self.tokens = CallerTokens()
         self._fleet: ServerFleetImpl | None = None
@@ -128,152 +108,13 @@ class ClusterNode:
             self._tasks.create_task(run(*arguments))
 
     def _count_owned(self) -> None:
-        self.membership.info = replace(self.membership.info, owned=len(self._served))
+        self.membership.info = replace(self.membership.info, owned=len(self.served))
 
-    # -- sessions with servers --------------------------------------------------------------
-
-    @asynccontextmanager
-    async def open_session(
-        self, config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None, watch: StartWatch
-    ) -> AsyncGenerator[ClientSession]:
-        """Connect to a server, here or at its owner, and disconnect on exit."""
-        if not isinstance(config, StdioServerConfig) or injected is not None:
-            async with open_client_session(config, handlers, injected, watch) as session:
-                yield session
-            return
-        target = self.find_target(config)
-        try:
-            if config.command.startswith(CLUSTER_PREFIX) and not all(config.command.partition("/")):
-                message = f"the command {config.command!r} is incomplete: it is written {CLUSTER_PREFIX}NODE/SERVER"
-                raise ClusterFault("ready", message)
-            if config.replicas > 1 and target.only_node is None:
-                async with ReplicatedServer(self, target, config, handlers).open(watch) as session:
-                    yield session
-                return
-            silent: Placement | None = None
-            while True:
-                placement = await self._find_owner(target, config.id, silent)
-                if placement.lease == self.info.lease:
-                    async with self.serve_here(placement, config, handlers, watch) as session:
-                        yield session
-                    return
-                session = await self._connect(placement, config, handlers)
-                if session is not None:
-                    break
-                silent = placement
-                await asyncio.sleep(_POLL_INTERVAL_S)
-            try:
-                yield session
-            finally:
-                await session.connection.close()
-                if isinstance(session.connection.transport, Channel):
-                    await session.connection.transport.close()
-        except ClusterFault as fault:
-            detail, why = FaultDetail(server=config.id, reason="upstream"), str(fault)
-            if fault.state in STATES:
-                why = f"it cannot be reached: the brokers of the cluster {STATES[fault.state].partition(':')[0]}"
-            raise ProtocolFault("transport", f"server {config.id!r}: {why}", fault, detail=detail) from fault
-
-    async def _find_owner(self, target: ServerTarget, server: str, silent: Placement | None) -> Placement:
-        """Find a server's owner, claim the server, or ask the best-ranked node to claim it.
-
-        Waits until it has an owner; the server's start deadline bounds that. A `silent` owner stays the owner until
-        its lease ends, since it may just not listen yet.
-        """
-        members, key, loop = self.membership, target.key, asyncio.get_running_loop()
-        # Nodes that accepted and nodes that declined, with the time until which to believe them.
-        asked, refused = dict[str, float](), dict[str, float]()
-        while True:
-            if key in self._served:  # an earlier session on this node is still closing
-                await asyncio.sleep(_POLL_INTERVAL_S)
-                continue
-            found = await self._find_placement(key)
-            if found is not None and found.lease not in {"", members.info.lease}:
-                holder = members.find_holder(found.lease)
-                is_doubtful = holder is None or found == silent
-                if not is_doubtful or not await members.end_lease(found.lease):
-                    if holder is not None:
-                        return found
-                    await asyncio.sleep(_POLL_INTERVAL_S)
-                    continue
-            now = loop.time()
-            ranked = rank_nodes(target, members.list_nodes())
-            if not ranked:
-                state = "ready" if members.is_held() else self.broker.state
-                raise ClusterFault(state, self._explain_homeless(target))
-            best = next((node for node in ranked if refused.get(node.instance, now) <= now), None)
-            is_wanted = not self.info.draining and now - self._wanted.get(key, -_CLAIM_TIMEOUT_S) < _CLAIM_TIMEOUT_S
-            if is_wanted or (best is not None and best.instance == self.info.instance):
-                claimed = await self.placements.claim(key, server) if members.is_held() else None
-                if claimed is not None:
-                    self._wanted.pop(key, None)
-                    return claimed
-            elif best is not None and asked.get(best.instance, now) <= now:
-                # Silent or declined: try the next node in the order for now.
-                is_late = asked.pop(best.instance, None) is not None
-                accepts = not is_late and await self.ask_to_own(best, key, is_offered=target.only_node is not None)
-                (asked if accepts else refused)[best.instance] = loop.time() + _CLAIM_TIMEOUT_S
-            await asyncio.sleep(_POLL_INTERVAL_S)
-
-    async def _find_placement(self, key: str) -> Placement | None:
-        """Read a server's placement, waiting briefly while it's unsettled.
-
-        Either a node is claiming it, or someone without the key changed it and its owner is about to rewrite it.
-        """
-        found = await self.placements.find(key)
-        for _ in range(_UNSETTLED_RETRIES):
-            if found is None or found.epoch or found.lease == self.info.lease:
-                break
-            if found.lease and self.membership.find_holder(found.lease) is None:
-                break
-            await asyncio.sleep(_POLL_INTERVAL_S)
-            found = await self.placements.find(key)
-        return found
+    # -- servers of other nodes -------------------------------------------------------------
 
     def find_target(self, config: StdioServerConfig) -> ServerTarget:
         """Work out where a server may run."""
         return find_target(config, self.info, self.broker.settings.affinity.get(config.id))
-
-    def _explain_homeless(self, target: ServerTarget) -> str:
-        nodes, offering = self.membership.list_nodes(), target.only_node
-        if not nodes and not self.membership.is_held():
-            return "no node has a lease now"
-        if offering is not None and all(node.node != offering for node in nodes):
-            return f"node {offering!r}, which offers it, is not in the cluster"
-        return "no node may run it now: all are full, draining, or run no servers of others"
-
-    async def ask_to_own(self, node: NodeInfo, key: str, *, is_offered: bool = False) -> bool:
-        """Ask another node to own a server, and return whether it accepts.
-
-        Raises `ClusterFault` if the server `is_offered` by that node alone, and the node doesn't have it.
-        """
-        try:
-            answer = (await self.membership.ask(node.instance, {"op": "own", "key": key})).get("answer")
-        except ClusterFault as fault:
-            _log.debug("node %s was asked to own a server: %s", node.node, fault)
-            return False
-        if is_offered and answer == "unknown":
-            raise ClusterFault("ready", f"node {node.node!r} offers no such server")
-        return answer == "yes"
-
-    # -- servers of other nodes -------------------------------------------------------------
-
-    async def _connect(
-        self, placement: Placement, config: StdioServerConfig, handlers: Handlers
-    ) -> ClientSession | None:
-        """Open a channel to the owner, or return `None` if nothing listens there."""
-        subject = self.broker.settings.subject("call", placement.key, placement.epoch)
-        channel = self.open_channel(subject, placement.lease, placement.seal, lambda: self.rest(config.id))
-        session = ClientSession(channel, config.limits, handlers, CLIENT_INFO)
-        session.describe_caller = self.tokens.describe
-        try:
-            await session.connect()
-        except BaseException as exc:
-            await channel.close()
-            if isinstance(exc, ConnectionClosedError) and channel.is_unheard:
-                return None
-            raise
-        return session
 
     def open_channel(
         self, subject: str, owner: str, seal: Seal | None, on_rest: Callable[[], None] = lambda: None
@@ -329,7 +170,7 @@ class ClusterNode:
         """Run a server here, for this node and all others."""
         served = ServedServer(placement, self.channels.accept)
         config = self._adapt_config(config, placement)
-        self._served[placement.key] = served
+        self.served[placement.key] = served
         self._count_owned()
         end = TransportEnd("was stopped", FaultDetail(reason="closed"))
         stop = None
@@ -369,8 +210,8 @@ class ClusterNode:
                 await stop()
             await served.close(end)
             served.is_leaving = True
-            if self._served.get(placement.key) is served:
-                del self._served[placement.key]
+            if self.served.get(placement.key) is served:
+                del self.served[placement.key]
             self._count_owned()
             await self._release(served.placement)
 
@@ -396,10 +237,10 @@ class ClusterNode:
 
     def _fence(self) -> None:
         """Cut off all servers of this node, since another node may own them soon."""
-        names = ", ".join(served.placement.server for served in self._served.values())
+        names = ", ".join(served.placement.server for served in self.served.values())
         why = explain_state(self.broker.state)
         self.on_note(f"this node has lost its lease, and stops {names or 'no server'}{why}")
-        for served in [*self._served.values()]:
+        for served in [*self.served.values()]:
             served.end(_LEASE_LOST, "node_changed")
 
     def _meet_node(self, node: NodeInfo) -> None:
@@ -411,13 +252,13 @@ class ClusterNode:
 
     async def notice_placement(self, message: Msg) -> None:
         """Check a placement of this node after the broker's notice that it was written or removed."""
-        served = self._served.get(message.subject.partition(f"{self.placements.name}.")[2])
+        served = self.served.get(message.subject.partition(f"{self.placements.name}.")[2])
         if served is not None:
             await self._check_placement(served)
 
     async def _check_placements(self) -> None:
         """Check all placements: someone tampered with the lease, so another node may have claimed one."""
-        for served in [*self._served.values()]:
+        for served in [*self.served.values()]:
             await self._check_placement(served)
 
     async def _check_placement(self, served: ServedServer) -> None:
@@ -486,7 +327,7 @@ class ClusterNode:
                 self.membership.info = replace(self.info, draining=True)
                 await self.membership.report()
                 self._start(self.drain)
-            answer = {"owned": len(self._served)}
+            answer = {"owned": len(self.served)}
         await self.membership.requests.answer(message, answer)
 
     def _accept(self, key: str) -> str:
@@ -500,7 +341,7 @@ class ClusterNode:
                 continue
             target = self.find_target(config)
             if target.key == key and self.info.may_own(target.only_node):
-                self._wanted[key] = asyncio.get_running_loop().time()
+                self.wanted[key] = asyncio.get_running_loop().time()
                 self._start(self._change_server, fleet.wake, config.id)
                 return "yes"
         return "unknown"
@@ -508,7 +349,7 @@ class ClusterNode:
     async def drain(self) -> None:
         """Move all servers to other nodes, each once its calls have finished or timed out."""
         async with asyncio.TaskGroup() as tasks:
-            for served in [*self._served.values()]:
+            for served in [*self.served.values()]:
                 tasks.create_task(self._move(served))
 
     async def _move(self, served: ServedServer) -> None:
@@ -529,7 +370,7 @@ class ClusterNode:
         """Stop this node's idle servers. Their next call restarts them."""
         while True:
             await asyncio.sleep(min(idle_s / 4, _IDLE_CHECK_INTERVAL_S))
-            for served in [*self._served.values()]:
+            for served in [*self.served.values()]:
                 if self._fleet is None or not served.is_idle(idle_s) or not await served.ask_peers_to_rest(_REST_S):
                     continue
                 try:

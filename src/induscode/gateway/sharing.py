@@ -22,6 +22,7 @@ from induscode.cli.terminal import print_status
 from induscode.cluster.contract import ClusterFault
 from induscode.cluster.node import open_node
 from induscode.cluster.opening import describe_fault
+from induscode.cluster.server_sessions import open_session
 from induscode.cluster.sessions import open_sessions
 from induscode.cluster.shared.state import KIND as CONSENT
 from induscode.cluster.shared.state import CallPublisher, SharedTrust, keep_running, open_shared_state
@@ -187,7 +188,7 @@ async def join_cluster(
         limit, follow = sharing.limit_checks, sharing.follow
         hooks = NodeHooks(share_store=shared.open_store, trust=sharing.trust, limit_checks=limit, on_follow=follow)
         context = replace(context, plan=plan, hooks=hooks)
-    boot = replace(context.boot, open_session=node.open_session, node=node.info.node)
+    boot = replace(context.boot, open_session=partial(open_session, node), node=node.info.node)
     if options.settings is not None:
         options = replace(options, settings=replace(options.settings, router=sessions))
     return replace(context, options=options, boot=boot, node=node)

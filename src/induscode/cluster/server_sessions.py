@@ -1,26 +1,37 @@
-"""Replicas: a server whose row declares it stateless has several owners, each with a separate epoch.
+"""Sessions with servers wherever they run.
 
-Each replica has a separate placement and runs on a different node. The server's node ranking decides which nodes get
-one, so all nodes agree; a chosen node claims a free placement.
+`open_session` replaces `open_client_session` in a gateway's fleet. A stdio server opens here if this node owns it or
+may claim it, otherwise over a channel to its owner. Every node connects to URL servers directly; they're never placed.
+When an owner disappears, the sessions through it end, the fleet reopens them, and another node takes over.
+
+A server whose row declares it stateless has several owners, each with a separate epoch. Each replica has a separate
+placement and runs on a different node. The server's node ranking decides which nodes get one, so all nodes agree; a
+chosen node claims a free placement.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO
+from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, InjectedTransport, open_client_session
 from indusagi.interop.protocol_bridge.client.handlers import MOVED, Caller, Handlers
 from indusagi.interop.protocol_bridge.client.session import LISTEN_PREFIX, ClientSession
 from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy
 from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
-from indusagi.interop.protocol_bridge.contract import FaultDetail, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import (
+    CLUSTER_PREFIX,
+    FaultDetail,
+    ProtocolFault,
+    ServerConfig,
+    StdioServerConfig,
+)
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import (
     BaseTransport,
@@ -30,21 +41,25 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_cancelled_id,
     find_request_id,
 )
+from induscode.cluster.broker import STATES
+from induscode.cluster.channel import Channel
 from induscode.cluster.contract import ClusterFault, NodeInfo, Placement
-from induscode.cluster.placement import Placements, ServerTarget, build_replica_key, rank_nodes
+from induscode.cluster.placement import ServerTarget, build_replica_key, rank_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
-    from induscode.cluster.broker import Broker
-    from induscode.cluster.channel import Channel
-    from induscode.cluster.key import Seal
     from induscode.cluster.membership import Membership
-    from induscode.cluster.served import CallerTokens
+    from induscode.cluster.node import ClusterNode
 
 _log = logging.getLogger(__name__)
 
 _RETRY_INTERVAL_S = 0.1
+"""Polling interval for a placement that's about to change."""
+_CLAIM_TIMEOUT_S = 2.0
+"""How long a node may take to claim a server after accepting it."""
+_UNSETTLED_RETRIES = 5
+"""How often to re-read a placement that's being claimed or rewritten by its owner."""
 _POLL_INTERVAL_S = 0.5
 """Polling interval for a server's replicas."""
 _MAX_PAUSE_S = 30.0
@@ -55,31 +70,150 @@ LARGEST = 32
 """Maximum replicas per server."""
 
 
-class ReplicaNode(Protocol):
-    """The parts of a node that a replicated server uses."""
+@asynccontextmanager
+async def open_session(
+    node: ClusterNode, config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None, watch: StartWatch
+) -> AsyncGenerator[ClientSession]:
+    """Connect to a server, here or at its owner, and disconnect on exit."""
+    if not isinstance(config, StdioServerConfig) or injected is not None:
+        async with open_client_session(config, handlers, injected, watch) as session:
+            yield session
+        return
+    target = node.find_target(config)
+    try:
+        if config.command.startswith(CLUSTER_PREFIX) and not all(config.command.partition("/")):
+            message = f"the command {config.command!r} is incomplete: it is written {CLUSTER_PREFIX}NODE/SERVER"
+            raise ClusterFault("ready", message)
+        if config.replicas > 1 and target.only_node is None:
+            async with ReplicatedServer(node, target, config, handlers).open(watch) as session:
+                yield session
+            return
+        silent: Placement | None = None
+        while True:
+            placement = await _find_owner(node, target, config.id, silent)
+            if placement.lease == node.info.lease:
+                async with node.serve_here(placement, config, handlers, watch) as session:
+                    yield session
+                return
+            session = await _connect(node, placement, config, handlers)
+            if session is not None:
+                break
+            silent = placement
+            await asyncio.sleep(_RETRY_INTERVAL_S)
+        try:
+            yield session
+        finally:
+            await session.connection.close()
+            if isinstance(session.connection.transport, Channel):
+                await session.connection.transport.close()
+    except ClusterFault as fault:
+        detail, why = FaultDetail(server=config.id, reason="upstream"), str(fault)
+        if fault.state in STATES:
+            why = f"it cannot be reached: the brokers of the cluster {STATES[fault.state].partition(':')[0]}"
+        raise ProtocolFault("transport", f"server {config.id!r}: {why}", fault, detail=detail) from fault
 
-    broker: Broker
-    membership: Membership
-    placements: Placements
-    tokens: CallerTokens
 
-    def open_channel(self, subject: str, owner: str, seal: Seal | None, on_rest: Callable[[], None]) -> Channel:
-        """Open a channel to a node."""
-        ...
+async def _find_owner(node: ClusterNode, target: ServerTarget, server: str, silent: Placement | None) -> Placement:
+    """Find a server's owner, claim the server, or ask the best-ranked node to claim it.
 
-    def serve_here(
-        self, placement: Placement, config: StdioServerConfig, handlers: Handlers, watch: StartWatch
-    ) -> AbstractAsyncContextManager[ClientSession]:
-        """Run a server here, for this node and all others."""
-        ...
+    Waits until it has an owner; the server's start deadline bounds that. A `silent` owner stays the owner until
+    its lease ends, since it may just not listen yet.
+    """
+    members, key, loop = node.membership, target.key, asyncio.get_running_loop()
+    # Nodes that accepted and nodes that declined, with the time until which to believe them.
+    asked, refused = dict[str, float](), dict[str, float]()
+    while True:
+        if key in node.served:  # an earlier session on this node is still closing
+            await asyncio.sleep(_RETRY_INTERVAL_S)
+            continue
+        found = await _find_placement(node, key)
+        if found is not None and found.lease not in {"", members.info.lease}:
+            holder = members.find_holder(found.lease)
+            is_doubtful = holder is None or found == silent
+            if not is_doubtful or not await members.end_lease(found.lease):
+                if holder is not None:
+                    return found
+                await asyncio.sleep(_RETRY_INTERVAL_S)
+                continue
+        now = loop.time()
+        ranked = rank_nodes(target, members.list_nodes())
+        if not ranked:
+            state = "ready" if members.is_held() else node.broker.state
+            raise ClusterFault(state, _explain_homeless(node, target))
+        best = next((one for one in ranked if refused.get(one.instance, now) <= now), None)
+        is_wanted = not node.info.draining and now - node.wanted.get(key, -_CLAIM_TIMEOUT_S) < _CLAIM_TIMEOUT_S
+        if is_wanted or (best is not None and best.instance == node.info.instance):
+            claimed = await node.placements.claim(key, server) if members.is_held() else None
+            if claimed is not None:
+                node.wanted.pop(key, None)
+                return claimed
+        elif best is not None and asked.get(best.instance, now) <= now:
+            # Silent or declined: try the next node in the order for now.
+            is_late = asked.pop(best.instance, None) is not None
+            accepts = not is_late and await _ask_to_own(members, best, key, is_offered=target.only_node is not None)
+            (asked if accepts else refused)[best.instance] = loop.time() + _CLAIM_TIMEOUT_S
+        await asyncio.sleep(_RETRY_INTERVAL_S)
 
-    async def ask_to_own(self, node: NodeInfo, key: str) -> bool:
-        """Ask another node to own a server."""
-        ...
 
-    def rest(self, server: str) -> None:
-        """Disconnect from a server until its next call."""
-        ...
+async def _find_placement(node: ClusterNode, key: str) -> Placement | None:
+    """Read a server's placement, waiting briefly while it's unsettled.
+
+    Either a node is claiming it, or someone without the key changed it and its owner is about to rewrite it.
+    """
+    found = await node.placements.find(key)
+    for _ in range(_UNSETTLED_RETRIES):
+        if found is None or found.epoch or found.lease == node.info.lease:
+            break
+        if found.lease and node.membership.find_holder(found.lease) is None:
+            break
+        await asyncio.sleep(_RETRY_INTERVAL_S)
+        found = await node.placements.find(key)
+    return found
+
+
+def _explain_homeless(node: ClusterNode, target: ServerTarget) -> str:
+    nodes, offering = node.membership.list_nodes(), target.only_node
+    if not nodes and not node.membership.is_held():
+        return "no node has a lease now"
+    if offering is not None and all(one.node != offering for one in nodes):
+        return f"node {offering!r}, which offers it, is not in the cluster"
+    return "no node may run it now: all are full, draining, or run no servers of others"
+
+
+async def _ask_to_own(members: Membership, node: NodeInfo, key: str, *, is_offered: bool = False) -> bool:
+    """Ask another node to own a server, and return whether it accepts.
+
+    Raises `ClusterFault` if the server `is_offered` by that node alone, and the node doesn't have it.
+    """
+    try:
+        answer = (await members.ask(node.instance, {"op": "own", "key": key})).get("answer")
+    except ClusterFault as fault:
+        _log.debug("node %s was asked to own a server: %s", node.node, fault)
+        return False
+    if is_offered and answer == "unknown":
+        raise ClusterFault("ready", f"node {node.node!r} offers no such server")
+    return answer == "yes"
+
+
+async def _connect(
+    node: ClusterNode, placement: Placement, config: StdioServerConfig, handlers: Handlers
+) -> ClientSession | None:
+    """Open a channel to the owner, or return `None` if nothing listens there."""
+    subject = node.broker.settings.subject("call", placement.key, placement.epoch)
+    channel = node.open_channel(subject, placement.lease, placement.seal, lambda: node.rest(config.id))
+    session = ClientSession(channel, config.limits, handlers, CLIENT_INFO)
+    session.describe_caller = node.tokens.describe
+    try:
+        await session.connect()
+    except BaseException as exc:
+        await channel.close()
+        if isinstance(exc, ConnectionClosedError) and channel.is_unheard:
+            return None
+        raise
+    return session
+
+
+# -- replicas ---------------------------------------------------------------------------------
 
 
 class ReplicatedServer:
@@ -89,7 +223,7 @@ class ReplicatedServer:
     ownership while calls continue.
     """
 
-    def __init__(self, node: ReplicaNode, target: ServerTarget, config: StdioServerConfig, handlers: Handlers) -> None:
+    def __init__(self, node: ClusterNode, target: ServerTarget, config: StdioServerConfig, handlers: Handlers) -> None:
         self._node = node
         self._config = config
         self._handlers = handlers
@@ -172,7 +306,7 @@ class ReplicatedServer:
                 raise ClusterFault("ready", "no node may run it now: all are full, draining, or only serve clients")
             for node in chosen:
                 if node.instance != own:
-                    await self._node.ask_to_own(node, self._target.key)
+                    await _ask_to_own(self._node.membership, node, self._target.key)
             await asyncio.sleep(_RETRY_INTERVAL_S)
 
     async def _connect_all(self, session: ClientSession) -> None:
