@@ -95,7 +95,7 @@ def test_whole_chains_are_right() -> None:
     book.finish()
     assert book.problems == []
     assert book.list_heads() == script.heads
-    assert (book.chains["two"].rows, book.chains["two"].withheld) == (4, 2)
+    assert (book.chains["two"].head.position, book.chains["two"].withheld) == (4, 2)
 
 
 @given(st.integers(0, 6), st.integers(0, 6))

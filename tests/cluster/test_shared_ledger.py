@@ -95,7 +95,7 @@ async def test_rows_of_all_nodes_are_verified_and_compared(broker: BrokerProcess
         report = await first.verify()
         assert report.problems == []
         assert (report.anchors, report.own_rows, report.unpublished) == (2, 3, 0)
-        nodes = {state.node: (state.rows, state.withheld) for state in report.chains.values()}
+        nodes = {state.node: (state.head.position, state.withheld) for state in report.chains.values()}
         # The rows of a person's own runs are published as digests.
         assert nodes == {"one": (3, 0), "two": (2, 2)}
     async with open_ledger(one, tmp_path / "1") as again:

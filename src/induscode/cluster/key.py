@@ -388,7 +388,6 @@ class ChannelCipher:
         """Create the connecting end's cipher, or with `answers_at`, its inbox, the listening end's."""
         self._seal = seal
         self._way = f"channel\0{subject}\0{inbox}".encode()
-        self._listens = bool(answers_at)
         forward = _Cipher(seal.derive(self._way))
         back = self._derive_back(answers_at) if answers_at else None
         self._sending, self._receiving = (back or forward), (forward if answers_at else None)

@@ -73,10 +73,7 @@ def load_permissions(
     """Load the permissions of a run from its flags and the user's and project's rules.
 
     Blocks: call it in a thread. With `mode`, the cards of plan mode take effect. Without an `approver`, calls that need
-    a question fail. Remedies suggest flags, or arguments of the function `entry`.
-
-    Raises:
-        InvalidRuleError: A rule on the command line is invalid.
+    a question fail. Remedies suggest flags, or arguments of the function `entry`. Raises `InvalidRuleError`.
     """
     from induscode.permissions.check import Permissions, require_permission  # noqa: PLC0415 — loads the table of programs
     from induscode.permissions.policy import ApprovalMode  # noqa: PLC0415 — loads the table of programs
@@ -163,10 +160,7 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
 
     Native cards work as in a headless run: a call that needs a question fails unless a flag or rule allows it. The user
     configured the servers, and gateway clients ask their own users, so remote tools run unless a rule denies the call
-    or requires a question.
-
-    Raises:
-        InvalidRuleError: A rule on the command line is invalid.
+    or requires a question. Raises `InvalidRuleError`.
     """
     from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — while servers start
 

@@ -158,14 +158,10 @@ async def gather_facts(
     workspace: str | None = None,
     find_shell_folder: Callable[[], str | None] = lambda: None,
 ) -> CallFacts:
-    """Gather the facts about a call.
+    """Gather the facts about a call with prepared arguments.
 
-    Args:
-        card: The card to call.
-        arguments: The prepared arguments.
-        ctx: The context of the call.
-        workspace: The resolved working directory, if known.
-        find_shell_folder: Returns the shell's directory if it isn't the workspace.
+    `workspace` is the resolved working directory, if known. `find_shell_folder` returns the shell's directory if it
+    isn't the workspace.
     """
     if workspace is None:
         workspace = (await _resolve_path(ctx, ".", writing=False)).resolved
@@ -344,11 +340,7 @@ class CallPolicy(PathPolicy):
     find_denial: FindDenial
 
     def find_base(self, given: str, resolved: str, *, writing: bool) -> str:
-        """Return the directory to open a resolved path from.
-
-        Raises:
-            PathRefused: The call may not open the path.
-        """
+        """Return the directory to open a resolved path from, or raise `PathRefused`."""
         shown = clean_text(resolved)[0]
         if writing and resolved not in self.writes:
             reason = f"leads to {shown} by now, which is not what was allowed. Try again"

@@ -63,8 +63,6 @@ class CheckResult:
     """Result of a permission check."""
 
     allowed: bool
-    by: str = ""
-    """The rules, the user or a flag, whichever allowed the call."""
     reason: str = ""
     """The reason for a denial and a remedy, for the model and the user."""
     code: str = "denied"
@@ -84,7 +82,7 @@ class Permissions:
     Args:
         rules: From the command line, the user's store and the project.
         approver: Asks the user. Without one, calls that need a question fail.
-        approval: The policy for calls that need a question.
+        approval: The policy for calls that need a question. Only the user may request a change.
         plan: Plan mode, if the session has it.
         store: Stores answers given for "always". Without it, they last for the session.
         limits: Makes these permissions purely restrictive, used in addition to others, which check the sandbox. A
@@ -107,7 +105,7 @@ class Permissions:
         self._rules = [*rules]
         self._limits = limits
         self._approver = approver
-        self._approval = approval
+        self.approval = approval
         self._plan = plan
         self._store = store
         self._asking = anyio.Lock()
@@ -134,17 +132,8 @@ class Permissions:
         self._session_rules += added
         self._rules += added
 
-    @property
-    def approval(self) -> ApprovalMode:
-        """The policy for calls that need a question."""
-        return self._approval
-
     async def store_rule(self, rule: Rule) -> None:
-        """Add and store a rule that the user gave for "always".
-
-        Raises:
-            OSError: It can't be stored. The rule isn't added.
-        """
+        """Add and store a rule that the user gave for "always". If that raises `OSError`, the rule isn't added."""
         if self._store is None:
             raise OSError("there is no store for rules")
         stored = replace(rule, origin=RuleOrigin.USER, file=self._store.path)
@@ -155,8 +144,7 @@ class Permissions:
     async def remove_rule(self, rule: Rule) -> bool:
         """Remove a rule that the user gave for this session or for "always". Return whether it existed.
 
-        Raises:
-            OSError: The store can't be written.
+        Raises `OSError` if the store can't be written.
         """
         if rule not in self._rules or rule.origin not in {RuleOrigin.SESSION, RuleOrigin.USER}:
             return False
@@ -168,14 +156,10 @@ class Permissions:
         self._session_rules = [other for other in self._session_rules if other != rule]
         return True
 
-    def change_approval(self, approval: ApprovalMode) -> None:
-        """Change the policy for calls that need a question. Only the user may request this."""
-        self._approval = approval
-
     def accept_edits(self) -> None:
         """Allow writes in the workspace without asking from now on, as with `--approval auto-edit`."""
-        if self._approval is ApprovalMode.ASK:
-            self._approval = ApprovalMode.AUTO_EDIT
+        if self.approval is ApprovalMode.ASK:
+            self.approval = ApprovalMode.AUTO_EDIT
 
     async def check(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> CheckResult:
         """Check a call, asking the user if necessary."""
@@ -187,7 +171,7 @@ class Permissions:
             facts = await self._gather(card, prepared, ctx)
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
-                return self._to_result(facts, decision)
+                return _to_result(facts, decision)
             if self._limits is not None:
                 return _deny(facts, decision, f"{self._limits}. What it would do:")
             if self._approver is None:
@@ -244,18 +228,12 @@ class Permissions:
 
     async def _decide(self, facts: CallFacts) -> Decision:
         is_planning = self._plan is not None and self._plan.active
-        context = PolicyContext(approval=self._approval, plan=is_planning, limits=self._limits is not None)
+        context = PolicyContext(approval=self.approval, plan=is_planning, limits=self._limits is not None)
         rules = tuple(self._rules)
         if not facts.paths and facts.script is None:
             return decide_call(facts, rules, context)
         # In a thread: it resolves symbolic links in the paths of rules, and compares long scripts with them.
         return await to_thread.run_sync(decide_call, facts, rules, context)
-
-    def _to_result(self, facts: CallFacts, decision: Decision) -> CheckResult:
-        if decision.effect is Effect.DENY:
-            return _deny(facts, decision, "it is denied")
-        by = f"--approval {self._approval.value}" if decision.reasons else "the rules"
-        return CheckResult(allowed=True, by=by, facts=facts)
 
     async def _ask(
         self, approver: Approver, card: Capability, facts: CallFacts, ctx: ToolContext
@@ -265,7 +243,7 @@ class Permissions:
         async with self._asking:
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
-                return self._to_result(facts, decision)
+                return _to_result(facts, decision)
             request = build_request(facts, decision)
             try:
                 answer = await approver.ask(request)
@@ -282,7 +260,7 @@ class Permissions:
             if current != facts:
                 return None
             await self._remember(facts, decision, scope)
-        return CheckResult(allowed=True, by="the user", facts=current)
+        return CheckResult(allowed=True, facts=current)
 
     async def _remember(self, facts: CallFacts, decision: Decision, scope: ApprovalScope) -> None:
         """Add the rules of an answer to the session, and to the store if it's for "always"."""
@@ -301,6 +279,11 @@ class Permissions:
             except OSError as exc:
                 self.restore_rules([rule])
                 self.notes.append(Note("a decision for always", f"holds for this session only: {exc}"))
+
+
+def _to_result(facts: CallFacts, decision: Decision) -> CheckResult:
+    is_denied = decision.effect is Effect.DENY
+    return _deny(facts, decision, "it is denied") if is_denied else CheckResult(allowed=True, facts=facts)
 
 
 def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:

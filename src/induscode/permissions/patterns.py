@@ -271,12 +271,8 @@ _WILDCARD = re.compile(r"[*?]")
 def names_exactly(pattern: str, ref: RemoteToolRef, name: str, *, shared: bool) -> bool:
     """Return whether a pattern names a remote tool beyond doubt, which is required to allow it.
 
-    Args:
-        pattern: The tool part of a rule.
-        ref: Server and tool.
-        name: The name a model calls the tool by, which a pattern without wildcards must equal.
-        shared: Whether the joined name can also mean a tool of a server with a longer id. If so, a pattern with
-            another `__` doesn't name this tool.
+    A pattern without wildcards must equal `name`, by which a model calls the tool. If the joined name is `shared` with
+    a tool of a server with a longer id, a pattern with another `__` doesn't name this tool.
     """
     if pattern == "*" or _WILDCARD.search(pattern) is None:
         return pattern in {"*", name}

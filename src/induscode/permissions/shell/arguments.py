@@ -88,10 +88,7 @@ def find_program(name: str) -> Program | None:
 def find_problem(words: Sequence[Word], named: frozenset[int] = frozenset(), *, fed: bool = False) -> Problem | None:
     """Return the first problem with a command's arguments, or `None` if they're harmless.
 
-    Args:
-        words: The command, starting with its name.
-        named: Indexes of the words that a rule spells out.
-        fed: Whether another command writes to its standard input.
+    `named` has the indexes of the words that a rule spells out. `fed`: another command writes to its standard input.
     """
     name = words[0].shown
     program = find_program(name)
