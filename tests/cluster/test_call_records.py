@@ -38,7 +38,7 @@ class MemoryStream:
             raise self.failures.pop(0)
 
     def list_batches(self) -> list[str]:
-        return [json.loads(KEY.unseal(SUBJECT, message.data))["batch"] for message in self.messages]
+        return [json.loads(KEY.unseal(SUBJECT, message.data))["batch"] for message in self.messages if message is not None]
 
     async def read_state(self) -> Any:
         return SimpleNamespace(first=1, last=len(self.messages))

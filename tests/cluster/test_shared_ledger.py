@@ -29,6 +29,7 @@ from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
 from induscode.cluster.opening import prepare_cluster
 from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher, verify_cluster
+from induscode.cluster.shared.state import keep_running
 from induscode.cluster.shared.table import open_table
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import Journal
@@ -112,11 +113,9 @@ async def test_two_processes_publish_one_file_once(
     monkeypatch.setattr("indusagi.core.sqlite.BUSY_S", 60.0)
     settings = await new_cluster(broker)
     async with open_ledger(settings, tmp_path) as one, open_ledger(settings, tmp_path) as other:
-        running = [asyncio.create_task(node.publisher.run()) for node in (one, other)]  # noqa: TID251 — awaited below
+        running = [asyncio.create_task(keep_running(node.publisher.run)) for node in (one, other)]  # noqa: TID251 — awaited below
         for number in range(1, 30):
             (one if number % 2 else other).store.append(batch(number))
-            one.publisher.wake()
-            other.publisher.wake()
 
         async def is_published() -> bool:
             part = await one.store.read_part(None, 0, 0)
@@ -136,13 +135,12 @@ async def test_rows_wait_in_the_file_while_the_broker_is_away(tmp_path: Path) ->
         settings = await new_cluster(broker)
         async with open_ledger(settings, tmp_path) as node:
             counts = node.counts
-            running = asyncio.create_task(node.publisher.run())  # noqa: TID251 — awaited below
+            running = asyncio.create_task(keep_running(node.publisher.run))  # noqa: TID251 — awaited below
             await until(lambda: counts == [0])
             await asyncio.to_thread(broker.stop)
             for number in range(1, 700):
                 node.store.append(batch(number))
             assert await node.store.flush()
-            node.publisher.wake()
             await until(lambda: counts[-1] == 699)
             # Old runs that were not published stay in the file.
             assert await node.store.prune(Retention(runs=1, days=180), "r2") is None

@@ -9,7 +9,6 @@ any of this.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -28,16 +27,12 @@ if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
     from induscode.deck.mcp.store import ThreadedStore
 
-_log = logging.getLogger(__name__)
-
 _BATCH_ROWS = 256
 _BATCH_CHARACTERS = 512 * 1024
 _HEADERS_BYTES = 4_096
 """Message size beyond the content."""
 _POLL_INTERVAL_S = 0.4
 """Polling interval for the file, since other processes write to it too."""
-_RETRY_S = 0.5
-_MAX_RETRY_S = 3.0
 ANCHOR_S = 60.0
 _MAX_REPORTED = 5
 """Problems reported at once; `indus cluster verify` lists them all."""
@@ -77,38 +72,25 @@ class LedgerPublisher:
         """Whether the last note said the stream is full."""
         self._told_lost = (0, 0)
         """Rows the last note reported as lost: after the first number, up to the second."""
-        self._wake = asyncio.Event()
-
-    def wake(self) -> None:
-        """Look for new rows now."""
-        self._wake.set()
 
     def forget(self) -> None:
         """Reread the chain's end from the stream, after a reconnect or a rejected message."""
         self._is_known = False
-        self._wake.set()
 
     async def run(self) -> None:
-        """Publish rows as they come, until cancelled."""
-        pause = _RETRY_S
+        """Publish rows as they come, until cancelled or something fails."""
         while True:
-            self._wake.clear()
             try:
                 await self.publish_all()
-                pause = _RETRY_S
-                wait_s = _POLL_INTERVAL_S
-                self._report_full(is_full=False)
             except (ClusterFault, LostRaceError) as exc:
-                _log.debug("the ledger is not published: %s", exc)
                 self._report_full(is_full=isinstance(exc, ClusterFault) and exc.state == "full")
-                self._is_known = False
-                wait_s, pause = pause, min(2 * pause, _MAX_RETRY_S)
-                await self._count()
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+                self.forget()
+                part = await self._source.read_part(None, 0, 0)
+                if part is not None:
+                    self._report(part.unpublished)
+                raise
+            self._report_full(is_full=False)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     def _report_full(self, *, is_full: bool) -> None:
         if is_full and not self._is_full:
@@ -145,11 +127,6 @@ class LedgerPublisher:
                 return
             assert part.before is not None
             await self._publish(part.before, part.rows)
-
-    async def _count(self) -> None:
-        part = await self._source.read_part(None, 0, 0)
-        if part is not None:
-            self._report(part.unpublished)
 
     def _report(self, waiting: int) -> None:
         if waiting != self._waiting:

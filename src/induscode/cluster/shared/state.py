@@ -82,7 +82,7 @@ class SharedState:
 
         publisher = LedgerPublisher(stream, settings, key, local, node.on_note, broker.payload_bytes, count)
         auditor = LedgerAuditor(stream, settings, key, node.on_note)
-        store = self.store = ClusterStore(local, self.table, settings.node, publisher.wake)
+        store = self.store = ClusterStore(local, self.table, settings.node)
         forget = node.on_back.add(come_back)
         work: Sequence[Callable[[], Awaitable[None]]] = (publisher.run, auditor.run, self.table.run, self._share)
         running = [asyncio.create_task(keep_running(run), name="shared state") for run in work]  # noqa: TID251 — awaited below

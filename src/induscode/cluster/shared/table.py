@@ -50,8 +50,7 @@ PIN = "pin"
 class ClusterStore:
     """A node's `LedgerStore`. The caller closes the machine's store."""
 
-    def __init__(self, local: LedgerStore, table: SharedTable, node: str, on_append: Callable[[], None]) -> None:
-        self._on_append = on_append
+    def __init__(self, local: LedgerStore, table: SharedTable, node: str) -> None:
         self.identities: Callable[[], Collection[str]] = tuple
         """Returns the identities of this node's servers, whose pins are shared."""
         self._local = local
@@ -73,7 +72,6 @@ class ClusterStore:
     def append(self, make: Callable[[], Batch]) -> None:
         """Queue a batch for this machine's file; publishing comes later."""
         self._local.append(make)
-        self._on_append()
 
     async def flush(self) -> bool:
         """Wait until all appended batches are in this machine's file. False if they're not in a file."""
