@@ -79,10 +79,10 @@ class Block(NamedTuple):
 
 
 def read_blocks() -> list[Block]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/adapters").glob("*.md"))]
+    pages = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts]
     return [
-        Block(page.stem, number, match[1] or "", match[3])
-        for page in pages
+        Block(page.relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/"), number, match[1] or "", match[3])
+        for page in [ROOT / "README.md", *pages]
         for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8")), 1)
     ]
 
@@ -148,7 +148,7 @@ def prepare_conversation(project: Path) -> None:
 def prepare_addon(project: Path) -> None:
     folder = project / ".indusvx" / "addons"
     folder.mkdir(parents=True)
-    page = (ROOT / "docs/addons.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/addons.md").read_text(encoding="utf-8")
     (folder / "no_force.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
 
 
@@ -157,13 +157,14 @@ def prepare_list(project: Path) -> None:
 
 
 PREPARED = {
-    "addons-1": prepare_addon,
-    "calls-1": prepare_calls,
     "getting-started-8": prepare_calls,
-    "command-3": prepare_conversation,
-    "deck-1": prepare_deck,
-    "deck-2": prepare_deck,
-    "serve-5": prepare_list,
+    "guides/addons-1": prepare_addon,
+    "guides/approve-changes-1": prepare_deck,
+    "guides/calls-1": prepare_calls,
+    "guides/ledger-1": prepare_deck,
+    "guides/many-tools-1": prepare_list,
+    "guides/rewind-1": prepare_conversation,
+    "guides/trust-a-project-1": prepare_deck,
 }
 """What has happened before the block."""
 
