@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]*?) -->\n\n?)?( *)```console\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = {
-    "network": 11,
+    "network": 9,
     "minutes": 11,
     "brokers": 4,
-    "authorization server": 2,
+    "authorization server": 1,
     "browser": 2,
     "model server": 1,
     "without the extra": 1,
@@ -47,6 +47,8 @@ PROGRAMS = re.compile(r"([A-Z_]+=\S+ )?(indus|git|echo|tail) ")
 """Programs that a page may have run here; a block with another one needs a comment above it."""
 UNTIL_SIGNAL = re.compile(r"indus (serve .*--http\b(?!.*--(install|print-config|dry-run))|ui\b|top\b|mcp list --watch)")
 """Commands that go on until Ctrl-C."""
+EXIT_CODES = {"indus mcp diff gallery": 1}
+"""Commands whose exit code is part of their answer."""
 ASKS = ("indus mcp trust", "indus rewind --to 3", "indus addons trust", "indus mcp approve")
 """Commands that ask on a terminal. The answer is yes."""
 MASKS = (
@@ -98,7 +100,10 @@ def test_finding_a16_blocks_that_are_not_run_say_why() -> None:
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Make a project, a home with a server, programs on the path, and a model."""
     project = tmp_path / "project"
+    monkeypatch.setenv("PWD", str(project))
+    gallery = "examples/demo/gallery_server.py"
     for name, text in {
+        gallery: (ROOT / gallery).read_text(encoding="utf-8"),
         "src/a.py": "# TODO\n",
         "a.py": "x = 1\n",
         "README.md": "# A project\nTODO\n",
@@ -152,15 +157,40 @@ def prepare_addon(project: Path) -> None:
     (folder / "no_force.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
 
 
+def prepare_trusted_deck(project: Path) -> None:
+    prepare_deck(project)
+    typed("y\n", "mcp", "trust", cwd=project)
+
+
+def prepare_client(project: Path) -> None:
+    rows = {"mcpServers": {"notes": {"command": HONEST[0], "args": HONEST[1:]}}}
+    (user_file().parents[2] / ".claude.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
+def prepare_document(project: Path) -> None:
+    page = (ROOT / "docs/guides/connectors.md").read_text(encoding="utf-8")
+    (project / "openapi.json").write_text(page.split("```json\n")[1].split("```")[0], encoding="utf-8")
+
+
+def prepare_gallery(project: Path) -> None:
+    run("mcp", "add", "gallery", "--", PYTHON[0], str(project / "examples/demo/gallery_server.py"), cwd=project)
+    run("call", "gallery__show", cwd=project)
+
+
 def prepare_list(project: Path) -> None:
     run("tools", cwd=project)
 
 
 PREPARED = {
-    "getting-started-8": prepare_calls,
+    "getting-started-3": prepare_client,
+    "getting-started-5": prepare_gallery,
+    "getting-started-6": prepare_gallery,
+    "getting-started-9": prepare_calls,
+    "getting-started-10": prepare_gallery,
     "guides/addons-1": prepare_addon,
-    "guides/approve-changes-1": prepare_deck,
+    "guides/approve-changes-1": prepare_trusted_deck,
     "guides/calls-1": prepare_calls,
+    "guides/connectors-1": prepare_document,
     "guides/ledger-1": prepare_deck,
     "guides/many-tools-1": prepare_list,
     "guides/rewind-1": prepare_conversation,
@@ -194,7 +224,7 @@ def has_shape(shown: list[str], written: list[str]) -> bool:
 
 def run_line(line: str, cwd: Path, shown: list[str]) -> tuple[int, str, str]:
     """Run one command line; one that goes on until Ctrl-C gets it once it has written what is shown."""
-    words = shlex.split(line)
+    words = [os.path.expandvars(word) for word in shlex.split(line)]
     if UNTIL_SIGNAL.match(line):
         flags = ["--no-browser"] if words[1] == "ui" and "--no-browser" not in words else []
         argv = [command(), *(word.replace("8080", "0") for word in words[1:]), *flags]
@@ -247,7 +277,7 @@ def test_finding_a16_console_block_runs_as_it_stands(block: Block, scene: Path) 
             continue
         code, out, err = run_line(line, scene, shown)
         is_refused = bool(shown) and shown[0].startswith("indus: ") and not UNTIL_SIGNAL.match(line)
-        assert (code != 0) == is_refused, (line, code, out, err)
+        assert (code == EXIT_CODES.get(line, 0)) != is_refused, (line, code, out, err)
         if shown:
             written = [one for one in (out or err).splitlines() if one.strip()]
             assert has_shape(shown, written), (line, shown, written)
