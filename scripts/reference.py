@@ -104,7 +104,8 @@ def _build_commands() -> str:
     parts = [
         f"# Commands and flags\n\n{NOTICE}",
         "Every flag of every command. See also [settings](settings.md), [exit codes](exit-codes.md), [JSON](json.md)\n"
-        "and [files](files.md). `indusr` and `indusagir` are other names for the same program.",
+        "and [files](files.md). Commands that print lists accept `--json`. `indusr` and `indusagir` are other names for\n"
+        "the same program.",
         _format_overview(root),
         "## indus",
         "These flags also work before the name of a command that takes them.",
