@@ -80,6 +80,7 @@ OTHER_EXIT_CODES = (
     ("`indus connectors`", "3", "The document can't be read or used."),
     ("`indus connectors doctor`", "1", "There's a problem."),
     ("`indus addons doctor`", "1", "An addon has a fault."),
+    ("`indus ledger verify`", "1", "A row isn't as it was written."),
     ("`indus cluster status`", "1", "There's no key, or the brokers don't answer or are out of storage."),
     ("`indus cluster verify`", "1", "A ledger isn't as it was published."),
 )
@@ -104,8 +105,8 @@ def _build_commands() -> str:
     parts = [
         f"# Commands and flags\n\n{NOTICE}",
         "Every flag of every command. See also [settings](settings.md), [exit codes](exit-codes.md), [JSON](json.md)\n"
-        "and [files](files.md). Commands that print lists accept `--json`. `indusr` and `indusagir` are other names for\n"
-        "the same program.",
+        "and [files](files.md). Commands that print lists accept `--json`. `indusr` and `indusagir` are other names\n"
+        "for the same program.",
         _format_overview(root),
         "## indus",
         "These flags also work before the name of a command that takes them.",
