@@ -1,9 +1,10 @@
-"""Every console block of README and the guides, run as it stands on the page.
+"""Every console block of README and the pages in `docs`, run as it stands on the page.
 
 The commands of a block run one after the other in a project with a fixture server, a scripted model and stand-ins for
 `npx` and `git`. What the page shows below a command is compared in shape: numbers, times, paths and addresses are
-masked, `…` stands for anything, and of a table the heads and the number of cells count. A block that can't run here
-says why in a comment above its fence: `<!-- not run: network -->`. The test names how many there are of each kind.
+masked, `…` stands for anything, and of a table the heads and the number of cells count. A line that installs us is
+checked instead: its extras and packages exist. A block that can't run here says why in a comment above its fence:
+`<!-- not run: network -->`. The test names how many there are of each kind.
 """
 
 from __future__ import annotations
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
 
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]*?) -->\n\n?)?( *)```console\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = {
-    "network": 9,
+    "network": 3,
     "minutes": 11,
     "brokers": 4,
     "authorization server": 1,
     "browser": 2,
     "model server": 1,
     "without the extra": 1,
-    "running gateway": 1,
     "root": 1,
 }
 """How many blocks can't run here, by their reason."""
@@ -255,13 +255,17 @@ def run_line(line: str, cwd: Path, shown: list[str]) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def check_extra(line: str) -> None:
-    """Check a line that installs us: the extras it names exist."""
+def check_install(line: str) -> None:
+    """Check a line that installs us: its extras exist, and `make adapters` tests the other packages."""
     import tomllib  # noqa: PLC0415 — for these lines
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for names in re.findall(r"indus-deck\[([\w,]+)\]", line):
         assert {*names.split(",")} <= {*project["optional-dependencies"]}, line
+    frameworks = (ROOT / "outside/adapters/frameworks.txt").read_text(encoding="utf-8")
+    for name in shlex.split(line)[2:]:
+        package = name.partition("[")[0]
+        assert package in {"indus-deck", "."} or f"\n{package}==" in frameworks, line
 
 
 @pytest.mark.process
@@ -273,7 +277,7 @@ def test_finding_a16_console_block_runs_as_it_stands(block: Block, scene: Path) 
         if line in LINES_NOT_RUN or line.split()[0] in {"export"}:
             continue
         if line.startswith("pip install"):
-            check_extra(line)
+            check_install(line)
             continue
         code, out, err = run_line(line, scene, shown)
         is_refused = bool(shown) and shown[0].startswith("indus: ") and not UNTIL_SIGNAL.match(line)
