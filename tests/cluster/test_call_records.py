@@ -38,7 +38,8 @@ class MemoryStream:
             raise self.failures.pop(0)
 
     def list_batches(self) -> list[str]:
-        return [json.loads(KEY.unseal(SUBJECT, message.data))["batch"] for message in self.messages if message is not None]
+        present = [message for message in self.messages if message is not None]
+        return [json.loads(KEY.unseal(SUBJECT, message.data))["batch"] for message in present]
 
     async def read_state(self) -> Any:
         return SimpleNamespace(first=1, last=len(self.messages))

@@ -60,7 +60,6 @@ class Stage:
         channel: Any = Channel()
         channel.writable.set()
         peer = self.served._peers[reply] = PeerSession(self.served, channel)
-        peer.start()
         return channel
 
     async def ask(self, node: Channel, method: str, **params: Any) -> Any:

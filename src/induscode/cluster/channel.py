@@ -272,11 +272,6 @@ class ChannelTable:
         self._untold: list[tuple[Channel, TransportEnd]] = []
         """Channels that ended while the broker was away."""
 
-    @property
-    def subject(self) -> str:
-        """Subject of all inboxes of this node."""
-        return self._broker.settings.subject("inbox", self._instance, "*")
-
     async def receive(self, message: Msg) -> None:
         """Pass a message to its channel. Late ones are dropped."""
         channel = self._open.get(message.subject.rpartition(".")[2])

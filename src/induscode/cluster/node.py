@@ -407,7 +407,7 @@ async def open_node(
             node = ClusterNode(broker, membership, Placements(entries, membership), guard.mark)
             keys = f"{settings.node}.*" if settings.role == "offers" else ">"
             stops = [
-                await broker.subscribe(node.channels.subject, node.channels.receive),
+                await broker.subscribe(settings.subject("inbox", node.info.instance, "*"), node.channels.receive),
                 await broker.subscribe(settings.subject("node", node.info.instance), node.receive),
                 await broker.subscribe(f"$KV.{settings.placements}.{keys}", node.notice_placement),
             ]

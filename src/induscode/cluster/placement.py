@@ -101,6 +101,7 @@ class Placements:
     """The placements at the broker."""
 
     def __init__(self, entries: Bucket, membership: Membership) -> None:
+        self.name = entries.name
         self._entries = entries
         self._membership = membership
 
@@ -109,11 +110,6 @@ class Placements:
         if not is_claim:
             value["epoch"] = placement.epoch
         return self._membership.ring.own.seal(self._find_place(placement.key), value)
-
-    @property
-    def name(self) -> str:
-        """Name of the bucket."""
-        return self._entries.name
 
     def _find_place(self, key: str) -> str:
         return f"{self.name}/{key}"

@@ -136,10 +136,7 @@ class PeerSession:
         self._server = server
         self._clients: weakref.WeakValueDictionary[str, _Client] = weakref.WeakValueDictionary()
         self.dispatcher = RequestDispatcher(self._serve, self._receive_notification, _LIMITS)
-
-    def start(self) -> None:
-        """Handle the channel's frames."""
-        self.channel.attach(lambda data: self.dispatcher.receive(data, self.channel), lambda _: None)
+        channel.attach(lambda data: self.dispatcher.receive(data, channel), lambda _: None)
 
     def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
         request.is_subscription = request.method == "subscriptions/listen"
@@ -263,7 +260,6 @@ class ServedServer:
             if channel is None:
                 return True  # forged or replayed: no answer
             peer = self._peers[reply] = PeerSession(self, channel)
-            peer.start()
         await peer.channel.receive(message)
         return True
 

@@ -79,11 +79,7 @@ class TaskHandles:
         self._node = node
         self._key = key
         self._place = f"{node.broker.settings.prefix} task"
-
-    @property
-    def instance(self) -> str:
-        """Name of this node's process."""
-        return self._node.info.instance
+        self.instance = node.info.instance
 
     def identify_server(self, config: ServerConfig) -> str:
         """Return the digest of a server's row. Nodes with equal rows have the same server."""
