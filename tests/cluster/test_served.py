@@ -59,7 +59,7 @@ class Stage:
     def _connect(self, reply: str) -> Channel:
         channel: Any = Channel()
         channel.writable.set()
-        peer = self.served._peers[reply] = PeerSession(self.served, channel)
+        self.served._peers[reply] = PeerSession(self.served, channel)
         return channel
 
     async def ask(self, node: Channel, method: str, **params: Any) -> Any:

@@ -137,7 +137,7 @@ class ClusterNode:
         Ping a node that hasn't reported first: the broker keeps accepting messages for a stopped process or a lost
         machine until it notices.
         """
-        if self.membership.has_reported(instance):
+        if self._tasks is None or self.membership.has_reported(instance):
             channel.send(frame)
         else:
             self._start(self._ask_and_send, channel, instance, frame)
