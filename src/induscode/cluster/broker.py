@@ -336,7 +336,7 @@ class Broker:
             raise ClusterFault("away", f"nothing can be sent: {describe_error(exc)}") from exc
 
     async def subscribe(self, subject: str, on_message: OnMessage) -> Callable[[], Awaitable[None]]:
-        """Call `on_message` for each message, one at a time, or raise `ClusterFault`. Returns what unsubscribes."""
+        """Call `on_message` for each message, one at a time, or raise `ClusterFault`. Returns the unsubscriber."""
         import nats.errors  # noqa: PLC0415 — only with a cluster
 
         try:

@@ -1,4 +1,4 @@
-"""What the brokers of a cluster store in JetStream: buckets of entries, and streams of messages.
+"""Storage of a cluster at its brokers, in JetStream: buckets of entries, and streams of messages.
 
 An entry's revision is its write's sequence number (https://docs.nats.io/nats-concepts/jetstream/key-value-store). A
 write names the expected revision, so one of two concurrent writers fails. A message names the expected last message

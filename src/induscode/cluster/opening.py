@@ -1,6 +1,6 @@
 """Options of commands that use a cluster: its brokers and key, from flags or settings; and its preparation.
 
-Whatever reads options raises `click.UsageError` if one is missing or can't be used.
+Functions that read options raise `click.UsageError` if one is missing or can't be used.
 """
 
 from __future__ import annotations
