@@ -147,16 +147,6 @@ class RuleStore:
         except OSError:
             return False
 
-    def allow_unsandboxed(self, workspace: str) -> None:
-        """Let rules allow commands in a workspace without a sandbox.
-
-        Raises:
-            OSError: The file can't be written.
-        """
-        with self._file().change() as content:
-            if workspace not in content.unsandboxed:
-                content.unsandboxed.append(workspace)
-
 
 def dump_rule(rule: Rule) -> JsonObject:
     """Convert a rule to a row for `parse_rule_row`."""
