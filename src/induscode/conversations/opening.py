@@ -12,12 +12,12 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from shutil import rmtree
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
+from indusagi.capabilities.leftovers import make_owned_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
 from induscode.boot.config_watch import ConfigFiles, list_config_files
@@ -140,6 +140,9 @@ async def open_conversation(
         warnings.extend(facts)
         if state.last_model not in {"", choice.label}:
             warnings.append(f"this conversation started with {state.last_model}")
+        servers = None
+        if follow_config:
+            servers = await to_thread.run_sync(SessionServers, invocation, session.mcp, config_files, phases)
         conversation = Conversation(
             invocation=invocation,
             session=session,
@@ -157,7 +160,7 @@ async def open_conversation(
             sampling=sampling,
             state=state,
             facts=facts,
-            servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
+            servers=servers,
             late_servers=LateServers(session.mcp),
             plan_told=mode.active,
             context_tokens=await to_thread.run_sync(measure_context, transcript),
@@ -169,8 +172,8 @@ async def open_conversation(
             await resources.delegate.aclose()
             with anyio.move_on_after(_SAVE_TIMEOUT_S, shield=True):
                 await state.save()
-            if conversation.servers is not None:
-                await conversation.servers.aclose()
+            if servers is not None:
+                await servers.aclose()
 
 
 def _restore_state(state: KeptState) -> list[str]:
@@ -192,7 +195,7 @@ async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerat
             if invocation.resume is not None or invocation.continue_last:
                 raise
             notes.append(f"this conversation cannot be kept: {exc}")
-            folder = await to_thread.run_sync(partial(mkdtemp, prefix="indus-"))
+            folder = await to_thread.run_sync(make_owned_dir)
             stack.push_async_callback(to_thread.run_sync, partial(rmtree, folder))
             path = os.path.join(folder, new_ulid())
             transcript = await to_thread.run_sync(Transcript, path, invocation.cwd)
