@@ -92,4 +92,3 @@ async def test_a_prompt_is_a_command_with_its_arguments() -> None:
             await command.run(host, "")
         with pytest.raises(SlashError, match="takes: who"):
             await command.run(host, "Ada Bob")
-    assert list_prompt_commands(None) == {}

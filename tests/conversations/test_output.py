@@ -20,7 +20,7 @@ from induscode.conversations.contract import (
     ToolCalled,
     Usage,
 )
-from induscode.conversations.output import RunStart, RunSummary, StdoutWriter, create_reporter, event_to_json
+from induscode.conversations.run import RunStart, RunSummary, StdoutWriter, create_reporter, event_to_json
 
 # -- exit codes -------------------------------------------------------------------------------
 

@@ -34,8 +34,7 @@ from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointSta
 from indusagi.runtime.contract import ToolResult
 from induscode.conversations.agents.delegate import SubSessions
 from induscode.conversations.contract import ExitCode
-from induscode.conversations.output import StdoutWriter
-from induscode.conversations.run import Run, answer_prompt, run_headless
+from induscode.conversations.run import Run, StdoutWriter, answer_prompt, run_headless
 from induscode.conversations.transcript import Transcript, conversations_dir, open_transcript
 from induscode.deck.contract import DelegateRequest, describe
 from induscode.deck.mcp.store import open_store
@@ -258,7 +257,7 @@ def test_incomplete_answer_is_reported(ran: Ran, api: Any, finish: str | None, s
 
 
 def test_unreachable_model_server_is_reported(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.conversations.model_loop.chat.model._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("induscode.conversations.model_loop.chat._FIRST_DELAY_S", 0.01)
     ran.setup.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
     done = ran()
     assert (done["code"], done["fault"]["kind"]) == (4, "connection")

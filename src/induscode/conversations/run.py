@@ -6,30 +6,43 @@ a call fails.
 The first request waits three seconds for a server that was never ready before, and indefinitely for one with
 `required: true`. The tools of a server that was ready before are known, so only the first call waits for it. Standard
 error and the first event report missing servers, or the last event if they fail later.
+
+Only the answer goes to standard output, in one of three formats; everything else goes to standard error. A slow reader
+delays the session but never the event loop. A reader that closes the pipe ends the session.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import anyio
 from anyio import to_thread
 
 from indusagi.core.cancel import ending_signals
 from indusagi.core.faults import CoreError
+from indusagi.core.records import record
 from induscode.boot.plans import ConfigPathError
 from induscode.cli.signals import signal_code
 from induscode.cli.terminal import print_status, redirect_to_null
-from induscode.conversations.contract import ExitCode, RequestBudget, RunResult
+from induscode.conversations.contract import (
+    ExitCode,
+    RequestBudget,
+    RunResult,
+    TextDelta,
+    ToolAdvanced,
+    ToolAnswered,
+    ToolCalled,
+)
 from induscode.conversations.line_dialog import find_line_dialog
 from induscode.conversations.models import InvalidAddressError, NoModelError
 from induscode.conversations.opening import open_conversation
-from induscode.conversations.output import RunStart, RunSummary, StdoutWriter, create_reporter
 from induscode.conversations.prompt import InvalidPromptError, read_prompt
 from induscode.conversations.transcript import ConversationError
 from induscode.deck.contract import BackendFault, UnknownCapability
@@ -40,11 +53,12 @@ if TYPE_CHECKING:
     from typing import IO
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
+    from induscode.conversations.contract import RunEvent, Usage
     from induscode.conversations.conversation import Conversation
-    from induscode.conversations.output import Reporter
-    from induscode.launch.invocation import Invocation
+    from induscode.launch.invocation import Invocation, OutputFormat
     from induscode.permissions import PermissionSetup
+
 
 _CLOSING_S = 5.0
 """Time limit for the shutdown after a signal."""
@@ -242,3 +256,228 @@ class Run:
         # A cancelled run reports its summary too, if the reader accepts it in time.
         with anyio.move_on_after(_REPORT_S, shield=True):
             await self.reporter.report_end(summary)
+
+
+# -- output -------------------------------------------------------------------------------------
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters other than tab and newline, which a terminal would obey."""
+
+
+class StdoutWriter:
+    """Writes to standard output in threads."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self._lock = anyio.Lock()
+        self.stuck = False
+        """Whether a write was abandoned because the reader stalled."""
+
+    async def write(self, text: str) -> None:
+        """Write all of a text.
+
+        Raises:
+            BrokenPipeError: The reader closed the pipe.
+            OSError: The write failed.
+        """
+        data = text.encode("utf-8", "backslashreplace")
+
+        def write_all() -> None:
+            left = memoryview(data)
+            while left:
+                left = left[os.write(self._handle, left) :]
+
+        async with self._lock:
+            self.stuck = True
+            await to_thread.run_sync(write_all, abandon_on_cancel=True)
+            self.stuck = False
+
+
+@record(kw_only=True)
+class RunStart:
+    """Facts about a run before the first request."""
+
+    session: str
+    model: str
+    cwd: str
+    tools: Sequence[str]
+    servers: Sequence[JsonObject]
+    notes: Sequence[str]
+
+    def to_json(self) -> JsonObject:
+        """Return the `init` event."""
+        return {
+            "type": "init",
+            "session_id": self.session,
+            "model": self.model,
+            "cwd": self.cwd,
+            "tools": [*self.tools],
+            "mcp_servers": [*self.servers],
+            "notes": [*self.notes],
+        }
+
+
+@record(kw_only=True)
+class RunSummary:
+    """Facts about a run after the last request."""
+
+    session: str
+    result: RunResult
+    usage: Usage
+    exit_code: int
+    denied: Sequence[JsonObject] = ()
+    notes: Sequence[str] = ()
+
+    def to_json(self) -> JsonObject:
+        """Return the `result` event."""
+        result = self.result
+        fault: JsonValue = None
+        if result.fault is not None:
+            fault = {"kind": result.fault.kind, "message": result.fault.message}
+        return {
+            "type": "result",
+            "session_id": self.session,
+            "result": result.text,
+            "reason": result.reason,
+            "is_error": result.reason != "done",
+            "error": result.message or None,
+            "fault": fault,
+            "turns": self.usage.requests,
+            "usage": self.usage.to_json(),
+            "cost_usd": self.usage.cost_usd,
+            "denied": [*self.denied],
+            "notes": [*self.notes],
+            "exit_code": self.exit_code,
+        }
+
+
+class Reporter(Protocol):
+    """Reports a run in one format, and collects denied calls for the summary."""
+
+    denied: list[JsonObject]
+    """Calls that the permissions denied."""
+
+    async def report_start(self, start: RunStart) -> None:
+        """Report the start of the run."""
+        ...
+
+    async def report_event(self, event: RunEvent) -> None:
+        """Report an event."""
+        ...
+
+    async def report_end(self, summary: RunSummary) -> None:
+        """Report the end of the run."""
+        ...
+
+
+@dataclass(slots=True)
+class TextReporter:
+    """Writes the model's text as it arrives."""
+
+    writer: StdoutWriter
+    verbose: bool = False
+    """Whether to show tool calls on standard error, because it's a terminal."""
+    denied: list[JsonObject] = field(default_factory=list["JsonObject"], init=False)
+    _line_open: bool = field(default=False, init=False)
+    """Whether the last line has no newline yet."""
+    _has_text: bool = field(default=False, init=False)
+    _gap: bool = field(default=False, init=False)
+    """Whether an empty line precedes the next text."""
+
+    async def report_start(self, start: RunStart) -> None:
+        """Print the notes on standard error."""
+        for note in start.notes:
+            print_status(note)
+
+    async def report_event(self, event: RunEvent) -> None:
+        """Write the model's text. Other events go to standard error."""
+        if isinstance(event, TextDelta):
+            text = _CONTROL.sub("", event.text)
+            self._gap = self._gap or (event.starts and self._has_text)
+            if text:
+                before = ("\n\n" if self._line_open else "\n") if self._gap else ""
+                self._has_text, self._gap, self._line_open = True, False, not text.endswith("\n")
+                await self.writer.write(before + text)
+        elif isinstance(event, ToolAnswered) and event.code == "denied":
+            self.denied.append({"id": event.id, "name": event.name, "reason": event.text})
+            print_status(event.text)
+        elif isinstance(event, ToolCalled) and self.verbose:
+            print_status(f"calling {event.name}")
+        elif isinstance(event, ToolAdvanced) and self.verbose:
+            share = f"{event.done:g}" if event.total is None else f"{event.done:g}/{event.total:g}"
+            print_status(f"{event.name}: {share} {event.message}")
+
+    async def report_end(self, summary: RunSummary) -> None:
+        """End the last line, and print the reason for an early end on standard error."""
+        if self._line_open:
+            self._line_open = False
+            await self.writer.write("\n")
+        if summary.result.message:
+            print_status(summary.result.message)
+
+
+@dataclass(slots=True)
+class JsonReporter:
+    """Writes one object at the end or, with `stream`, one line per event."""
+
+    writer: StdoutWriter
+    stream: bool = False
+    denied: list[JsonObject] = field(default_factory=list["JsonObject"], init=False)
+
+    async def report_start(self, start: RunStart) -> None:
+        """Print the notes on standard error too, in case the reader ignores them in the JSON."""
+        for note in start.notes:
+            print_status(note)
+        if self.stream:
+            await self.writer.write(_format_line(start.to_json()))
+
+    async def report_event(self, event: RunEvent) -> None:
+        """Write a line if `stream` is set."""
+        if isinstance(event, ToolAnswered) and event.code == "denied":
+            self.denied.append({"id": event.id, "name": event.name, "reason": event.text})
+        if self.stream:
+            await self.writer.write(_format_line(event_to_json(event)))
+
+    async def report_end(self, summary: RunSummary) -> None:
+        """Write the `result` object."""
+        await self.writer.write(_format_line(summary.to_json()))
+
+
+def event_to_json(event: RunEvent) -> JsonObject:
+    """Convert an event to the JSON of `--output-format stream-json`."""
+    if isinstance(event, TextDelta):
+        return {"type": "text", "text": event.text, "starts": event.starts}
+    if isinstance(event, ToolCalled):
+        return {"type": "tool_call", "id": event.id, "name": event.name, "arguments": event.arguments}
+    if isinstance(event, ToolAdvanced):
+        return {
+            "type": "tool_progress",
+            "id": event.id,
+            "name": event.name,
+            "done": event.done,
+            "total": event.total,
+            "message": event.message,
+        }
+    if isinstance(event, ToolAnswered):
+        return {
+            "type": "tool_result",
+            "id": event.id,
+            "name": event.name,
+            "is_error": event.is_error,
+            "text": event.text,
+            "attachments": [*event.attachments],
+            "code": event.code,
+        }
+    return {"type": "usage", **event.to_json(), "cost_usd": event.cost_usd}
+
+
+def create_reporter(output_format: OutputFormat, writer: StdoutWriter, *, verbose: bool) -> Reporter:
+    """Create the reporter for an output format."""
+    if output_format == "text":
+        return TextReporter(writer, verbose)
+    return JsonReporter(writer, stream=output_format == "stream-json")
+
+
+def _format_line(value: JsonObject) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n"

@@ -23,8 +23,16 @@ from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.tasks import BackgroundTask, ReadWriteLock
 from indusagi.runtime.calls import current_client
 from induscode.conversations.agents.files import BUILT_IN, GENERAL
-from induscode.conversations.agents.sub_session import CLOSING_S, SubSession, TaskLevel, is_reading_deck, select_deck
-from induscode.conversations.agents.task import AGENT_OP, DelegatedTask, TaskActivity
+from induscode.conversations.agents.sub_session import (
+    AGENT_OP,
+    CLOSING_S,
+    DelegatedTask,
+    SubSession,
+    TaskActivity,
+    TaskLevel,
+    is_reading_deck,
+    select_deck,
+)
 from induscode.conversations.transcript import ConversationError, Transcript
 from induscode.deck.contract import DelegateReport
 

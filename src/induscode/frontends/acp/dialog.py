@@ -21,7 +21,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RpcError,
 )
 from induscode.cli.dialog import Reply
-from induscode.cli.terminal import escape_unprintable, print_status
+from induscode.cli.terminal import escape_controls, escape_unprintable, print_status
 from induscode.conversations.tool_calls import current_call
 from induscode.frontends.acp.updates import build_text
 
@@ -36,7 +36,12 @@ _UNANSWERED = Reply(cancelled=True)
 
 
 class EditorDialog:
-    """Asks the user of an editor, one question at a time. `takes_text` is the capability `elicitation.form`."""
+    """Asks the user of an editor, one question at a time, and shows the output of commands as messages.
+
+    `takes_text` is the capability `elicitation.form`.
+    """
+
+    width = 80
 
     def __init__(self, *, takes_text: bool) -> None:
         self.updates: SessionUpdates | None = None
@@ -50,6 +55,11 @@ class EditorDialog:
             print_status(text)
         else:
             self.updates.channel.say(f"{escape_unprintable(text)}\n\n")
+
+    def print(self, text: str) -> None:
+        """Show the finished text of a command verbatim."""
+        if self.updates is not None and text.strip():
+            self.updates.channel.say(f"```\n{escape_controls(text).rstrip()}\n```\n\n")
 
     async def ask(self, question: Question, /) -> Reply:
         """Ask a question and wait for the answer."""

@@ -16,32 +16,29 @@ from anyio import to_thread
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
-from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, RpcError
+from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, INVALID_PARAMS, RpcError
 from induscode.boot.plans import ConfigPathError
-from induscode.cli.terminal import escape_controls, escape_unprintable, print_status
+from induscode.cli.terminal import escape_unprintable, print_status
 from induscode.conversations.mentions import attach_resources
 from induscode.conversations.models import NoModelError
 from induscode.conversations.opening import open_conversation
 from induscode.conversations.run import USAGE_ERRORS
 from induscode.conversations.transcript import find_cwd
 from induscode.frontends.acp.dialog import EditorDialog
-from induscode.frontends.acp.history import replay_messages
-from induscode.frontends.acp.params import invalid
-from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel
+from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel, replay_messages
 from induscode.frontends.terminal.slash import SlashError, parse_line
-from induscode.frontends.terminal.slash.prompts import list_prompt_commands
-from induscode.frontends.terminal.slash.table import load_commands
+from induscode.frontends.terminal.slash.session import load_commands
 from induscode.permissions.policy import ApprovalMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from indusagi.adapters.content import Attachment
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
-    from induscode.cli.dialog import Question, Reply
     from induscode.conversations.contract import RunResult
     from induscode.conversations.conversation import Conversation
-    from induscode.frontends.acp.params import EditorPrompt
     from induscode.frontends.terminal.slash import SlashCommand
     from induscode.launch.invocation import Invocation
 
@@ -49,6 +46,14 @@ AUTH_REQUIRED = -32000
 """https://agentclientprotocol.com/protocol/schema#errorcode"""
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 """https://agentclientprotocol.com/protocol/prompt-turn#stop-reasons, by finish reason of the last answer."""
+
+
+@record
+class EditorPrompt:
+    """An editor's prompt as the model receives it."""
+
+    text: str
+    attachments: Sequence[Attachment] = ()
 
 
 @dataclass(slots=True)
@@ -259,6 +264,11 @@ def _respond(queued: _QueuedPrompt, response: JsonObject | RpcError) -> None:
         queued.response.set_result(response)
 
 
+def invalid(message: str) -> RpcError:
+    """Build the error for an unusable parameter."""
+    return RpcError(INVALID_PARAMS, message)
+
+
 def to_rpc_error(exc: Exception) -> RpcError:
     """Convert a failure to the error an editor shows."""
     if isinstance(exc, RpcError):
@@ -333,49 +343,25 @@ class SessionModes:
 _TERMINAL_ONLY = frozenset({"exit", "fork", "help", "quit", "resume"})
 
 
-class EditorScreen:
-    """Shows the output of commands as messages."""
-
-    width = 80
-
-    def __init__(self, channel: UpdateChannel, dialog: EditorDialog) -> None:
-        self._channel = channel
-        self._dialog = dialog
-
-    def print(self, text: str) -> None:
-        """Show finished text verbatim."""
-        if text.strip():
-            self._channel.say(f"```\n{escape_controls(text).rstrip()}\n```\n\n")
-
-    def show(self, text: str) -> None:
-        """Show one line."""
-        self._dialog.show(text)
-
-    async def ask(self, question: Question) -> Reply:
-        """Ask the user at the editor."""
-        return await self._dialog.ask(question)
-
-
 class EditorCommands:
     """The slash commands of one session, and the `SlashHost` they run on."""
 
     def __init__(self, conversation: Conversation, channel: UpdateChannel, dialog: EditorDialog) -> None:
         self.conversation = conversation
-        self.screen = EditorScreen(channel, dialog)
+        self.screen = dialog
+        self.commands: Mapping[str, SlashCommand] = {}
         self._channel = channel
-        self._commands: Mapping[str, SlashCommand] = {}
         self._prompt = ""
 
     async def load(self) -> None:
         """Load built-in, user and project commands."""
-        commands = await load_commands(self.conversation.invocation.cwd, self.conversation.notes.append)
-        prompts = list_prompt_commands(self.conversation)
-        self._commands = {**{name: one for name, one in commands.items() if name not in _TERMINAL_ONLY}, **prompts}
+        commands = await load_commands(self.conversation, self.conversation.notes.append)
+        self.commands = {name: command for name, command in commands.items() if name not in _TERMINAL_ONLY}
 
     def announce(self) -> None:
         """Send the list of commands."""
         listed: list[JsonValue] = []
-        for command in self._commands.values():
+        for command in self.commands.values():
             row: JsonObject = {"name": command.name, "description": command.describe}
             if command.usage:
                 row["input"] = {"hint": command.usage}
@@ -384,14 +370,14 @@ class EditorCommands:
 
     def knows(self, text: str) -> bool:
         """Return whether a prompt is a command; anything else goes to the model."""
-        return text.startswith("/") and parse_line(text)[0] in self._commands
+        return text.startswith("/") and parse_line(text)[0] in self.commands
 
     async def run(self, line: str) -> str:
         """Run a command and return its prompt for the model, if it has one."""
         name, rest = parse_line(line)
         self._prompt = ""
         try:
-            await self._commands[name].run(self, rest)
+            await self.commands[name].run(self, rest)
         except SlashError as exc:
             self.screen.show(str(exc))
         except (CoreError, OSError) as exc:

@@ -53,7 +53,7 @@ _EXCERPT_LINES, _EXCERPT_CHARS = 8, 400
 _SPIN_S = 0.1
 _WATCH_S = 0.25
 _CONVERSATION, _MARKDOWN = "induscode.conversations.run", "induscode.frontends.terminal.markdown"
-_COMMANDS = "induscode.frontends.terminal.slash.table"
+_COMMANDS = "induscode.frontends.terminal.slash.session"
 """Modules imported in threads after the first prompt."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -104,7 +104,7 @@ class InteractiveApp:
         self.color = not os.environ.get("NO_COLOR")
         self._invocation = invocation
         self._conversation: Conversation | None = None
-        self._commands: Mapping[str, SlashCommand] = {}
+        self.commands: Mapping[str, SlashCommand] = {}
         self._messages: deque[str] = deque()
         self._arrived = asyncio.Event()
         self._leaving = CancelToken()
@@ -296,7 +296,7 @@ class InteractiveApp:
                 self._invocation = replace(
                     invocation, resume=self._conversation.transcript.id, fork=False, continue_last=False, prompt=None
                 )
-                await self._load_commands(invocation.cwd)
+                await self._load_commands(self._conversation)
                 self._show_start(self._conversation)
                 return await self._converse(self._conversation)
             finally:
@@ -305,7 +305,7 @@ class InteractiveApp:
     async def _converse(self, conversation: Conversation) -> Invocation | None:
         while (message := await self._next_message()) is not None:
             self._next = self._prompt = None
-            await self._load_commands(conversation.invocation.cwd)
+            await self._load_commands(conversation)
             for change in await conversation.reload_config():
                 self.screen.show(f"note: {name_slash_commands(change)}")
             if message.startswith("/"):
@@ -319,17 +319,16 @@ class InteractiveApp:
                 return self._next
         return None
 
-    async def _load_commands(self, cwd: str) -> None:
+    async def _load_commands(self, conversation: Conversation) -> None:
         await _import_later(_COMMANDS)
-        from induscode.frontends.terminal.slash.prompts import list_prompt_commands  # noqa: PLC0415 — imported above, in a thread
-        from induscode.frontends.terminal.slash.table import load_commands  # noqa: PLC0415 — imported above, in a thread
+        from induscode.frontends.terminal.slash.session import load_commands  # noqa: PLC0415 — imported above, in a thread
 
-        self._commands = {**await load_commands(cwd, self._show_note), **list_prompt_commands(self._conversation)}
+        self.commands = await load_commands(conversation, self._show_note)
 
     def _describe_commands(self) -> Mapping[str, str]:
         """Describe commands and their actions for completion."""
-        rows = {name: command.describe for name, command in self._commands.items()}
-        for name, command in self._commands.items():
+        rows = {name: command.describe for name, command in self.commands.items()}
+        for name, command in self.commands.items():
             rows |= {f"{name} {word}": about for word, about in command.actions.items()}
         return rows
 
@@ -400,7 +399,7 @@ class InteractiveApp:
     async def _run_command(self, line: str) -> None:
         name, rest = parse_line(line)
         try:
-            command = find_command(name, self._commands)
+            command = find_command(name, self.commands)
             self._turn = CancelToken(self._leaving)
             is_done = False
             with self._turn.guard():
@@ -419,7 +418,7 @@ class InteractiveApp:
         name, rest = parse_line(line)
         try:
             self.screen.show(f"> {line}")
-            await find_command(name, self._commands).run(self, rest)
+            await find_command(name, self.commands).run(self, rest)
         except (CoreError, OSError) as exc:
             self.screen.show(str(exc))
         except asyncio.CancelledError:  # the turn ended first

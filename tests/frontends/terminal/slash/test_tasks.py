@@ -10,17 +10,15 @@ import pytest
 
 from indusagi.core.cancel import CancelToken
 from induscode.cli.dialog import Reply
-from induscode.conversations.agents.task import DelegatedTask, TaskActivity
+from induscode.conversations.agents.sub_session import DelegatedTask, TaskActivity
 from induscode.deck.contract import DelegateReport
 from induscode.frontends.terminal.slash import SlashError
-from induscode.frontends.terminal.slash.tasks import confirm_end_of_jobs, list_task_commands
+from induscode.frontends.terminal.slash.tasks import TASKS, confirm_end_of_jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from induscode.cli.dialog import Question
-
-(TASKS,) = list_task_commands()
 
 
 class Job:

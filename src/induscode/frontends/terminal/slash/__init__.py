@@ -55,6 +55,11 @@ class SlashHost(Protocol):
         ...
 
     @property
+    def commands(self) -> Mapping[str, SlashCommand]:
+        """The commands by name, for `/help`."""
+        ...
+
+    @property
     def screen(self) -> SlashScreen:
         """Output and questions of the command."""
         ...

@@ -146,10 +146,8 @@ def expand_arguments(body: str, rest: str) -> str:
 # order the prompt declares them.
 
 
-def list_prompt_commands(conversation: Conversation | None) -> Mapping[str, SlashCommand]:
+def list_prompt_commands(conversation: Conversation) -> Mapping[str, SlashCommand]:
     """List the current prompts of a conversation's servers."""
-    if conversation is None:
-        return {}
     commands: dict[str, SlashCommand] = {}
     for item in open_server_content(conversation.session).list_items("prompt"):
         name = f"{item.ref.server}:{item.ref.name}"
@@ -199,13 +197,7 @@ async def _send_prompt(ref: RemoteToolRef, arguments: Sequence[tuple[str, bool]]
 # -- memory -----------------------------------------------------------------------------------
 
 
-def list_memory_commands() -> Sequence[SlashCommand]:
-    """List `/memory`."""
-    describe = "show the notes for later sessions, add to them, clear them"
-    return (SlashCommand(name="memory", usage="[add TEXT|clear]", describe=describe, run=_run),)
-
-
-async def _run(host: SlashHost, rest: str) -> None:
+async def _change_memory(host: SlashHost, rest: str) -> None:
     action, _, text = rest.partition(" ")
     text = text.strip()
     if action not in {"", "add", "clear"} or (action != "add" and text):
@@ -233,3 +225,11 @@ async def _run(host: SlashHost, rest: str) -> None:
             host.screen.show("the notes are empty now")
     else:
         host.screen.print(escape_controls(notes))
+
+
+MEMORY = SlashCommand(
+    name="memory",
+    usage="[add TEXT|clear]",
+    describe="show the notes for later sessions, add to them, clear them",
+    run=_change_memory,
+)

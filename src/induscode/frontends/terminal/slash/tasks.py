@@ -13,7 +13,7 @@ from indusagi.core.records import record
 from indusagi.core.text import format_count
 from induscode.cli.console import format_age
 from induscode.cli.dialog import Choice, Question
-from induscode.conversations.agents.task import find_objective
+from induscode.conversations.agents.sub_session import find_objective
 from induscode.conversations.transcript import Transcript, find_answer_text, list_by_age, summarise_log
 from induscode.deck.cards.task import describe_work, format_report
 from induscode.frontends.terminal.slash import SlashCommand, SlashError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.capabilities.jobs.job import Job
-    from induscode.conversations.agents.task import DelegatedTask
+    from induscode.conversations.agents.sub_session import DelegatedTask
     from induscode.frontends.terminal.slash import SlashHost
 
 _LINES = 40
@@ -42,14 +42,6 @@ class _Task:
     job: Job | None = None
     task: DelegatedTask | None = None
     directory: str = ""
-
-
-def list_task_commands() -> Sequence[SlashCommand]:
-    """List `/tasks`."""
-    describe = "background jobs and tasks of agents: list, show the output, stop, go on"
-    actions = {"output": "N: show it", "stop": "N: end it", "resume": "N [TEXT]: go on with a task"}
-    usage = "[output N|stop N|resume N]"
-    return (SlashCommand(name="tasks", usage=usage, describe=describe, actions=actions, run=_run),)
 
 
 async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
@@ -178,3 +170,12 @@ async def _read_output(task: _Task) -> Sequence[str]:
         return texts[-1].splitlines() if texts else []
 
     return await to_thread.run_sync(read_report)
+
+
+TASKS = SlashCommand(
+    name="tasks",
+    usage="[output N|stop N|resume N]",
+    describe="background jobs and tasks of agents: list, show the output, stop, go on",
+    actions={"output": "N: show it", "stop": "N: end it", "resume": "N [TEXT]: go on with a task"},
+    run=_run,
+)

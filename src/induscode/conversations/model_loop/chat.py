@@ -1,5 +1,9 @@
 """Client for a model on a Chat Completions server, with streamed responses.
 
+API: https://platform.openai.com/docs/api-reference/chat. OpenAI, compatible providers and local servers speak it. The
+`openai` package does the same and more, but importing it would add nearly the import time of the whole model loop to
+every start: docs/decisions/0040-chat-client.md.
+
 It retries requests after transient failures. It reads server-sent events
 (https://html.spec.whatwg.org/multipage/server-sent-events.html) and, from servers without streaming, a JSON object.
 """
@@ -25,7 +29,7 @@ from pydantic_ai.usage import RequestUsage
 
 from indusagi.core.json import is_json_object
 from indusagi.core.time import now_ms
-from induscode.conversations.model_loop.chat.messages import (
+from induscode.conversations.model_loop.chat_messages import (
     REASONING_FIELDS,
     THINKING_TAGS,
     build_connection_error,
