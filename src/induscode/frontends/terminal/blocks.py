@@ -309,14 +309,11 @@ def measure_cells(text: str) -> int:
     return cell_len(text)
 
 
-def cut_to_cells(text: str, width: int, mark: str = "…") -> str:
-    """Truncate text to `width` cells, ending in `mark`."""
+def cut_to_cells(text: str, width: int) -> str:
+    """Truncate text to `width` cells, ending in an ellipsis."""
     if width <= 0:
         return ""
-    if measure_cells(text) <= width:
-        return text
-    room = width - measure_cells(mark)
-    return mark[:width] if room < 0 else _split_at(text, room)[0] + mark
+    return text if measure_cells(text) <= width else _split_at(text, width - 1)[0] + "…"
 
 
 def wrap_to_cells(text: str, width: int) -> Iterator[str]:

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -49,21 +48,13 @@ class _RunningCall:
 class EventRenderer:
     """Renders the events of a turn.
 
-    `width` returns the terminal's current width in cells, `clock` times calls and the spinner, and `encoding` defaults
-    to standard output's.
+    `width` returns the terminal's current width in cells, and `clock` times calls and the spinner.
     """
 
-    def __init__(
-        self,
-        *,
-        width: Callable[[], int],
-        color: bool,
-        clock: Callable[[], float] = monotonic,
-        encoding: str | None = None,
-    ) -> None:
+    def __init__(self, *, width: Callable[[], int], color: bool, clock: Callable[[], float] = monotonic) -> None:
         self._width = width
         self._clock = clock
-        self._palette = Palette(color, encoding or getattr(sys.stdout, "encoding", None) or "utf-8")
+        self._palette = Palette(color)
         self._splitter = BlockSplitter()
         self._blocks: BlockRenderer | None = None
         self._running: dict[str, _RunningCall] = {}
@@ -117,13 +108,12 @@ class EventRenderer:
             for call in calls[: len(calls) - hidden]
         ]
         if hidden:
-            rows.append(cut_to_cells(f"{self._palette.ellipsis} {hidden} more", width))
+            rows.append(cut_to_cells(f"… {hidden} more", width))
         tail: list[str] = []
         for line in reversed(self._splitter.pending_lines()):
             if len(tail) >= limit - len(rows):
                 break
-            visible = self._palette.encode_text(escape_controls(line).expandtabs(_TAB))
-            tail[:0] = wrap_to_cells(visible, width)
+            tail[:0] = wrap_to_cells(escape_controls(line).expandtabs(_TAB), width)
         left = limit - len(rows)
         return [*rows, *tail[-left:]] if left else rows
 
@@ -151,10 +141,7 @@ class EventRenderer:
         for block in blocks:
             if self._last and block.is_first:
                 pieces.append("\n")
-            encoded = replace(
-                block, text=self._palette.encode_text(block.text), info=self._palette.encode_text(block.info)
-            )
-            pieces.append(self._palette.encode_text(self._blocks.render(encoded, self._cells)))
+            pieces.append(self._blocks.render(block, self._cells))
             self._last = "text"
         return "".join(pieces)
 
@@ -234,49 +221,29 @@ _LONGEST_SOURCE = 400
 """Characters of an argument or a result to look at; a row shows fewer."""
 _REASON_ROWS = 3
 _LEAST_ARGUMENTS = 5
-_SPINNER_HZ = 10
+_SPINNER, _SPINNER_HZ = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", 10
 _GREEN, _RED, _YELLOW, _CYAN, _BOLD, _DIM = "32", "31", "33", "36", "1", "2"
 _STATE_COLORS: Mapping[CallState, str] = {"ok": _GREEN, "error": _RED, "denied": _YELLOW, "interrupted": _YELLOW}
 _MARKS: Mapping[CallState, str] = {"ok": "✓", "error": "✗", "denied": "⊘", "interrupted": "⊘"}
-_ASCII_MARKS: Mapping[CallState, str] = {"ok": "+", "error": "x", "denied": "!", "interrupted": "!"}
-_ASCII_SYMBOLS = str.maketrans("─│▌•…✓✗⊘−·", "-||*~+x!--")  # noqa: RUF001 — a minus
 
 
 @record
 class Palette:
-    """A terminal's capabilities: colours, and characters beyond ASCII."""
+    """A terminal's colours, if it has any."""
 
     color: bool
-    encoding: str = "utf-8"
-
-    @property
-    def is_unicode(self) -> bool:
-        """Whether the encoding covers every character."""
-        return self.encoding.lower().replace("_", "-").startswith("utf")
-
-    @property
-    def ellipsis(self) -> str:
-        """The one-cell truncation mark."""
-        return "…" if self.is_unicode else "~"
 
     def paint(self, text: str, code: str) -> str:
         """Wrap text in SGR sequences (ECMA-48, 8.3.117) if colour is on."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.color and text else text
 
-    def encode_text(self, text: str) -> str:
-        """Replace characters the encoding lacks: symbols by similar ones, others by escapes."""
-        if self.is_unicode or text.isascii():
-            return text
-        return text.translate(_ASCII_SYMBOLS).encode(self.encoding, "backslashreplace").decode(self.encoding)
-
     def choose_mark(self, state: CallState) -> str:
         """Return the mark of a finished call."""
-        return self.paint((_MARKS if self.is_unicode else _ASCII_MARKS)[state], _STATE_COLORS[state])
+        return self.paint(_MARKS[state], _STATE_COLORS[state])
 
     def choose_spinner(self, now: float) -> str:
         """Return the current spinner frame."""
-        frames = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏" if self.is_unicode else "|/-\\"
-        return self.paint(frames[int(now * _SPINNER_HZ) % len(frames)], _CYAN)
+        return self.paint(_SPINNER[int(now * _SPINNER_HZ) % len(_SPINNER)], _CYAN)
 
 
 def to_one_line(text: str) -> str:
@@ -364,33 +331,26 @@ def format_call_row(
     Truncates `arguments` first, then the last of `facts` (duration and outcome, or progress), then drops the others.
     `mark` is a one-cell symbol.
     """
-    cut = palette.ellipsis
-    name = cut_to_cells(palette.encode_text(to_one_line(name)), width - 2, cut)
-    arguments = palette.encode_text(arguments)
+    name = cut_to_cells(to_one_line(name), width - 2)
     room = width - 2 - measure_cells(name)
     kept: list[str] = []
     least = min(_LEAST_ARGUMENTS, measure_cells(arguments)) + 1 if arguments else 0
-    for fact in facts:
-        text = palette.encode_text(fact)
+    for text in facts:
         space = room - least - 2
         if not text or space < min(measure_cells(text), _LEAST_ARGUMENTS):
             continue
-        text = cut_to_cells(text, space, cut)
-        kept.append(text)
-        room -= measure_cells(text) + 2
-    shown = cut_to_cells(arguments, room - 1, cut) if room > 1 else ""
+        kept.append(cut_to_cells(text, space))
+        room -= measure_cells(kept[-1]) + 2
+    shown = cut_to_cells(arguments, room - 1) if room > 1 else ""
     row = f"{mark} {palette.paint(name, _BOLD)}" + (f" {shown}" if shown else "")
     return row + "".join(f"  {palette.paint(text, _DIM)}" for text in kept)
 
 
 def format_reason_rows(palette: Palette, reason: str, width: int) -> Iterator[str]:
     """Yield up to three rows with the reason for a failed or denied call."""
-    rows = [*wrap_to_cells(palette.encode_text(reason), width - 2)]
+    rows = [*wrap_to_cells(reason, width - 2)]
     if len(rows) > _REASON_ROWS:
-        rows = [
-            *rows[: _REASON_ROWS - 1],
-            cut_to_cells(" ".join(rows[_REASON_ROWS - 1 :]), width - 2, palette.ellipsis),
-        ]
+        rows = [*rows[: _REASON_ROWS - 1], cut_to_cells(" ".join(rows[_REASON_ROWS - 1 :]), width - 2)]
     for row in rows:
         yield "  " + palette.paint(row, _DIM)
 
@@ -402,9 +362,9 @@ def format_diff_rows(palette: Palette, diff: str, width: int) -> Iterator[str]:
     lines = lines[start:]
     for line in lines[:DIFF_LINES]:
         visible = escape_unprintable(line[:1] + line[1:].removesuffix("\r").expandtabs(_TAB))
-        text = cut_to_cells(palette.encode_text(visible), width - 2, palette.ellipsis)
+        text = cut_to_cells(visible, width - 2)
         code = {"+": _GREEN, "-": _RED, "@": _CYAN}.get(line[:1], _DIM)
         yield "  " + palette.paint(text, code)
     if len(lines) > DIFF_LINES:
         left = format_count(len(lines) - DIFF_LINES, "more line")
-        yield "  " + palette.paint(cut_to_cells(f"{palette.ellipsis} {left}", width - 2), _DIM)
+        yield "  " + palette.paint(cut_to_cells(f"… {left}", width - 2), _DIM)
