@@ -878,8 +878,8 @@ def test_start_of_a_run_names_its_servers_and_their_faults() -> None:
     )
     reporter: Any = None
     start = Run(conversation, reporter, CancelToken()).describe_start()
-    assert (start.session, start.model, start.cwd) == ("t", "m", "/w")
-    assert start.servers == [
+    assert (start["session_id"], start["model"], start["cwd"]) == ("t", "m", "/w")
+    assert start["mcp_servers"] == [
         {"name": "a", "phase": "ready", "tools": 3, "fault": None},
         {"name": "b", "phase": "faulted", "tools": 0, "fault": {"kind": "timeout", "message": str(fault)}},
     ]

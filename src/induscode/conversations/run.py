@@ -20,14 +20,14 @@ import signal
 import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 from anyio import to_thread
 
 from indusagi.core.cancel import ending_signals
 from indusagi.core.faults import CoreError
-from indusagi.core.records import record
 from induscode.boot.plans import ConfigPathError
 from induscode.cli.signals import signal_code
 from induscode.cli.terminal import print_status, redirect_to_null
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.conversations.contract import RunEvent, Usage
+    from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation
     from induscode.launch.invocation import Invocation, OutputFormat
     from induscode.permissions import PermissionSetup
@@ -146,11 +146,12 @@ async def answer_prompt(
                     open_conversation(invocation, permissions, notes=notes, dialog=dialog)
                 )
                 is_interactive = sys.stderr is not None and sys.stderr.isatty()
-                reporter = create_reporter(invocation.output_format, writer, verbose=is_interactive)
-                run = Run(conversation, reporter, cancel)
+                run = Run(
+                    conversation, create_reporter(invocation.output_format, writer, verbose=is_interactive), cancel
+                )
                 await conversation.loading.wait()
                 await conversation.wait_for_servers()
-                await reporter.report_start(run.describe_start())
+                await run.report_start()
             if run is None:
                 code = int(ExitCode.FAILED)
             elif missing := run.conversation.session.mcp.missing():
@@ -179,12 +180,24 @@ class Run:
     conversation: Conversation
     reporter: Reporter
     cancel: CancelToken
+    denied: list[JsonValue] = field(default_factory=list["JsonValue"])
+    """Calls that the permissions denied."""
 
-    def describe_start(self) -> RunStart:
-        """Describe the model, tools and servers before the first request."""
+    async def report_start(self) -> None:
+        """Report model, tools and servers before the first request.
+
+        Notes go to standard error too, in case the reader ignores them in the JSON.
+        """
+        start = self.describe_start()
+        for note in self.conversation.notes:
+            print_status(note)
+        await self.reporter.report_start(start)
+
+    def describe_start(self) -> JsonObject:
+        """Build the `init` event."""
         conversation = self.conversation
         conversation.notes.extend(conversation.list_notes())
-        servers: list[JsonObject] = []
+        servers: list[JsonValue] = []
         for name, status in conversation.session.mcp.status().items():
             fault = status.fault
             servers.append(
@@ -195,14 +208,15 @@ class Run:
                     "fault": None if fault is None else {"kind": str(fault.kind), "message": str(fault)},
                 }
             )
-        return RunStart(
-            session=conversation.transcript.id,
-            model=conversation.choice.label,
-            cwd=conversation.invocation.cwd,
-            tools=[card.name for card in conversation.session.deck().shown()],
-            servers=servers,
-            notes=tuple(conversation.notes),
-        )
+        return {
+            "type": "init",
+            "session_id": conversation.transcript.id,
+            "model": conversation.choice.label,
+            "cwd": conversation.invocation.cwd,
+            "tools": [card.name for card in conversation.session.deck().shown()],
+            "mcp_servers": servers,
+            "notes": [*conversation.notes],
+        }
 
     async def refuse(self, missing: Sequence[str]) -> int:
         """End before the first request because required servers are missing."""
@@ -213,14 +227,18 @@ class Run:
 
     async def execute(self, prompt: str) -> int:
         """Answer the prompt and return the exit code."""
-        conversation, sink = self.conversation, self.reporter.report_event
+        conversation = self.conversation
         known = len(conversation.notes)
-        budget = RequestBudget(conversation.invocation.max_requests)
-        result = await conversation.run_turn(prompt, sink=sink, cancel=self.cancel, budget=budget)
-        tasks = conversation.resources.delegate
-        while result.reason == "done" and await tasks.wait_for_all(self.cancel):
+        answer = partial(
+            conversation.run_turn,
+            sink=self._report_event,
+            cancel=self.cancel,
+            budget=RequestBudget(conversation.invocation.max_requests),
+        )
+        result = await answer(prompt)
+        while result.reason == "done" and await conversation.resources.delegate.wait_for_all(self.cancel):
             # Let the model read the reports of background tasks that ended after its answer.
-            result = await conversation.run_turn(_TASKS_ENDED, sink=sink, cancel=self.cancel, budget=budget)
+            result = await answer(_TASKS_ENDED)
         for note in conversation.notes[known:]:
             print_status(note)
         if result.reason == "cancelled":
@@ -234,25 +252,39 @@ class Run:
         await self._report_end(result, code)
         return code
 
+    async def _report_event(self, event: RunEvent) -> None:
+        if isinstance(event, ToolAnswered) and event.code == "denied":
+            self.denied.append({"id": event.id, "name": event.name, "reason": event.text})
+        await self.reporter.report_event(event)
+
     def _warn(self, message: str) -> None:
         self.conversation.notes.append(message)
         print_status(message)
 
     async def _report_end(self, result: RunResult, code: int) -> None:
+        """Report the `result` event."""
         conversation = self.conversation
         for note in conversation.list_notes():
             if note not in conversation.notes:
                 self._warn(note)  # since the start, a server failed or changed its tools
         if conversation.transcript.failure is not None:
             self._warn(f"the end of this conversation is not kept: {conversation.transcript.failure}")
-        summary = RunSummary(
-            session=conversation.transcript.id,
-            result=result,
-            usage=conversation.usage,
-            exit_code=code,
-            denied=tuple(self.reporter.denied),
-            notes=tuple(conversation.notes),
-        )
+        fault, usage = result.fault, conversation.usage
+        summary: JsonObject = {
+            "type": "result",
+            "session_id": conversation.transcript.id,
+            "result": result.text,
+            "reason": result.reason,
+            "is_error": result.reason != "done",
+            "error": result.message or None,
+            "fault": None if fault is None else {"kind": fault.kind, "message": fault.message},
+            "turns": usage.requests,
+            "usage": usage.to_json(),
+            "cost_usd": usage.cost_usd,
+            "denied": self.denied,
+            "notes": [*conversation.notes],
+            "exit_code": code,
+        }
         # A cancelled run reports its summary too, if the reader accepts it in time.
         with anyio.move_on_after(_REPORT_S, shield=True):
             await self.reporter.report_end(summary)
@@ -294,83 +326,6 @@ class StdoutWriter:
             self.stuck = False
 
 
-@record(kw_only=True)
-class RunStart:
-    """Facts about a run before the first request."""
-
-    session: str
-    model: str
-    cwd: str
-    tools: Sequence[str]
-    servers: Sequence[JsonObject]
-    notes: Sequence[str]
-
-    def to_json(self) -> JsonObject:
-        """Return the `init` event."""
-        return {
-            "type": "init",
-            "session_id": self.session,
-            "model": self.model,
-            "cwd": self.cwd,
-            "tools": [*self.tools],
-            "mcp_servers": [*self.servers],
-            "notes": [*self.notes],
-        }
-
-
-@record(kw_only=True)
-class RunSummary:
-    """Facts about a run after the last request."""
-
-    session: str
-    result: RunResult
-    usage: Usage
-    exit_code: int
-    denied: Sequence[JsonObject] = ()
-    notes: Sequence[str] = ()
-
-    def to_json(self) -> JsonObject:
-        """Return the `result` event."""
-        result = self.result
-        fault: JsonValue = None
-        if result.fault is not None:
-            fault = {"kind": result.fault.kind, "message": result.fault.message}
-        return {
-            "type": "result",
-            "session_id": self.session,
-            "result": result.text,
-            "reason": result.reason,
-            "is_error": result.reason != "done",
-            "error": result.message or None,
-            "fault": fault,
-            "turns": self.usage.requests,
-            "usage": self.usage.to_json(),
-            "cost_usd": self.usage.cost_usd,
-            "denied": [*self.denied],
-            "notes": [*self.notes],
-            "exit_code": self.exit_code,
-        }
-
-
-class Reporter(Protocol):
-    """Reports a run in one format, and collects denied calls for the summary."""
-
-    denied: list[JsonObject]
-    """Calls that the permissions denied."""
-
-    async def report_start(self, start: RunStart) -> None:
-        """Report the start of the run."""
-        ...
-
-    async def report_event(self, event: RunEvent) -> None:
-        """Report an event."""
-        ...
-
-    async def report_end(self, summary: RunSummary) -> None:
-        """Report the end of the run."""
-        ...
-
-
 @dataclass(slots=True)
 class TextReporter:
     """Writes the model's text as it arrives."""
@@ -378,17 +333,14 @@ class TextReporter:
     writer: StdoutWriter
     verbose: bool = False
     """Whether to show tool calls on standard error, because it's a terminal."""
-    denied: list[JsonObject] = field(default_factory=list["JsonObject"], init=False)
     _line_open: bool = field(default=False, init=False)
     """Whether the last line has no newline yet."""
     _has_text: bool = field(default=False, init=False)
     _gap: bool = field(default=False, init=False)
     """Whether an empty line precedes the next text."""
 
-    async def report_start(self, start: RunStart) -> None:
-        """Print the notes on standard error."""
-        for note in start.notes:
-            print_status(note)
+    async def report_start(self, start: JsonObject) -> None:
+        """Write nothing: text output is the answer."""
 
     async def report_event(self, event: RunEvent) -> None:
         """Write the model's text. Other events go to standard error."""
@@ -400,7 +352,6 @@ class TextReporter:
                 self._has_text, self._gap, self._line_open = True, False, not text.endswith("\n")
                 await self.writer.write(before + text)
         elif isinstance(event, ToolAnswered) and event.code == "denied":
-            self.denied.append({"id": event.id, "name": event.name, "reason": event.text})
             print_status(event.text)
         elif isinstance(event, ToolCalled) and self.verbose:
             print_status(f"calling {event.name}")
@@ -408,13 +359,13 @@ class TextReporter:
             share = f"{event.done:g}" if event.total is None else f"{event.done:g}/{event.total:g}"
             print_status(f"{event.name}: {share} {event.message}")
 
-    async def report_end(self, summary: RunSummary) -> None:
+    async def report_end(self, summary: JsonObject) -> None:
         """End the last line, and print the reason for an early end on standard error."""
         if self._line_open:
             self._line_open = False
             await self.writer.write("\n")
-        if summary.result.message:
-            print_status(summary.result.message)
+        if summary["error"]:
+            print_status(str(summary["error"]))
 
 
 @dataclass(slots=True)
@@ -422,26 +373,24 @@ class JsonReporter:
     """Writes one object at the end or, with `stream`, one line per event."""
 
     writer: StdoutWriter
-    stream: bool = False
-    denied: list[JsonObject] = field(default_factory=list["JsonObject"], init=False)
+    stream: bool
 
-    async def report_start(self, start: RunStart) -> None:
-        """Print the notes on standard error too, in case the reader ignores them in the JSON."""
-        for note in start.notes:
-            print_status(note)
+    async def report_start(self, start: JsonObject) -> None:
+        """Write the `init` object if `stream` is set."""
         if self.stream:
-            await self.writer.write(_format_line(start.to_json()))
+            await self.writer.write(_format_line(start))
 
     async def report_event(self, event: RunEvent) -> None:
         """Write a line if `stream` is set."""
-        if isinstance(event, ToolAnswered) and event.code == "denied":
-            self.denied.append({"id": event.id, "name": event.name, "reason": event.text})
         if self.stream:
             await self.writer.write(_format_line(event_to_json(event)))
 
-    async def report_end(self, summary: RunSummary) -> None:
+    async def report_end(self, summary: JsonObject) -> None:
         """Write the `result` object."""
-        await self.writer.write(_format_line(summary.to_json()))
+        await self.writer.write(_format_line(summary))
+
+
+Reporter: TypeAlias = TextReporter | JsonReporter
 
 
 def event_to_json(event: RunEvent) -> JsonObject:
