@@ -202,12 +202,7 @@ class Conversation:
 
     @asynccontextmanager
     async def _open_agent_model(self, agent: AgentDefinition) -> AsyncGenerator[ModelLoop]:
-        """Open an agent's model. Its usage counts towards the conversation.
-
-        Raises:
-            NoModelError: The model is unknown, or a project agent names another provider's model.
-            InvalidAddressError: The model server's address is invalid.
-        """
+        """Open an agent's model, see `choose_agent_model`. Its usage counts towards the conversation."""
         from induscode.conversations.model_loop import open_loop  # noqa: PLC0415 — imported by `loading`
 
         choice = await choose_agent_model(
@@ -245,12 +240,7 @@ class Conversation:
     # -- compaction -----------------------------------------------------------------------------
 
     async def compact(self, instructions: str = "", *, cancel: CancelToken) -> CompactionReport:
-        """Replace older messages with a summary, which the model writes in one request.
-
-        Raises:
-            NothingToCompactError: There's nothing to replace.
-            CompactionError: The model returned no summary or storing it failed. Nothing changed.
-        """
+        """Replace older messages with a summary, which the model writes in one request. See `compact_transcript`."""
         loop = await self._open_loop()
 
         async def summarise(text: str) -> str:
@@ -316,9 +306,7 @@ class Conversation:
     async def switch_model(self, name: str) -> None:
         """Use another model from the next turn on, with the tools that fit its context window.
 
-        Raises:
-            NoModelError: The model is unknown.
-            InvalidAddressError: The model server's address is invalid.
+        `NoModelError` or `InvalidAddressError` if it can't be used.
         """
         invocation = replace(self.invocation, model=name)
         choice = await choose_model(invocation, os.environ)

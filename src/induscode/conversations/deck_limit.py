@@ -51,11 +51,7 @@ ESSENTIAL_CARDS = ("read", "grep", "edit", "write", "ls", "bash", "task")
 class DeckLimit:
     """Limits a session's listed cards to fit the model's context window.
 
-    Args:
-        model: The model's name, for the note.
-        window: Its context window in tokens, if known.
-        named: Native tools that the user named, to list always.
-        search: When to use search, and which cards stay listed.
+    The native tools that the user `named` are always listed. `search` says when to use search, and what stays listed.
     """
 
     def __init__(
@@ -153,8 +149,7 @@ def _estimate_card(card: Capability) -> int:
 class DeckSearch:
     """Opens the toolboxes of a session or sub-session, with search if cards are hidden.
 
-    Args:
-        bridge: The servers, if any. Their journal records each search.
+    The journal of the servers (`bridge`) records each search.
     """
 
     def __init__(self, bridge: BootedBridge | None = None) -> None:

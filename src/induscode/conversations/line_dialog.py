@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from induscode.cli.dialog import Choice, Question
 
 _TERMINAL = "/dev/tty"
-_MAX_ATTEMPTS = 20
-"""Invalid answers to one question before it counts as cancelled."""
 _CHUNK = 4096
 """Maximum line length of a terminal in canonical mode (termios(3))."""
 
@@ -59,12 +57,7 @@ def find_line_dialog(cancel: CancelToken | None = None) -> LineDialog | None:
 
 
 class LineDialog:
-    """A dialog on a terminal in line mode.
-
-    Args:
-        path: The terminal's device.
-        cancel: Cancels an open question.
-    """
+    """A dialog on a terminal in line mode. `path` is the terminal's device."""
 
     def __init__(self, path: str = _TERMINAL, cancel: CancelToken | None = None) -> None:
         self._path = path
@@ -85,7 +78,7 @@ class LineDialog:
     async def _ask(self, question: Question) -> Reply:
         prompt = format_prompt(question)
         text = "\n".join(("", *format_question(question), prompt))
-        for _ in range(_MAX_ATTEMPTS):
+        while True:
             line = await self._read_line(text, hidden=question.secret)
             if line is None:
                 return Reply(cancelled=True)
@@ -108,7 +101,6 @@ class LineDialog:
                     return Reply(cancelled=True)
                 comment = added.strip()
             return Reply(choice.key, comment)
-        return Reply(cancelled=True)
 
     async def _read_line(self, text: str, *, hidden: bool = False) -> str | None:
         """Print a text and read a line. Return `None` on cancellation or at the end of the terminal."""

@@ -307,12 +307,7 @@ class StdoutWriter:
         """Whether a write was abandoned because the reader stalled."""
 
     async def write(self, text: str) -> None:
-        """Write all of a text.
-
-        Raises:
-            BrokenPipeError: The reader closed the pipe.
-            OSError: The write failed.
-        """
+        """Write all of a text; `BrokenPipeError` if the reader closed the pipe."""
         data = text.encode("utf-8", "backslashreplace")
 
         def write_all() -> None:

@@ -224,11 +224,7 @@ class ConversationReadState(ReadState):
 
 
 def conversations_dir() -> str:
-    """Return the directory of all conversations.
-
-    Raises:
-        OSError: The user has no home directory.
-    """
+    """Return the directory of all conversations; `OSError` if the user has no home directory."""
     return os.path.join(state_dir(), "conversations")
 
 
@@ -272,10 +268,7 @@ def open_transcript(
 def fork_conversation(name: str, root: str) -> str:
     """Copy a conversation's directory and return the id of the copy. Blocks.
 
-    Copying an open conversation is safe because its files only ever grow.
-
-    Raises:
-        OSError: Copying failed. The partial copy is gone.
+    Copying an open conversation is safe because its files only ever grow. A copy that failed is removed.
     """
     copy = new_ulid()
     path = os.path.join(root, copy)

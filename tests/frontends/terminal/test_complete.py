@@ -58,12 +58,12 @@ def test_the_word_before_the_cursor_is_completed(typed: str, expected: list[str]
 
 def test_a_command_is_listed_with_its_description() -> None:
     item = complete("/mem", lambda _query: (), COMMANDS)[0]
-    assert (item.label, item.description, item.replaced) == ("/memory", "Notes", 4)
+    assert (item.display_text, item.display_meta_text, item.start_position) == ("/memory", "Notes", -4)
 
 
 def test_the_best_path_comes_first() -> None:
     paths = ["a/b/test.py", "test.py", "latest/x.py", "t_e_s_t.py", "mytest.py", "other.py"]
-    ranked = [item.label for item in complete("@test", lambda _query: paths, {})]
+    ranked = [item.display_text for item in complete("@test", lambda _query: paths, {})]
     assert ranked == ["test.py", "a/b/test.py", "mytest.py", "t_e_s_t.py", "latest/x.py"]
     assert score_path("b/a", "a/b") is None
 

@@ -57,13 +57,8 @@ _DEFAULT_TIMEOUT_S = 600.0
 class SubSessions:
     """Runs sub-sessions. Created before its session; `attach` connects the two.
 
-    Args:
-        directory: Directory of task logs.
-        cwd: The working directory.
-        files: The agents, by default `general` and `explore`.
-        has_background: Whether tasks may run in the background, which requires notices to reach the model.
-        most_kept: Number of resumable tasks; `None` for all.
-        on_end: Called with a line about each background task that ends.
+    Logs of tasks go to `directory`, and `most_kept` limits the resumable tasks. With `has_background`, tasks may run in
+    the background, which requires notices to reach the model; `on_end` receives a line about each one that ends.
     """
 
     def __init__(
@@ -203,9 +198,7 @@ class SubSessions:
     async def _open(self, request: DelegateRequest) -> tuple[AgentDefinition, Transcript]:
         """Open a task's log and find its agent: the requested one, or the one it started with.
 
-        Raises:
-            OSError: The log can't be opened.
-            ConversationError: The task or the agent is unknown.
+        `ConversationError` if one of them is unknown.
         """
         name = request.resume or new_ulid()
         directory = self._name_log(name, _find_principal())

@@ -350,11 +350,7 @@ class ChatModel(Model[httpx2.AsyncClient]):
             await response.aclose()
 
     async def _send(self, body: Mapping[str, Any]) -> httpx2.Response:
-        """Send a request, retrying after transient failures.
-
-        Raises:
-            ModelAPIError: The server rejected it or can't be reached.
-        """
+        """Send a request, retrying after transient failures; `ModelAPIError` if that doesn't help."""
         # A lone surrogate has no UTF-8 form, and servers reject it as a JSON escape (RFC 8259 §8.2).
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
         url = self._address.rstrip("/") + "/chat/completions"

@@ -116,11 +116,8 @@ class DeckToolset(ToolBoxToolset):
     ) -> None:
         """Prepare the toolset.
 
-        Args:
-            plan: Provides the deck and the event sink.
-            rich_results: Whether the API supports images and an error flag in tool results.
-            text_only: Whether the model rejects all images.
-            native_search: Whether the provider can search for unlisted cards.
+        `rich_results` says whether the API supports images and an error flag in tool results, `text_only` whether the
+        model rejects all images, and `native_search` whether the provider can search for unlisted cards.
         """
         super().__init__("deck", _MAX_RETRIES)
         self._plan = plan
@@ -290,8 +287,7 @@ class ModelLoop:
     async def complete_message(self, params: JsonObject, budget: RequestBudget) -> JsonObject:
         """Complete a server's sampling request with one request to the model, outside any conversation.
 
-        Raises:
-            RpcError: The request is invalid, the budget is spent, or the model didn't answer.
+        `RpcError` if the request is invalid, the budget is spent, or the model didn't answer.
         """
         messages, settings = parse_sampling_request(params)
         if budget.left == 0:
@@ -425,11 +421,7 @@ _STOP_REASONS = {"stop": "endTurn", "length": "maxTokens"}
 
 
 def parse_sampling_request(params: JsonObject) -> tuple[list[ModelMessage], ModelSettings]:
-    """Convert the parameters of `sampling/createMessage` to messages and settings of a model request.
-
-    Raises:
-        RpcError: They're invalid or require an unsupported feature.
-    """
+    """Convert the parameters of `sampling/createMessage` to a model request; `RpcError` if they're unusable."""
     if params.get("tools"):
         raise RpcError(INVALID_PARAMS, "sampling with tools is not offered")
     limit, rows = params.get("maxTokens"), params.get("messages")

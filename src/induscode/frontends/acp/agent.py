@@ -261,11 +261,7 @@ def parse_cwd(params: JsonObject) -> str:
 
 
 def parse_servers(value: JsonValue) -> dict[str, JsonObject]:
-    """Parse `mcpServers` into configuration rows by name.
-
-    Raises:
-        RpcError: A server is invalid, or a name occurs twice.
-    """
+    """Parse `mcpServers` into configuration rows by name; `RpcError` if one is invalid or a name occurs twice."""
     if not value:  # editors written in Lua send an empty array as an empty object
         return {}
     if not isinstance(value, list):
@@ -303,11 +299,7 @@ def _parse_pairs(value: JsonValue, owner: str) -> JsonObject:
 
 
 def parse_prompt(value: JsonValue) -> EditorPrompt:
-    """Parse a prompt's content blocks: text, resource links, embedded resources and images.
-
-    Raises:
-        RpcError: A block is invalid, or of a kind that `initialize` doesn't offer.
-    """
+    """Parse a prompt's blocks: text, resource links, embedded resources and images; `RpcError` for any other."""
     if not isinstance(value, list) or not value:
         raise invalid("prompt must be an array of content blocks, and not empty")
     texts: list[str] = []

@@ -66,6 +66,11 @@ class _QueuedPrompt:
 class EditorSession:
     """An editor session; `run` is its task. `takes_text` says whether the editor can ask the user for text."""
 
+    # Set before `opened` is done.
+    modes: SessionModes
+    updates: SessionUpdates
+    commands: EditorCommands
+
     def __init__(
         self, invocation: Invocation, connection: JsonRpcConnection, writable: asyncio.Event, *, takes_text: bool
     ) -> None:
@@ -80,31 +85,13 @@ class EditorSession:
         self._leaving = CancelToken()
         self._prompts: deque[_QueuedPrompt] = deque()
         self._arrived = asyncio.Event()
-        self._modes: SessionModes | None = None
-        self._updates: SessionUpdates | None = None
-        self._commands: EditorCommands | None = None
-
-    @property
-    def modes(self) -> SessionModes:
-        """The modes of the open session."""
-        assert self._modes is not None
-        return self._modes
-
-    @property
-    def updates(self) -> SessionUpdates:
-        """The updates of the open session."""
-        assert self._updates is not None
-        return self._updates
 
     # -- editor requests ----------------------------------------------------------------------
 
     async def prompt(self, prompt: EditorPrompt) -> JsonObject:
         """Answer a prompt after earlier ones and return the response.
 
-        Cancelling the request cancels the turn and waits for its end.
-
-        Raises:
-            RpcError: The model or the session failed.
+        Cancelling the request cancels the turn and waits for its end. `RpcError` if the model or the session failed.
         """
         response: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
         queued = _QueuedPrompt(prompt, CancelToken(self._leaving), response)
@@ -128,12 +115,6 @@ class EditorSession:
         """End the session, cancelling a running turn. Sets `ended` when everything is closed."""
         self._leaving.cancel("the end of the session")
         self._arrived.set()
-
-    @property
-    def commands(self) -> EditorCommands:
-        """The slash commands of the open session."""
-        assert self._commands is not None
-        return self._commands
 
     def replay(self) -> None:
         """Send the conversation's messages so far."""
@@ -180,12 +161,11 @@ class EditorSession:
         if stored not in {None, conversation.invocation.cwd}:
             raise invalid(f"the session {conversation.transcript.id} belongs to {stored}: load it with that cwd")
         self.id = conversation.transcript.id
-        self._modes = SessionModes(conversation)
+        self.modes = SessionModes(conversation)
         channel = UpdateChannel(self._connection, self._writable, self.id)
-        self._updates = SessionUpdates(channel, conversation, self._modes.find_current)
-        self._dialog.updates = self._updates
-        self._commands = EditorCommands(conversation, self._updates.channel, self._dialog)
-        await self._commands.load()
+        self._dialog.updates = self.updates = SessionUpdates(channel, conversation, self.modes.find_current)
+        self.commands = EditorCommands(conversation, channel, self._dialog)
+        await self.commands.load()
 
     async def _answer_prompts(self, conversation: Conversation) -> None:
         # Some notes come late: servers report faults while they start.

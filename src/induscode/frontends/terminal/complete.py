@@ -26,7 +26,6 @@ from indusagi.capabilities.files.text.codec import HEAD_BYTES, decode_lossless, 
 from indusagi.capabilities.files.text.lines import format_path
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.app_dirs import is_within, make_private_dir, parts_below, state_dir
-from indusagi.core.records import record
 from indusagi.core.text import make_visible
 from induscode.cli.terminal import escape_unprintable
 
@@ -55,26 +54,13 @@ _PUNCTUATION = ".,;:!?)]}>'"
 # -- completion -------------------------------------------------------------------------------
 
 
-@record(kw_only=True)
-class CompletionItem:
-    """A possible completion of the input line."""
-
-    text: str
-    """Replaces the last `replaced` characters before the cursor."""
-    replaced: int
-    label: str
-    description: str = ""
-
-
 def complete(
     text_before_cursor: str, files: Callable[[str], Sequence[str]], commands: Mapping[str, str]
-) -> list[CompletionItem]:
+) -> list[Completion]:
     """Complete the word before the cursor, best match first.
 
-    Args:
-        text_before_cursor: The input up to the cursor.
-        files: Returns workspace paths that may match the typed text; directories end in a slash.
-        commands: Descriptions of slash commands: `mcp`, and with a first argument `mcp restart`.
+    `files` returns workspace paths that may match the typed text; directories end in a slash. `commands` maps slash
+    commands to descriptions: `mcp`, and with a first argument `mcp restart`.
     """
     if text_before_cursor.startswith("/"):
         return _complete_command(text_before_cursor[1:], commands)
@@ -88,20 +74,18 @@ def complete(
     scored = [(score, path) for path in files(query) if (score := score_path(query, path)) is not None]
     scored.sort(key=lambda row: (row[0], row[1].count("/"), len(row[1]), row[1]))
     return [
-        CompletionItem(
-            text=_quote_path(path, is_quoted=is_quoted), replaced=len(match[0]), label=escape_unprintable(path)
-        )
+        Completion(_quote_path(path, is_quoted=is_quoted), -len(match[0]), escape_unprintable(path))
         for _, path in scored[:_MAX_SHOWN]
     ]
 
 
-def _complete_command(typed: str, commands: Mapping[str, str]) -> list[CompletionItem]:
+def _complete_command(typed: str, commands: Mapping[str, str]) -> list[Completion]:
     words = typed.count(" ")
     if "\n" in typed or words > 1:
         return []
     rows = [(name.removeprefix("/"), description) for name, description in commands.items()]
     return [
-        CompletionItem(text=f"/{name}", replaced=len(typed) + 1, label=f"/{name}", description=description)
+        Completion(f"/{name}", -len(typed) - 1, f"/{name}", description)
         for name, description in sorted(rows)
         if name.count(" ") == words and name.casefold().startswith(typed.casefold())
     ]
@@ -210,8 +194,7 @@ class InputCompleter(Completer):
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """Yield the completions at the cursor."""
-        for item in complete(document.text_before_cursor, self._files, self._commands()):
-            yield _to_completion(item)
+        yield from complete(document.text_before_cursor, self._files, self._commands())
 
     async def get_completions_async(
         self, document: Document, complete_event: CompleteEvent
@@ -219,11 +202,7 @@ class InputCompleter(Completer):
         """Yield the completions at the cursor, found in a thread."""
         text, commands = document.text_before_cursor, self._commands()
         for item in await to_thread.run_sync(complete, text, self._files, commands, abandon_on_cancel=True):
-            yield _to_completion(item)
-
-
-def _to_completion(item: CompletionItem) -> Completion:
-    return Completion(item.text, -item.replaced, item.label, item.description)
+            yield item
 
 
 # -- mentions ---------------------------------------------------------------------------------
@@ -291,9 +270,7 @@ def _find_mentioned(written: str, root: str, *, is_quoted: bool) -> str | None:
 def _read_start(path: str, root: str, limit: int) -> tuple[bytes, int]:
     """Read the start of a file up to a line end, and return it with the file's size.
 
-    Raises:
-        PathRefused: The workspace policy denies tools to read it.
-        OSError: It's unreadable, or not a regular file.
+    `PathRefused` if the workspace policy denies tools to read it, `OSError` if it's unreadable or no regular file.
     """
     resolved = real_path(os.path.join(root, path))
     base = workspace_policy(root).find_base(path, resolved, writing=False)

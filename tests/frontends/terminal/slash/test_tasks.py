@@ -177,7 +177,7 @@ def test_an_id_that_names_none_or_two_is_refused(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("reply", "goes_on"), [(Reply("y"), True), (Reply("n"), False), (Reply("y", cancelled=True), False)]
+    ("reply", "goes_on"), [(Reply("y"), True), (Reply("n"), False), (Reply(cancelled=True), False)]
 )
 def test_work_that_would_end_is_asked_about(
     reply: Reply, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,13 +11,12 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import cut_text, format_count
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
-from induscode.cli.dialog import Choice, Question
 from induscode.cli.terminal import escape_controls
 from induscode.conversations.agents.files import find_folders, read_markdown
 from induscode.conversations.mentions import open_server_content
 from induscode.deck.cards.memory import LARGEST_BYTES, MEMORY_NAME, append_note_line
 from induscode.deck.mcp.content import ContentRefused, find_text
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, split_words
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, split_words
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -122,11 +121,7 @@ async def _send_file(body: str, host: SlashHost, rest: str) -> None:
 
 
 def expand_arguments(body: str, rest: str) -> str:
-    """Insert the arguments into a text, or append them if it has no placeholder.
-
-    Raises:
-        SlashError: The text uses `$1`, but the line has unbalanced quotes.
-    """
+    """Insert the arguments into a text, or append them if it has no placeholder."""
     if _PLACE.search(body) is None:
         return f"{body}\n\n{rest}" if rest else body
     words = split_words(rest) if any(match[1] for match in _PLACE.finditer(body)) else []
@@ -216,11 +211,7 @@ async def _change_memory(host: SlashHost, rest: str) -> None:
         host.screen.show(f"there are no notes ({MEMORY_NAME})")
     elif action == "clear":
         count = format_count(len(notes.splitlines()), "line")
-        choices = (Choice(key="y", label="yes, remove them"), Choice(key="n", label="no"))
-        reply = await host.screen.ask(
-            Question(title=f"Remove all notes of {MEMORY_NAME} ({count})?", choices=choices, default="n")
-        )
-        if reply.key == "y" and not reply.cancelled:
+        if await confirm(host, f"Remove all notes of {MEMORY_NAME} ({count})?"):
             await memory.replace("")
             host.screen.show("the notes are empty now")
     else:

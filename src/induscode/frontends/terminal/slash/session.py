@@ -108,9 +108,7 @@ async def _ask(host: SlashHost, point: RewindPoint, preview: RewindPreview, scop
         default="n",
     )
     reply = await host.screen.ask(question)
-    if reply.cancelled or reply.key not in {"y", "a"}:
-        return None
-    return conflicts if reply.key == "a" else ()
+    return {"y": (), "a": conflicts}.get(reply.key)
 
 
 def _describe_messages(count: int) -> str:

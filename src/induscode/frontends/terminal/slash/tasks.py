@@ -12,11 +12,10 @@ from indusagi.core.ids import is_ulid
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from induscode.cli.console import format_age
-from induscode.cli.dialog import Choice, Question
 from induscode.conversations.agents.sub_session import find_objective
 from induscode.conversations.transcript import Transcript, find_answer_text, list_by_age, summarise_log
 from induscode.deck.cards.task import describe_work, format_report
-from induscode.frontends.terminal.slash import SlashCommand, SlashError
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,10 +55,7 @@ async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
         return True
     names = ", ".join((*(job.id for job in jobs), *(task.id for task in tasks)))
     verb = "ends" if len(jobs) + len(tasks) == 1 else "end"
-    title = f"{reason} {' and '.join(counts)} {verb} with it: {names}. Go on?"
-    choices = (Choice(key="y", label="yes"), Choice(key="n", label="no"))
-    reply = await host.screen.ask(Question(title=title, choices=choices, default="n"))
-    return reply.key == "y" and not reply.cancelled
+    return await confirm(host, f"{reason} {' and '.join(counts)} {verb} with it: {names}. Go on?")
 
 
 async def _run(host: SlashHost, rest: str) -> None:
