@@ -38,7 +38,7 @@ from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.permissions.plan_mode import PlanMode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
     from indusagi.adapters.content import Attachment
     from indusagi.core.cancel import CancelToken
@@ -147,11 +147,11 @@ class Conversation:
         await self._compact_if_full(prompt, cancel)
         budget = budget or RequestBudget(self.invocation.max_requests)
         session = self.session
-        turns = TurnRecorder(session, self.transcript, await self.resources.begin_node(self.notes.report))
+        record_turn = partial(self._record_turn, await self.resources.begin_node(self.notes.report))
         tasks, late = self.resources.delegate, self.late_servers
         take_notices = lambda: [*late.take_notices(), *tasks.take_notices()]  # noqa: E731 — two lists as one
         self.sampling.attach(partial(loop.complete_message, budget=budget))
-        self._attach_tasks(loop, budget, sink, turns)
+        self._attach_tasks(loop, budget, sink, record_turn)
         plan = RunPlan(
             toolbox=lambda: self.search.open_box(session.deck()),
             system_prompt=self.render_system_prompt,
@@ -159,7 +159,7 @@ class Conversation:
             budget=budget,
             history=self.transcript.messages(),
             sink=sink,
-            on_turn=turns.record,
+            on_turn=record_turn,
             on_message=self._save_message,
             attachments=attachments,
             notices=take_notices,
@@ -183,7 +183,20 @@ class Conversation:
 
     # -- tasks ----------------------------------------------------------------------------------
 
-    def _attach_tasks(self, loop: ModelLoop, budget: RequestBudget, sink: EventSink, turns: TurnRecorder) -> None:
+    async def _record_turn(self, node: str, descriptors: Sequence[ToolDescriptor]) -> None:
+        """Record the tools of the model's next request in the ledger and in the conversation."""
+        journal = self.session.mcp.journal
+        digest = journal.record_turn(descriptors)
+        mark = partial(self.transcript.mark, "turn", node=node, run=journal.run, turn=journal.turns, deck=digest)
+        await to_thread.run_sync(mark)
+
+    def _attach_tasks(
+        self,
+        loop: ModelLoop,
+        budget: RequestBudget,
+        sink: EventSink,
+        record_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]],
+    ) -> None:
         """Connect tasks to the model and budget of the coming turn."""
         self.resources.delegate.attach(
             ParentSession(
@@ -193,7 +206,7 @@ class Conversation:
                 system_prompt=self.system_prompt,
                 budget=budget,
                 sink=sink,
-                on_turn=turns.record,
+                on_turn=record_turn,
                 leases=self.session.mcp.fleet.leases,
                 search=self.search,
                 open_runner=self._open_agent_model,
@@ -222,7 +235,7 @@ class Conversation:
         loop = await self._open_loop()
         budget = RequestBudget(self.invocation.max_requests)
         node = await self.resources.begin_node(self.notes.report)
-        self._attach_tasks(loop, budget, _ignore, TurnRecorder(self.session, self.transcript, node))
+        self._attach_tasks(loop, budget, _ignore, partial(self._record_turn, node))
         request = DelegateRequest(objective=objective, resume=identity, background=True)
         report = await self.resources.delegate.run(request, self.session.native.context)
         return f"task {identity} goes on in the background" if report.ok else report.text
@@ -369,19 +382,3 @@ class Conversation:
 
 async def _ignore(_: object) -> None:
     pass
-
-
-class TurnRecorder:
-    """Records the deck of each turn in the ledger and in the conversation."""
-
-    def __init__(self, session: Session, transcript: Transcript, node: str) -> None:
-        self._journal = session.mcp.journal
-        self._transcript, self._node = transcript, node
-
-    async def record(self, descriptors: Sequence[ToolDescriptor]) -> None:
-        """Record the tools of the model's next request."""
-        digest = self._journal.record_turn(descriptors)
-        mark = partial(
-            self._transcript.mark, "turn", node=self._node, run=self._journal.run, turn=self._journal.turns, deck=digest
-        )
-        await to_thread.run_sync(mark)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from induscode.cli.dialog import Choice, Question
 
 _TERMINAL = "/dev/tty"
+_MAX_ATTEMPTS = 20
+"""Invalid answers to one question before it counts as cancelled."""
 _CHUNK = 4096
 """Maximum line length of a terminal in canonical mode (termios(3))."""
 
@@ -78,7 +80,7 @@ class LineDialog:
     async def _ask(self, question: Question) -> Reply:
         prompt = format_prompt(question)
         text = "\n".join(("", *format_question(question), prompt))
-        while True:
+        for _ in range(_MAX_ATTEMPTS):
             line = await self._read_line(text, hidden=question.secret)
             if line is None:
                 return Reply(cancelled=True)
@@ -101,6 +103,7 @@ class LineDialog:
                     return Reply(cancelled=True)
                 comment = added.strip()
             return Reply(choice.key, comment)
+        return Reply(cancelled=True)
 
     async def _read_line(self, text: str, *, hidden: bool = False) -> str | None:
         """Print a text and read a line. Return `None` on cancellation or at the end of the terminal."""

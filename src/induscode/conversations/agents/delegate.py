@@ -77,7 +77,7 @@ class SubSessions:
         self.tasks: dict[str, DelegatedTask] = {}
         """This run's tasks by id, oldest first."""
         self._on_end = on_end
-        self._root: Callable[[], Awaitable[ParentSession]] | None = None
+        self._make_parent: Callable[[], Awaitable[ParentSession]] | None = None
         self._parent: ParentSession | None = None
         self._order = ReadWriteLock()
         self._nested: dict[ContextId, TaskLevel] = {}
@@ -87,15 +87,11 @@ class SubSessions:
 
     def attach(self, parent: ParentSession) -> None:
         """Connect the session that starts tasks here."""
-
-        async def give() -> ParentSession:
-            return parent
-
-        self._root, self._parent = give, parent
+        self._parent = parent
 
     def attach_factory(self, make: Callable[[], Awaitable[ParentSession]]) -> None:
         """Connect a host that creates a parent for each task. If it raises a `CoreError`, that's the report."""
-        self._root = make
+        self._make_parent = make
 
     def list_agents(self) -> Sequence[str]:
         """List the names of the agents."""
@@ -128,10 +124,11 @@ class SubSessions:
             where = "here" if level is None else "for a task of a task"
             return _refuse(f"No task can run in the background {where}: call it without `background`.")
         try:
-            if level is None and self._root is not None:
-                level = TaskLevel(await self._root(), order=self._order)
-            elif level is None:
-                return _refuse("The session is not open yet.")
+            if level is None:
+                parent = self._parent if self._make_parent is None else await self._make_parent()
+                if parent is None:
+                    return _refuse("The session is not open yet.")
+                level = TaskLevel(parent, order=self._order)
             agent, transcript = await self._open(request)
         except (OSError, CoreError) as exc:
             return _refuse(str(exc))

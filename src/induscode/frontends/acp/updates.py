@@ -350,13 +350,7 @@ def describe_arguments(arguments: JsonValue) -> JsonValue:
 
 # -- plans ------------------------------------------------------------------------------------
 
-_STATUS = {
-    "pending": "pending",
-    "active": "in_progress",
-    "in_progress": "in_progress",
-    "done": "completed",
-    "completed": "completed",
-}
+_STATUS = {"pending": "pending", "active": "in_progress", "done": "completed"}
 _PRIORITY = {"low": "low", "normal": "medium", "high": "high"}
 
 
