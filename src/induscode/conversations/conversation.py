@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.core.ids import new_ulid
 from indusagi.core.json import estimate_tokens
+from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from induscode.cli.terminal import print_status
+from induscode.conversations.agents.delegate import SubSessions
 from induscode.conversations.agents.sub_session import ParentSession
 from induscode.conversations.compaction import (
     AUTOMATIC_SHARE,
@@ -32,9 +35,11 @@ from induscode.conversations.models import choose_agent_model, choose_model
 from induscode.conversations.prompt import SystemPrompt
 from induscode.conversations.server_requests import SamplingModel
 from induscode.conversations.servers import LateServers, SessionServers
-from induscode.conversations.transcript import Transcript, add_session_note
+from induscode.conversations.transcript import ConversationReadState, Transcript, add_session_note
+from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.contract import DelegateRequest
 from induscode.deck.provision import DeckRunner, DeckToolBox
+from induscode.deck.stores import FileCheckpoints
 from induscode.permissions.plan_mode import PlanMode
 
 if TYPE_CHECKING:
@@ -45,10 +50,9 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
-    from induscode.conversations.agents.files import AgentDefinition
+    from induscode.conversations.agents.files import AgentDefinition, AgentFiles
     from induscode.conversations.compaction import CompactionReport
     from induscode.conversations.contract import EventSink, RunResult
-    from induscode.conversations.mentions import SessionResources
     from induscode.conversations.model_loop import ModelLoop
     from induscode.conversations.models import ModelChoice
     from induscode.launch.invocation import Invocation
@@ -382,3 +386,38 @@ class Conversation:
 
 async def _ignore(_: object) -> None:
     pass
+
+
+# -- stores -------------------------------------------------------------------------------------
+
+
+@record
+class SessionResources:
+    """A session's stores for the cards of its deck."""
+
+    memory: FileMemory
+    checkpoints: FileCheckpoints
+    """Closed by the caller of `build_resources`."""
+    delegate: SubSessions
+    read_state: ConversationReadState
+
+    async def begin_node(self, note: Callable[[str], None]) -> str:
+        """Start a rewind point and return its id, reporting a failure to `note`."""
+        node = new_ulid()
+        try:
+            await to_thread.run_sync(self.checkpoints.begin, node)
+        except OSError as exc:
+            note(f"what files held before isn't kept, so a rewind can't restore it: {exc}")
+        return node
+
+
+def build_resources(
+    cwd: str, transcript: Transcript, agents: AgentFiles, on_task_end: Callable[[str], None]
+) -> SessionResources:
+    """Build the resources of a session in `cwd`. Files open on first use."""
+    return SessionResources(
+        FileMemory(os.path.join(cwd, MEMORY_NAME)),
+        FileCheckpoints(os.path.join(transcript.directory, "checkpoints"), cwd),
+        SubSessions(os.path.join(transcript.directory, "tasks"), cwd, agents, on_end=on_task_end),
+        ConversationReadState(transcript),
+    )

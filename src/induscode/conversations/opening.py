@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.leftovers import make_owned_dir
+from indusagi.capabilities.leftovers import find_leftover_jobs, make_owned_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
+from indusagi.core.text import clean_text, cut_text, format_count
 from induscode.boot.config_watch import ConfigFiles, list_config_files
 from induscode.boot.plans import check_named_configs
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.conversations.agents.files import load_agents
 from induscode.conversations.compaction import measure_context
-from induscode.conversations.conversation import Conversation, ConversationNotes
+from induscode.conversations.conversation import Conversation, ConversationNotes, build_resources
 from induscode.conversations.deck_limit import DeckSearch, build_deck_limit
 from induscode.conversations.kept_state import KeptState
-from induscode.conversations.mentions import build_resources, find_leftovers, list_leftover_jobs
 from induscode.conversations.models import choose_model
 from induscode.conversations.prompt import SystemPrompt, read_project_instructions
 from induscode.conversations.server_requests import SamplingModel, build_server_handlers
@@ -44,12 +44,14 @@ from induscode.permissions.plan_mode import PlanMode
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from indusagi.capabilities.leftovers import Receipt
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.cli.dialog import Dialog
     from induscode.launch.invocation import Invocation
     from induscode.permissions import PermissionSetup
 
 _SAVE_TIMEOUT_S = 2.0
+_MAX_COMMAND_CHARS = 60
 
 
 @asynccontextmanager
@@ -94,7 +96,7 @@ async def open_conversation(
         mode = PlanMode(approves=invocation.approval != "ask", approver=approver)
         permissions = permissions or await to_thread.run_sync(load_permissions, invocation, mode, approver)
         warnings.extend(map(str, permissions.notes))
-        warnings.extend(await to_thread.run_sync(list_leftover_jobs))
+        warnings.extend(await to_thread.run_sync(_list_leftover_jobs))
         transcript = await stack.enter_async_context(_open_stored(invocation, warnings))
         mode.folder = transcript.directory
         agents = await to_thread.run_sync(load_agents, invocation.cwd)
@@ -176,10 +178,28 @@ async def open_conversation(
                 await servers.aclose()
 
 
+def _find_leftovers() -> Sequence[Receipt]:
+    """Find jobs that still run without a session. An unusable state directory yields none. Blocks."""
+    try:
+        return find_leftover_jobs()
+    except OSError:  # the ledger store reports an unusable state directory
+        return []
+
+
+def _list_leftover_jobs() -> list[str]:
+    """Describe jobs that still run after a crash, and how to end them. Blocks."""
+    jobs = _find_leftovers()
+    if not jobs:
+        return []
+    command = cut_text(" ".join(clean_text(jobs[0].command)[0].split()), _MAX_COMMAND_CHARS)
+    count = format_count(len(jobs), "job of a run that crashed runs", "jobs of runs that crashed run")
+    return [f"{count} on, such as {command!r}: `indus mcp doctor --end-leftovers` ends it"]
+
+
 def _restore_state(state: KeptState) -> list[str]:
     """Restore stored state, and describe jobs that ended or lost their session. Blocks."""
     lost = state.restore()
-    marks = {job.mark for job in find_leftovers()} if lost else set[str]()
+    marks = {job.mark for job in _find_leftovers()} if lost else set[str]()
     return [f"background job {replace(job, runs=job.mark in marks)}" for job in lost]
 
 

@@ -428,20 +428,17 @@ class InteractiveApp:
     async def _run_turn(self, conversation: Conversation, message: str) -> None:
         """Answer one message, printing text and calls as they finish."""
         from induscode.conversations.contract import RunResult  # noqa: PLC0415 — after the first prompt
-        from induscode.conversations.mentions import attach_resources  # noqa: PLC0415 — after the first prompt
-        from induscode.frontends.terminal.complete import expand_mentions  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.mentions import attach_mentions  # noqa: PLC0415 — after the first prompt
         from induscode.frontends.terminal.render import EventRenderer  # noqa: PLC0415 — after the first prompt
 
         first, *more = message.split("\n")
         for line in (f"> {first}", *(f"  {line}" for line in more)):
             self.screen.show(line)
-        prompt, notes = await expand_mentions(message, conversation.invocation.cwd)
-        self._turn = CancelToken(self._leaving)
+        self._turn, prompt = CancelToken(self._leaving), message
         with self._turn.guard():
-            prompt, remarks = await attach_resources(prompt, conversation.session)
-            notes = (*notes, *remarks)
-        for note in notes:
-            self.screen.show(f"note: {note}")
+            prompt, notes = await attach_mentions(message, conversation.session)
+            for note in notes:
+                self.screen.show(f"note: {note}")
         self._renderer = EventRenderer(width=lambda: self.screen.width, color=self.color)
         known = len(conversation.notes)
         result = RunResult(reason="cancelled")
