@@ -25,7 +25,7 @@ from induscode.deck.provision import DeckRunner, DeckToolBox, ToolDeck
 from induscode.search.background import BackgroundIndex
 from induscode.search.cards import build_search_cards, resolve_call
 from induscode.search.finder import ToolFinder
-from induscode.search.options import SearchOptions, estimate_definition, read_search_options
+from induscode.search.options import SearchOptions, estimate_definition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,11 +33,9 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolCall, ToolDescriptor
-    from induscode.conversations.models import ModelChoice
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.launch.invocation import Invocation
     from induscode.search.finder import SearchReport
 
 SMALL_WINDOW = 32_768
@@ -130,12 +128,6 @@ class DeckLimit:
         return listed
 
 
-def build_deck_limit(choice: ModelChoice, invocation: Invocation) -> DeckLimit:
-    """Build the limit for a model from the tools and search settings of the invocation."""
-    options = read_search_options(invocation.settings)
-    return DeckLimit(choice.label, choice.context_window, invocation.tools or (), options)
-
-
 def _estimate_card(card: Capability) -> int:
     return estimate_definition(describe(card))
 
@@ -204,23 +196,18 @@ class _SearchedDeck:
         return find_tool_ref(self._cards.get(name))
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
-        return find_denied_cards(self._cards, self._context, names)
+        return find_denied_tools(self._cards, self._context, names)
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         return [tool for tool in self._disabled if tool.ref.kind == "tool"]
 
 
-def find_denied_cards(cards: Mapping[str, Capability], context: ToolContext, names: Collection[str]) -> Collection[str]:
+def find_denied_tools(cards: Mapping[str, Capability], context: ToolContext, names: Collection[str]) -> Collection[str]:
     """Return the names of cards that a rule denies the current caller."""
     from induscode.permissions.check import is_denied  # noqa: PLC0415 — loads the table of programs
 
     workspace = os.path.realpath(context.cwd)
     return {name for name in names if name in cards and is_denied(cards[name], workspace)}
-
-
-def find_denied_tools(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
-    """Return the names of a box's tools that a rule denies the current caller."""
-    return find_denied_cards(box.runner.cards, box.context, names)
 
 
 def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:

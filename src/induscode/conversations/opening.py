@@ -28,7 +28,7 @@ from induscode.calls.record import CallOrigin
 from induscode.conversations.agents.files import load_agents
 from induscode.conversations.compaction import measure_context
 from induscode.conversations.conversation import Conversation, ConversationNotes, build_resources
-from induscode.conversations.deck_limit import DeckSearch, build_deck_limit
+from induscode.conversations.deck_limit import DeckLimit, DeckSearch
 from induscode.conversations.kept_state import KeptState
 from induscode.conversations.models import choose_model
 from induscode.conversations.prompt import SystemPrompt, read_project_instructions
@@ -40,6 +40,7 @@ from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.permissions import load_permissions
 from induscode.permissions.plan_mode import PlanMode
+from induscode.search.options import read_search_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -86,7 +87,8 @@ async def open_conversation(
     async with AsyncExitStack() as stack:
         await to_thread.run_sync(check_named_configs, invocation)
         choice = await choose_model(invocation, os.environ)
-        limit = build_deck_limit(choice, invocation)
+        search_options = read_search_options(invocation.settings)
+        limit = DeckLimit(choice.label, choice.context_window, invocation.tools or (), search_options)
         sampling, approver, handlers = SamplingModel(), None, None
         if dialog is not None:
             from induscode.permissions.approver import PersonApprover  # noqa: PLC0415 — loads the table of programs

@@ -126,7 +126,7 @@ class ToolCalls:
 
                 tasks.start_soon(report_progress)
                 current_call.set(call.id)
-                find_denied = partial(find_denied_tools, toolbox)
+                find_denied = partial(find_denied_tools, toolbox.runner.cards, toolbox.context)
                 current_entry.set(CallEntry(toolbox, call.id, find_denied=find_denied))
                 current_wait.set(wait)
                 outcome = await toolbox.runner.run(call, self._cancel, on_progress=buffer_progress)

@@ -49,15 +49,11 @@ class UpdateChannel:
     def __init__(self, connection: JsonRpcConnection, writable: asyncio.Event, session: str) -> None:
         self.connection = connection
         self.session = session
-        self._writable = writable
+        self.writable = writable
 
     def send(self, update: JsonObject) -> None:
         """Send one update."""
         self.connection.notify("session/update", {"sessionId": self.session, "update": update})
-
-    async def wait_writable(self) -> None:
-        """Wait while the editor isn't reading. The turn stays cancellable."""
-        await self._writable.wait()
 
     def say(self, text: str, kind: str = "agent_message_chunk", message: str | None = None) -> None:
         """Send a message chunk; without a message id it's a message by itself."""
@@ -110,7 +106,7 @@ class SessionUpdates:
 
     async def handle(self, event: RunEvent) -> None:
         """Send the updates of one event."""
-        await self.channel.wait_writable()
+        await self.channel.writable.wait()  # while the editor isn't reading, the turn stays cancellable
         if isinstance(event, TextDelta):
             text = event.text
             if event.starts:

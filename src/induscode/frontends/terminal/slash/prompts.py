@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
-from indusagi.core.records import record
 from indusagi.core.text import cut_text, format_count
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from induscode.cli.terminal import escape_controls
@@ -19,7 +18,7 @@ from induscode.deck.mcp.content import ContentRefused, find_text
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, split_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
@@ -44,16 +43,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _PLACE = re.compile(r"\$(?:ARGUMENTS\b|([1-9])(?!\d))")
 
 
-@record
-class CustomCommands:
-    """Commands from files, and notes about skipped files."""
-
-    commands: Mapping[str, SlashCommand]
-    notes: Sequence[str] = ()
-
-
-def load_custom_commands(cwd: str, taken: Collection[str]) -> CustomCommands:
-    """Load the user's commands, then the project's. Blocks: call it in a thread.
+def load_custom_commands(cwd: str, taken: Collection[str]) -> tuple[Mapping[str, SlashCommand], Sequence[str]]:
+    """Load the user's commands, then the project's, with notes about skipped files. Blocks: call it in a thread.
 
     Names in `taken` and names of user files take precedence.
     """
@@ -74,28 +65,22 @@ def load_custom_commands(cwd: str, taken: Collection[str]) -> CustomCommands:
                     commands[name] = _read_command(name, path, folder, origin)
                 except OSError as exc:
                     notes.append(f"{path}: left out: {exc.strerror}")
-    return CustomCommands(commands, notes)
+    return commands, notes
 
 
-def _list_files(folder: str, notes: list[str]) -> Iterator[str]:
-    """List Markdown files below a directory by name, skipping symlinked directories."""
-    folders, entries, files = [(folder, 1)], 0, 0
-    while folders:
-        path, depth = folders.pop(0)
-        try:
-            found = sorted(os.scandir(path), key=lambda entry: entry.name)
-        except OSError:
-            continue
-        for entry in found:
-            entries += 1
-            if entries > _MAX_ENTRIES or files >= MAX_FILES:
-                notes.append(f"{folder}: it has more files than the {MAX_FILES} that are read")
-                return
-            if entry.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
-                folders.append((entry.path, depth + 1))
-            elif entry.name.endswith(".md") and not entry.is_dir():
-                files += 1
-                yield entry.path
+def _list_files(folder: str, notes: list[str]) -> Sequence[str]:
+    """List Markdown files below a directory, skipping symlinked directories."""
+    entries, files = 0, list[str]()
+    for path, folders, names in os.walk(folder):
+        entries += len(folders) + len(names)
+        files += [os.path.join(path, name) for name in sorted(names) if name.endswith(".md")]
+        if entries > _MAX_ENTRIES or len(files) > MAX_FILES:
+            notes.append(f"{folder}: it has more files than the {MAX_FILES} that are read")
+            break
+        folders.sort()
+        if path.count(os.sep) - folder.count(os.sep) == _MAX_DEPTH - 1:
+            folders.clear()
+    return files[:MAX_FILES]
 
 
 def _read_command(name: str, path: str, folder: str, origin: str) -> SlashCommand:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from anyio import to_thread
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.conversations.conversation import Conversation
     from induscode.conversations.rewind import RewindPoint, RewindPreview, RewindScope
-    from induscode.conversations.transcript import ConversationSummary
     from induscode.frontends.terminal.slash import SlashHost
 
 
@@ -213,15 +213,10 @@ def sum_usage(rows: Sequence[JsonObject]) -> Usage:
 _MAX_SEARCHED = 200
 
 
-async def _list(host: SlashHost, limit: int) -> Sequence[ConversationSummary]:
-    conversation = host.conversation
-    return await to_thread.run_sync(
-        lambda: list_conversations(conversation.invocation.cwd, limit=limit, without=conversation.transcript.id)
-    )
-
-
 async def _resume(host: SlashHost, rest: str) -> None:
-    summaries = await _list(host, _MAX_SEARCHED if rest and not rest.isdigit() else _LISTED)
+    cwd, present = host.conversation.invocation.cwd, host.conversation.transcript.id
+    limit = _MAX_SEARCHED if rest and not rest.isdigit() else _LISTED
+    summaries = await to_thread.run_sync(partial(list_conversations, cwd, limit=limit, without=present))
     if not rest:
         if not summaries:
             host.screen.show("there is no other conversation in this directory")
@@ -380,7 +375,7 @@ async def load_commands(conversation: Conversation, on_note: Callable[[str], Non
     A file never replaces a built-in command. `on_note` receives a line about each skipped file.
     """
     table = {command.name: command for command in COMMANDS}
-    custom = await to_thread.run_sync(load_custom_commands, conversation.invocation.cwd, table)
-    for note in custom.notes:
+    custom, notes = await to_thread.run_sync(load_custom_commands, conversation.invocation.cwd, table)
+    for note in notes:
         on_note(note)
-    return {**table, **custom.commands, **list_prompt_commands(conversation)}
+    return {**table, **custom, **list_prompt_commands(conversation)}
