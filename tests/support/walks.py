@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,10 +157,10 @@ def trace_turn(folder: Path) -> Walk:
 
     It begins when the prompt is taken and ends when the next one may come. The screen isn't up: frames depend on time.
     """
-    import induscode.frontends.terminal.markdown  # noqa: F401, PLC0415 — the session imports it in a thread
     from induscode.frontends.terminal.app import InteractiveApp  # noqa: PLC0415 — traced
     from induscode.launch.invocation import Invocation  # noqa: PLC0415 — as above
 
+    import_module("induscode.frontends.terminal.markdown")  # the session imports it in a thread
     config = honest(id="desk")
     row = {"command": config.command, "args": [*config.args], "env": dict(config.env)}
     (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"desk": row}}), encoding="utf-8")

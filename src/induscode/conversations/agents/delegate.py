@@ -278,7 +278,7 @@ class SubSessions:
                     if not task.cancel.cancelled:
                         report = _refuse("Its turn did not come: other agents are at work.", task.id, "time")
                     return report
-                run = SubSession(task, agent, request, level, transcript, is_reading, limit_s, self._cwd)
+                run = SubSession(task, agent, request, level, transcript, is_reading, limit_s)
                 report = await run.execute(stack, self._nested, report_progress)
                 return report
         except ConversationError as exc:

@@ -120,10 +120,9 @@ class SubSession:
         transcript: Transcript,
         is_reading: bool,
         limit_s: float,
-        cwd: str,
     ) -> None:
         self._task, self._agent, self._request, self._level = task, agent, request, level
-        self._transcript, self._is_reading, self._limit_s, self._cwd = transcript, is_reading, limit_s, cwd
+        self._transcript, self._is_reading, self._limit_s = transcript, is_reading, limit_s
         turns = [turns for turns in (request.max_turns, agent.max_turns) if turns is not None]
         self._budget = RequestBudget(min(turns, default=_DEFAULT_TURNS), above=level.parent.budget)
         self._limits = None if agent.tools is None else _build_limits(agent)
@@ -183,7 +182,7 @@ class SubSession:
         stack.push_async_callback(search.aclose)
         plan = RunPlan(
             toolbox=lambda: search.open_box(self.select_deck(), context),
-            system_prompt=lambda: self._write_system_prompt(),
+            system_prompt=self._write_system_prompt,
             cancel=task.cancel,
             budget=self._budget,
             history=self._transcript.messages(),

@@ -426,7 +426,7 @@ class EditorDialog:
         self._takes_text = takes_text
         self._asking = anyio.Lock()
 
-    def show(self, text: str, /) -> None:
+    def show(self, text: str) -> None:
         """Show one line as a separate message."""
         if self.updates is None:
             print_status(text)
@@ -438,7 +438,7 @@ class EditorDialog:
         if self.updates is not None and text.strip():
             self.updates.channel.say(f"```\n{escape_controls(text).rstrip()}\n```\n\n")
 
-    async def ask(self, question: Question, /) -> Reply:
+    async def ask(self, question: Question) -> Reply:
         """Ask a question and wait for the answer."""
         updates = self.updates
         if updates is None or question.secret or not (question.choices or self._takes_text):

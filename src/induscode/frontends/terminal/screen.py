@@ -468,10 +468,19 @@ class Screen:
         keys.add("<sigint>")(self._interrupt)
         keys.add("escape")(self._escape)
         keys.add("c-d", filter=empty)(self._end_input)
-        keys.add("s-tab", filter=typing)(lambda _: self._listener.switch_mode())
-        keys.add("c-l")(lambda _: self._app.renderer.erase())  # would erase the whole display by default
-        keys.add("c-z")(lambda _: self._app.suspend_to_background())
+        keys.add("s-tab", filter=typing)(self._handle_control)
+        keys.add("c-l")(self._handle_control)
+        keys.add("c-z")(self._handle_control)
         return keys
+
+    def _handle_control(self, event: KeyPressEvent) -> None:
+        key = event.key_sequence[0].key
+        if key == Keys.BackTab:
+            self._listener.switch_mode()
+        elif key == Keys.ControlL:
+            self._app.renderer.erase()  # Ctrl-L would erase the whole display by default
+        else:
+            self._app.suspend_to_background()
 
     def _enter_message(self, _: KeyPressEvent) -> None:
         if self._draft.text.endswith("\\"):  # a trailing backslash continues the message on a new line
