@@ -79,7 +79,10 @@ class DeckLimit:
         cards = deck.shown()
         can_search = self._search.mode != "off" and (self.window is None or self.window >= LEAST_SEARCHED)
         listed = self._select_small(cards, can_search=can_search) if is_small else None
-        if listed is None and can_search and self._is_large(cards):
+        if listed is None and can_search:
+            # A deck that once needed search keeps it, so that the model's list is stable.
+            self._is_searched = self._is_searched or self._search.applies_to([*map(describe, cards)], self.window)
+        if listed is None and can_search and self._is_searched:
             listed = {card.name for card in cards if has_capability(card.name) or self._is_kept(card)}
         if listed is None or len(listed) == len(cards):
             return deck
@@ -94,11 +97,6 @@ class DeckLimit:
         )
         kept = (card for card in deck.tools() if {card.name, SECOND_NAMES.get(card.name)} & listed)
         return ToolDeck(kept, deck.context, (*deck.notes, note))
-
-    def _is_large(self, cards: Sequence[Capability]) -> bool:
-        """Return whether the deck needs search. Once it does, it stays so, to keep the model's list stable."""
-        self._is_searched = self._is_searched or self._search.applies_to([*map(describe, cards)], self.window)
-        return self._is_searched
 
     def _is_kept(self, card: Capability) -> bool:
         if card.name == RUN_CODE:  # a user who turns scripts on wants the model to know about them

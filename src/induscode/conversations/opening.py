@@ -98,7 +98,7 @@ async def open_conversation(
         mode = PlanMode(approves=invocation.approval != "ask", approver=approver)
         permissions = permissions or await to_thread.run_sync(load_permissions, invocation, mode, approver)
         warnings.extend(map(str, permissions.notes))
-        warnings.extend(await to_thread.run_sync(_list_leftover_jobs))
+        warnings.extend(await to_thread.run_sync(list_leftover_jobs))
         transcript = await stack.enter_async_context(_open_stored(invocation, warnings))
         mode.folder = transcript.directory
         agents = await to_thread.run_sync(load_agents, invocation.cwd)
@@ -188,7 +188,7 @@ def _find_leftovers() -> Sequence[Receipt]:
         return []
 
 
-def _list_leftover_jobs() -> list[str]:
+def list_leftover_jobs() -> list[str]:
     """Describe jobs that still run after a crash, and how to end them. Blocks."""
     jobs = _find_leftovers()
     if not jobs:

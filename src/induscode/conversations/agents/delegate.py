@@ -30,6 +30,7 @@ from induscode.conversations.agents.sub_session import (
     SubSession,
     TaskActivity,
     TaskLevel,
+    close_in_time,
     is_reading_deck,
     select_deck,
 )
@@ -147,7 +148,7 @@ class SubSessions:
             await self._remember(task)
             return await work(ctx.report)
         if len(self.list_running()) >= MOST_WAITING:
-            await _close_log(transcript)
+            await close_in_time(partial(to_thread.run_sync, transcript.close))
             return _refuse(f"{MOST_WAITING} tasks have not ended yet: wait for one of them.")
         await self._remember(task)
         task.owner = BackgroundTask(f"task {task.id}")
@@ -260,7 +261,7 @@ class SubSessions:
         report = _refuse("The task was cancelled.", task.id, "cancelled")
         try:
             async with AsyncExitStack() as stack:
-                stack.push_async_callback(_close_log, transcript)
+                stack.push_async_callback(close_in_time, partial(to_thread.run_sync, transcript.close))
                 # Whether the task is read-only is decided once, and holds until it ends.
                 is_reading = is_reading_deck(select_deck(level.parent.deck(), agent, level.depth + 1))
                 times = [float(agent.timeout_s)] if agent.timeout_s is not None else list[float]()
@@ -295,8 +296,3 @@ def _find_principal() -> str:
 
 def _refuse(text: str, identity: str | None = None, reason: str = "error") -> DelegateReport:
     return DelegateReport(ok=False, text=text, id=identity, reason=reason)
-
-
-async def _close_log(transcript: Transcript) -> None:
-    with anyio.move_on_after(CLOSING_S, shield=True):
-        await to_thread.run_sync(transcript.close)

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-    from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
     from indusagi.core.tasks import BackgroundTask
     from indusagi.interop.protocol_bridge.owner import ServerLeases
@@ -154,7 +153,7 @@ class SubSession:
             cancel=task.cancel,
             closing=CleanupStack(),
         )
-        stack.push_async_callback(_close_context, context)
+        stack.push_async_callback(close_in_time, context.aclose)
         runner, remark = parent.runner, ""
         if self._agent.model is not None and parent.open_runner is not None:
             try:
@@ -282,9 +281,10 @@ def _build_limits(agent: AgentDefinition) -> Callable[[Capability], Capability]:
     return lambda card: limit_card(card, limits) if card.name in part else card
 
 
-async def _close_context(context: ToolContext) -> None:
+async def close_in_time(closing: Callable[[], Awaitable[None]]) -> None:
+    """Close something even in a cancelled task, within a time limit."""
     with anyio.move_on_after(CLOSING_S, shield=True):
-        await context.aclose()
+        await closing()
 
 
 # -- tasks --------------------------------------------------------------------------------------

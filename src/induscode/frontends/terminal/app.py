@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
 
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
-    from induscode.conversations.contract import RunEvent, RunResult
+    from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation
     from induscode.frontends.terminal.render import EventRenderer
     from induscode.frontends.terminal.slash import SlashCommand
@@ -455,7 +455,13 @@ class InteractiveApp:
                 tasks.cancel_scope.cancel()
                 self.screen.print(self._renderer.finish())
                 self._turn = self._renderer = self._turn_tasks = None
-        self._show_end(result)
+        if result.reason == "cancelled":
+            self.screen.show("Interrupted.")
+        elif result.reason != "done":
+            self.screen.show(f"the turn ended early: {result.message}")
+        if result.note:
+            self.screen.show(f"note: {result.note}")
+        self.screen.print("\n")
         for note in conversation.notes[known:]:
             self.screen.show(f"note: {note}")
 
@@ -468,12 +474,3 @@ class InteractiveApp:
         if self._renderer is not None:
             self.screen.print(self._renderer.feed(event))
             self.screen.refresh()
-
-    def _show_end(self, result: RunResult) -> None:
-        if result.reason == "cancelled":
-            self.screen.show("Interrupted.")
-        elif result.reason != "done":
-            self.screen.show(f"the turn ended early: {result.message}")
-        if result.note:
-            self.screen.show(f"note: {result.note}")
-        self.screen.print("\n")

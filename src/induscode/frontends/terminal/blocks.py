@@ -172,8 +172,12 @@ class BlockSplitter:
     def _take_line(self, line: str) -> None:
         """Add a complete line to the open block, or start the next one with it."""
         spaced = line.expandtabs(_CODE_INDENT)
-        if self._open.kind == "fence":
-            self._continue_fence(line, spaced)
+        block = self._open
+        if block.kind == "fence" and _closes_fence(spaced, block.mark):
+            self._close()
+        elif block.kind == "fence":
+            removed = min(block.indent, len(line) - len(line.lstrip(" ")))
+            self._append(line[removed:])
         elif self._open.kind == "list" and self._continue_list(line, spaced):
             return
         elif not spaced.strip():
@@ -210,14 +214,6 @@ class BlockSplitter:
         block.lines, block.chars = [], 0
         block.indent, block.mark, block.info = len(match[1]), match[2], match[3]
         return True
-
-    def _continue_fence(self, line: str, spaced: str) -> None:
-        block = self._open
-        if _closes_fence(spaced, block.mark):
-            self._close()
-        else:
-            removed = min(block.indent, len(line) - len(line.lstrip(" ")))
-            self._append(line[removed:])
 
     def _begin_list(self, line: str, spaced: str, *, interrupts: bool) -> bool:
         match = _ITEM.match(spaced)

@@ -134,17 +134,14 @@ async def _list_tasks(host: SlashHost) -> Sequence[_Task]:
             summary = summarise_log(path, modified_ns // 1_000_000) if is_ulid(name) else None
             if summary is not None:
                 age = format_age(summary.modified_ms, now_ms())
-                state = format_count(summary.messages, "message")
-                found.append(_Task(name, state, age, summary.title or _read_objective(path), directory=path))
+                state, title = format_count(summary.messages, "message"), summary.title
+                if not title:  # it never started
+                    with closing(Transcript(path, "")) as transcript:
+                        title = find_objective(transcript)
+                found.append(_Task(name, state, age, title, directory=path))
         return found
 
     return [*tasks, *await to_thread.run_sync(read_sessions)]
-
-
-def _read_objective(directory: str) -> str:
-    """Read the objective of a task that never started."""
-    with closing(Transcript(directory, "")) as transcript:
-        return find_objective(transcript)
 
 
 async def _read_output(task: _Task) -> Sequence[str]:
