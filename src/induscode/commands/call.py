@@ -410,7 +410,7 @@ class _Call:
 def _find_denied(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
     from induscode.conversations.deck_limit import find_denied_tools  # noqa: PLC0415 — for a script that searches
 
-    return find_denied_tools(box, names)
+    return find_denied_tools(box.runner.cards, box.context, names)
 
 
 def _build_progress_printer(name: str) -> Callable[[ToolProgress], None]:
