@@ -21,9 +21,8 @@ from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.tools import model_name
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from induscode.deck.mcp.canonical import canonical_digest
 from induscode.deck.mcp.capability import definition_pin
-from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, closest_drift
+from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, canonical_digest, closest_drift
 from induscode.deck.mcp.store.events import Batch, Event, build_subject, filter_texts
 from induscode.deck.mcp.store.journal import LISTED, build_tool_filter
 from induscode.servers.config.trust import server_identity
