@@ -27,9 +27,8 @@ from induscode.boot.plans import (
 )
 from induscode.deck.catalog import capability_cards, capability_ids, find_missing_backend
 from induscode.deck.contract import SECOND_NAMES, DeckContext, DeckFramework, describe
-from induscode.deck.mcp.known import read_known_tools
 from induscode.deck.mcp.store.events import filter_texts
-from induscode.deck.mcp.store.pins import read_disabled_tools
+from induscode.deck.mcp.store.pins import read_disabled_tools, read_known_tools
 from induscode.deck.provision import ToolDeck, base_context
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import server_identity

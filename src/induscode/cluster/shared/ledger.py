@@ -18,8 +18,7 @@ from indusagi.core.time import iso_utc, now_ms
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.key import UnsealedError
 from induscode.cluster.shared.chains import Anchor, ChainBatch, ChainBook, digest_anchor
-from induscode.deck.mcp.store.database import ChainEnd
-from induscode.deck.mcp.store.publication import ChainRow
+from induscode.deck.mcp.store.database import ChainEnd, ChainRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.requests import Stream, StreamMessage
     from induscode.deck.mcp.store import ThreadedStore
-    from induscode.deck.mcp.store.publication import ChainPart
+    from induscode.deck.mcp.store.database import ChainPart
 
 _log = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
-from induscode.deck.mcp.known import find_started_before
-from induscode.deck.mcp.store.pins import read_pins
+from induscode.deck.mcp.store.pins import find_started_before, read_pins
 from induscode.launch.installation import check_installation
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.listing import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport

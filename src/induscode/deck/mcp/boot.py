@@ -23,12 +23,19 @@ from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, BridgeConfig, FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.enrolment import Enrolment
-from induscode.deck.mcp.known import find_down_before, find_started_before, read_known_tools
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import SilentStoreError
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import LATE, STANDARD_ERROR, Journal
-from induscode.deck.mcp.store.pins import StorePins, follow_rows, load_pins, read_disabled_tools
+from induscode.deck.mcp.store.pins import (
+    StorePins,
+    find_down_before,
+    find_started_before,
+    follow_rows,
+    load_pins,
+    read_disabled_tools,
+    read_known_tools,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
