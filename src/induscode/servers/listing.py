@@ -170,7 +170,7 @@ def build_config_facts(row: ServerRow) -> JsonObject:
 
 def format_url(row: ServerRow) -> str:
     """Format a row's address, with references as written and without secrets."""
-    from induscode.servers.config.references import show_url  # noqa: PLC0415 — for servers with an address
+    from induscode.servers.config.trust import show_url  # noqa: PLC0415 — for servers with an address
 
     assert not isinstance(row.config, StdioServerConfig)
     return show_url(row.config.url, row.expansion)
@@ -178,7 +178,7 @@ def format_url(row: ServerRow) -> str:
 
 def build_reference_facts(row: ServerRow) -> JsonObject:
     """Build the `references` key of a row's JSON, if it has references."""
-    from induscode.servers.config.references import find_references  # noqa: PLC0415 — for rows without consent
+    from induscode.servers.config.trust import find_references  # noqa: PLC0415 — for rows without consent
 
     references = [reference.as_json() for reference in find_references(row)]
     return {"references": [*references]} if references else {}
@@ -186,6 +186,6 @@ def build_reference_facts(row: ServerRow) -> JsonObject:
 
 def list_secret_warnings(row: ServerRow) -> Sequence[str]:
     """List warnings about a row's references that look like secrets, with their recipients."""
-    from induscode.servers.config.references import find_references  # noqa: PLC0415 — for rows without consent
+    from induscode.servers.config.trust import find_references  # noqa: PLC0415 — for rows without consent
 
     return [reference.warning for reference in find_references(row) if reference.looks_secret]

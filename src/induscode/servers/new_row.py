@@ -14,8 +14,8 @@ import click
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, StdioServerConfig
 from induscode.cli.terminal import print_status
 from induscode.servers.config import resolve_rows
-from induscode.servers.config.references import show_url
 from induscode.servers.config.rows import InvalidRowError, Origin, parse_row
+from induscode.servers.config.trust import show_url
 from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:

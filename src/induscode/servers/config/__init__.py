@@ -11,8 +11,7 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ServerConfig
-from induscode.servers.config.dialects import Dialect, RawRow, detect_dialect
-from induscode.servers.config.expansion import UnresolvedVariableError
+from induscode.servers.config.dialects import Dialect, RawRow, UnresolvedVariableError, detect_dialect
 from induscode.servers.config.rows import InvalidRowError, Origin, Scope, ServerRow, is_switched_off, parse_row
 
 _SWITCHED_OFF = "switched off in its file"

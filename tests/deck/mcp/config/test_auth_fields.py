@@ -9,7 +9,7 @@ import pytest
 
 from indusagi.interop.auth.contract import AUTH_METHODS, GRANTS, AuthSettings
 from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig
-from induscode.servers.config import auth_fields
+from induscode.servers.config import rows as auth_fields
 from induscode.servers.config.rows import Origin, ServerRow, parse_row
 from induscode.servers.config.trust import TrustStore, server_identity
 
