@@ -24,7 +24,7 @@ from induscode.connectors.sign_in import ConnectorSignIn
 from induscode.connectors.sources import examine_source
 from induscode.connectors.store import ConnectorStore
 from induscode.deck.contract import ActionError
-from induscode.servers.sign_in.prompts import PersonPrompt
+from induscode.servers.sign_in import PersonPrompt
 
 if TYPE_CHECKING:
     from pathlib import Path

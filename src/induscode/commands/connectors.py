@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from induscode.connectors.oauth import ConnectorAuth, ConnectorGrant, SecretMethod
     from induscode.connectors.sources import DocumentChange, SourceReading
     from induscode.connectors.store import ConnectorRow
-    from induscode.servers.sign_in.prompts import SignInWay
+    from induscode.servers.sign_in import SignInWay
 
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _PROBLEM = 1

@@ -14,7 +14,7 @@ from induscode.connectors.auth import check_values
 from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.operations import list_operations
 from induscode.connectors.store import ConnectorStore
-from induscode.servers.sign_in.servers import read_facts, sign_in_again, sign_out
+from induscode.servers.sign_in import read_facts, sign_in_again, sign_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from indusagi.interop.auth.steps import Challenge
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.connectors.store import ConnectorRow
-    from induscode.servers.sign_in.servers import SignInFacts
+    from induscode.servers.sign_in import SignInFacts
 
 
 class ConnectorSignIn:

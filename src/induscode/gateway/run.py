@@ -43,7 +43,7 @@ from induscode.gateway.recursion import (
 from induscode.gateway.searched_boxes import report_idle_patterns
 from induscode.gateway.view_box import report_unknown_servers
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
-from induscode.servers.listing import name_trust_command
+from induscode.servers.plan import name_trust_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -274,7 +274,7 @@ def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
 
 def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequence[str]) -> int:
     """Serve the server `name` unchanged (`--transparent`)."""
-    from induscode.servers.listing import STATE_REMEDIES, find_row  # noqa: PLC0415 — for a relay
+    from induscode.servers.plan import STATE_REMEDIES, find_row  # noqa: PLC0415 — for a relay
 
     left_out = [note for note in plan.notes if note.owner.startswith(f"server {name!r} of ")]
     if name not in {row.id for row in plan.rows} and left_out:

@@ -30,7 +30,7 @@ from induscode.deck.mcp.drift import DisabledTool, command_line
 from induscode.deck.mcp.store.pins import find_started_before, read_pins
 from induscode.launch.installation import check_installation
 from induscode.launch.options import flags, read_invocation
-from induscode.servers.listing import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
+from induscode.servers.plan import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
 from induscode.servers.remedies import advise, format_server_command
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
         target = format_url(row)
     findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)
     if row.registry is not None:
-        from induscode.servers.registry.package import describe_verification  # noqa: PLC0415 — for servers of a registry
+        from induscode.servers.registry import describe_verification  # noqa: PLC0415 — for servers of a registry
 
         package, sha256 = (clean_text(str(row.registry.get(key, "")))[0] for key in ("package", "sha256"))
         findings.package = f"{package} ({describe_verification(package, sha256)})"

@@ -19,7 +19,7 @@ from induscode.frontends.terminal.calls import format_duration
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, name_slash_commands, split_words
 from induscode.frontends.terminal.slash.consent import approve_tools, ask_about_servers, reload_config, show_drifts
 from induscode.search.options import estimate_definition
-from induscode.servers.listing import (
+from induscode.servers.plan import (
     STATE_REMEDIES,
     build_unknown_server,
     find_switched_off,
@@ -28,8 +28,7 @@ from induscode.servers.listing import (
     switch_server,
 )
 from induscode.servers.remedies import advise
-from induscode.servers.sign_in.prompts import PersonPrompt
-from induscode.servers.sign_in.servers import read_sign_in, sign_in_to_server, sign_out_of_server
+from induscode.servers.sign_in import PersonPrompt, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
