@@ -123,7 +123,7 @@ def list_native_tools(invocation: Invocation, name: str | None = None) -> list[L
     Raises:
         click.UsageError: `--tools` names an unknown tool.
     """
-    from induscode.boot.live_connectors import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
+    from induscode.connectors.store import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
 
     if invocation.no_tools:
         return []
