@@ -16,7 +16,7 @@ from tests.support.scripts import command, run
 from tests.support.servers import HONEST_TOOLS, diary
 from tests.support.waiting import LIMIT_S, is_alive
 
-from induscode.boot.config_watch import FileWatch
+from induscode.boot.plans import FileWatch
 from induscode.cli.process import SignalState
 from induscode.servers.config.trust import TrustStore
 
@@ -312,7 +312,7 @@ class Scripted(FileWatch):
 
 async def test_a_file_that_is_being_written_is_left_alone_until_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FileWatch, "poll_s", 0.01)
-    monkeypatch.setattr("induscode.boot.config_watch._STABLE_S", 0.01)
+    monkeypatch.setattr("induscode.boot.plans._STABLE_S", 0.01)
     Scripted.script = [1, 2, 3, 4, 4, 5]
     watch = Scripted(())
     told = SignalState()

@@ -20,8 +20,7 @@ from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
-from induscode.boot.config_watch import ConfigFiles, list_config_files
-from induscode.boot.plans import check_named_configs
+from induscode.boot.plans import ConfigFiles, check_named_configs, list_config_files
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.conversations.agents.files import load_agents

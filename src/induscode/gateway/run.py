@@ -20,8 +20,7 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
-from induscode.boot.config_watch import ConsentedRows, FileWatch, list_config_files
-from induscode.boot.plans import load_plan, usage_errors
+from induscode.boot.plans import ConsentedRows, FileWatch, list_config_files, load_plan, usage_errors
 from induscode.cli.collector import spare_start_objects
 from induscode.cli.output import can_ask_user
 from induscode.cli.process import handle_signals, non_blocking_stderr

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.text import escape_unseen, format_count
-from induscode.boot.config_watch import BrokenConfigError
+from induscode.boot.plans import BrokenConfigError
 from induscode.cli.dialog import Choice, Question
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import escape_controls

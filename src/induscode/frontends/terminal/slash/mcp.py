@@ -12,7 +12,7 @@ from anyio import to_thread
 from indusagi.core.text import format_count
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
-from induscode.boot.config_watch import BrokenConfigError
+from induscode.boot.plans import BrokenConfigError
 from induscode.conversations.servers import RELOAD
 from induscode.deck.mcp.drift import describe_causes
 from induscode.frontends.terminal.calls import format_duration
