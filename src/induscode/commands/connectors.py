@@ -30,8 +30,15 @@ from induscode.commands.groups import (
     print_signed_out,
     sign_in_options,
 )
-from induscode.connectors.auth import AUTH_FORMS, check_variable, parse_auth
-from induscode.connectors.oauth import CONNECTOR_GRANTS, SECRET_METHODS, OAuthReference, parse_scopes
+from induscode.connectors.auth import (
+    AUTH_FORMS,
+    CONNECTOR_GRANTS,
+    SECRET_METHODS,
+    OAuthReference,
+    check_variable,
+    parse_auth,
+    parse_scopes,
+)
 from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.store import ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
@@ -42,7 +49,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.oauth import ConnectorAuth, ConnectorGrant, SecretMethod
+    from induscode.connectors.auth import ConnectorAuth, ConnectorGrant, SecretMethod
     from induscode.connectors.sources import DocumentChange, SourceReading
     from induscode.connectors.store import ConnectorRow
     from induscode.servers.sign_in import SignInWay

@@ -32,10 +32,9 @@ from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.storage import CredentialFiles
 from induscode.connectors.auth import AuthReference, Credentials
-from induscode.connectors.openapi import ConnectorFault
+from induscode.connectors.openapi import ConnectorFault, abbreviate_schema
 from induscode.connectors.operations import OperationIndex, build_arguments_schema
 from induscode.connectors.requests import build_request
-from induscode.connectors.schemas import abbreviate_schema
 from induscode.connectors.sources import find_change, is_url, list_approved_operations, read_bytes
 from induscode.deck.contract import ActionError, ActionTarget
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 from indusagi.core.faults import Note
 from indusagi.core.json import exact_hash, is_json_object
 from indusagi.core.records import record
-from induscode.connectors.oauth import is_public, list_alternatives
-from induscode.connectors.openapi import DocumentFault, expand_server, find_path_problem, resolve_object
-from induscode.connectors.schemas import SchemaBuilder
+from induscode.connectors.auth import is_public, list_alternatives
+from induscode.connectors.openapi import DocumentFault, SchemaBuilder, expand_server, find_path_problem, resolve_object
 from induscode.search.index import ToolIndex
 from induscode.search.items import SearchItem, build_item
 from induscode.search.lexical import HUMP

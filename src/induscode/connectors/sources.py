@@ -16,7 +16,7 @@ from indusagi.core.app_dirs import read_small_file
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.metadata import is_loopback
-from induscode.connectors.oauth import OAuthReference, choose_scheme
+from induscode.connectors.auth import OAuthReference, choose_scheme
 from induscode.connectors.openapi import (
     LARGEST_BYTES,
     ConnectorFault,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.oauth import ConnectorAuth
+    from induscode.connectors.auth import ConnectorAuth
     from induscode.connectors.operations import OperationSpec
     from induscode.core.consent import Consent
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
+    from induscode.connectors.auth import ConnectorAuth, OAuthReference
     from induscode.connectors.gateway import ConnectorGateway
-    from induscode.connectors.oauth import ConnectorAuth, OAuthReference
     from induscode.deck.contract import ActionTarget, SaasGatewayPort
 
 
@@ -66,7 +66,7 @@ class ConnectorRow:
     @property
     def oauth(self) -> OAuthReference | None:
         """Its OAuth sign-in, if it has one."""
-        from induscode.connectors.oauth import OAuthReference  # noqa: PLC0415 — for runs with a connector
+        from induscode.connectors.auth import OAuthReference  # noqa: PLC0415 — for runs with a connector
 
         return self.auth if isinstance(self.auth, OAuthReference) else None
 
@@ -214,7 +214,7 @@ def _parse_row(name: str, row: JsonValue) -> ConnectorRow | None:
     checked, source_digest, sign_in_at = row.get("checkedMs"), row.get("sourceDigest"), row.get("signInAt")
     if not isinstance(source, str) or not isinstance(base_url, str) or not is_json_object(digests):
         return None
-    from induscode.connectors.oauth import parse_stored_auth  # noqa: PLC0415 — for runs with a connector
+    from induscode.connectors.auth import parse_stored_auth  # noqa: PLC0415 — for runs with a connector
 
     try:
         reference = parse_stored_auth(auth)
@@ -238,10 +238,10 @@ def _dump_rows(rows: dict[str, ConnectorRow]) -> JsonValue:
     return {"version": _VERSION, "connectors": {name: row.to_json() for name, row in rows.items()}}
 
 
-# -- connectors of a run ----------------------------------------------------------------------------
+# -- connectors of a run --------------------------------------------------------------------------
 #
-# A run picks up `indus connectors add`, `approve` and `remove` without a restart. Sessions look for changes between turns,
-# and gateways every few seconds, but never during a call: we send exactly the request that permissions checked.
+# A run picks up `indus connectors add`, `approve` and `remove` without a restart. Sessions look for changes between
+# turns, and gateways every few seconds, but never during a call: we send exactly the request that permissions checked.
 
 
 SAAS_CARD = "saas-action"

@@ -16,8 +16,7 @@ from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import Refusal, ServerAuth
 from indusagi.interop.auth.driver import AuthDriver
 from indusagi.interop.auth.steps import Challenge, find_oauth_challenge, parse_challenges
-from induscode.connectors.auth import Credentials, check_values
-from induscode.connectors.oauth import choose_scheme
+from induscode.connectors.auth import Credentials, check_values, choose_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
