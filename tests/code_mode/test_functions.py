@@ -231,7 +231,7 @@ async def test_the_searches_of_a_script_share_one_index(monkeypatch: pytest.Monk
 
 @pytest.mark.anyio
 async def test_a_search_that_this_python_cannot_do_raises_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.search.lexical._CREATE", "CREATE VIRTUAL TABLE items USING fts9(name)")
+    monkeypatch.setattr("induscode.search.index._CREATE", "CREATE VIRTUAL TABLE items USING fts9(name)")
     calls = ScriptCalls(CallEntry(SearchableTools(), "call_1"), make_inert_context(), CodeLimits())
     with pytest.raises(ScriptCallError, match="no FTS5"):
         await calls.call(FunctionCall("find_tools", ["event"], {}))

@@ -26,8 +26,7 @@ from induscode.gateway.searched_boxes import SearchedBoxes
 from induscode.gateway.view_box import ViewBox
 from induscode.launch.views import View
 from induscode.search.cards import list_search_cards
-from induscode.search.index import ToolIndex
-from induscode.search.lexical import LONGEST_NAME, normalize_name
+from induscode.search.index import LONGEST_NAME, ToolIndex, normalize_name
 from induscode.search.options import SearchOptions, estimate_definition
 
 if TYPE_CHECKING:

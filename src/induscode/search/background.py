@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from anyio import CancelScope, to_thread
 
 from indusagi.core.faults import Note
-from induscode.search.index import ToolIndex
-from induscode.search.lexical import SearchUnavailableError
+from induscode.search.index import SearchUnavailableError, ToolIndex
 from induscode.search.weights import SENTENCE_ENCODER
 
 if TYPE_CHECKING:
@@ -79,8 +78,7 @@ def open_semantic() -> SemanticIndex | None:
     if not has_semantic():
         return None
     from induscode.search.encoder import read_encoder  # noqa: PLC0415 — imports numpy
-    from induscode.search.semantic import SemanticIndex, encode_checked  # noqa: PLC0415 — imports numpy
-    from induscode.search.vectors import VectorCache, vectors_path  # noqa: PLC0415 — used with numpy alone
+    from induscode.search.semantic import SemanticIndex, VectorCache, encode_checked, vectors_path  # noqa: PLC0415 — imports numpy  # noqa: PLC0415 — used with numpy alone
 
     encoder = read_encoder(SENTENCE_ENCODER.path)
     encode_checked(encoder, ["tool"])  # if all vectors are cached, damage would only show in the results

@@ -19,8 +19,7 @@ from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.runtime.contract import ToolCall, ToolResult
 from induscode.search.finder import MOST_FOUND, NEAREST, UNKNOWN, UnknownServerError
-from induscode.search.index import FOUND
-from induscode.search.lexical import LONGEST_NAME, normalize_name
+from induscode.search.index import FOUND, LONGEST_NAME, normalize_name
 from induscode.search.options import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:

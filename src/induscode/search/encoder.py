@@ -11,20 +11,37 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import re
 import unicodedata
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from induscode.search.arrays import np
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from numpy import float32
     from numpy.typing import NDArray
 
-    Array: TypeAlias = NDArray[np.float32]
-    from collections.abc import Iterable, Iterator
+    Array: TypeAlias = NDArray[float32]
+
+
+# numpy is loaded so that its matrix products use one thread. A query's matrices are small: more threads gain nothing, and
+# on a busy machine they wait a hundred times as long for each other. The library reads the variable when it loads
+# (https://github.com/OpenMathLib/OpenBLAS#usage); the environment of child processes stays unchanged. An already loaded
+# numpy keeps its threads.
+_VARIABLES = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_added = [name for name in _VARIABLES if name not in os.environ]
+os.environ.update(dict.fromkeys(_added, "1"))
+try:
+    import numpy as np
+finally:
+    for _name in _added:
+        del os.environ[_name]
+
+
+# -- encoder ----------------------------------------------------------------------------------------
+
 
 LONGEST_TEXT: Final = 128
 """Tokens to read; the model's training sentences weren't longer."""

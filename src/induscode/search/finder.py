@@ -13,9 +13,8 @@ from indusagi.core.json import compact_json
 from indusagi.core.records import record
 from indusagi.core.text import cut_text, format_count
 from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
-from induscode.search.index import FOUND
+from induscode.search.index import FOUND, LONGEST_NAME, list_query_words, normalize_name
 from induscode.search.items import build_tool_item, format_signature
-from induscode.search.lexical import LONGEST_NAME, list_query_words, normalize_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
