@@ -14,8 +14,8 @@ from tests.support.searched import SearchableTools
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.runtime.calls import CallEntry
 from indusagi.runtime.contract import ToolDescriptor
-from induscode.code_mode.calls import ScriptCalls, read_search
 from induscode.code_mode.contract import CodeLimits, FunctionCall, ScriptCallError
+from induscode.code_mode.opening import ScriptCalls, read_search
 from induscode.code_mode.stubs import FunctionTable, format_stub
 from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.search.index import ToolIndex

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     Array: TypeAlias = NDArray[float32]
 
 
-# numpy is loaded so that its matrix products use one thread. A query's matrices are small: more threads gain nothing, and
-# on a busy machine they wait a hundred times as long for each other. The library reads the variable when it loads
+# numpy is loaded so that its matrix products use one thread. A query's matrices are small: more threads gain nothing,
+# and on a busy machine they wait a hundred times as long for each other. The library reads the variable when it loads
 # (https://github.com/OpenMathLib/OpenBLAS#usage); the environment of child processes stays unchanged. An already loaded
 # numpy keeps its threads.
 _VARIABLES = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
