@@ -23,8 +23,7 @@ from indusagi.core.config_file import parse_json
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from induscode.servers.clients import config_places
-from induscode.servers.clients.entry import Client, Entry, format_toml_table, is_own_row
+from induscode.servers.clients import Client, Entry, config_places, format_toml_table, is_own_row
 from induscode.servers.config.writer import replace_text
 
 _MAX_DEPTH = 200
