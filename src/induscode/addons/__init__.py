@@ -112,8 +112,7 @@ class AddonContext:
     def make_state_dir(self) -> str:
         """Create the directory for the addon's files, readable only by this user, and return its path.
 
-        Raises:
-            OSError: It can't be created.
+        Raises `OSError` if it can't be created.
         """
         make_private_dir(os.path.dirname(self.state_dir))
         return make_private_dir(self.state_dir)

@@ -266,8 +266,7 @@ _MAX_REASON_CHARS = 500
 async def call_hook(function: Callable[..., object], *arguments: object, deadline_s: float) -> object:
     """Call an addon's function, awaiting an awaitable result.
 
-    Raises:
-        AddonError: It raised, or missed the deadline.
+    Raises `AddonError` if it raised, or missed the deadline.
     """
     try:
         with anyio.move_on_after(deadline_s):

@@ -243,8 +243,7 @@ class AddonConsentStore:
     def find_consent(self, file: str, digest: str) -> ConsentState:
         """Look up the consent to a file with this content. A damaged store counts as empty.
 
-        Raises:
-            OSError: There's no home directory.
+        Raises `OSError` if there's no home directory.
         """
         known = self._file().read()[0].get(os.path.realpath(file))
         if known is None:
@@ -252,19 +251,14 @@ class AddonConsentStore:
         return "trusted" if known.get("digest") == digest else "changed"
 
     def approve(self, file: str, digest: str) -> None:
-        """Store the consent to a file with this content.
-
-        Raises:
-            OSError: The store can't be written.
-        """
+        """Store the consent to a file with this content; raises `OSError` if the store can't be written."""
         with self._file().change() as consents:
             consents[os.path.realpath(file)] = {"digest": digest, "at": iso_utc(now_ms())}
 
     def revoke(self, file: str) -> bool:
         """Remove the consent to a file, and return whether there was one.
 
-        Raises:
-            OSError: The store can't be written.
+        Raises `OSError` if the store can't be written.
         """
         with self._file().change() as consents:
             return consents.pop(os.path.realpath(file), None) is not None
@@ -415,8 +409,7 @@ def describe_refusal(source: InstalledAddon | ProjectAddon) -> Note | None:
 async def load_addon(source: InstalledAddon | ProjectAddon, cwd: str) -> Addon:
     """Import and build one addon, which must have consent.
 
-    Raises:
-        AddonError: It can't be imported or built, or takes too long.
+    Raises `AddonError` if it can't be imported or built, or takes too long.
     """
 
     def build() -> object:

@@ -71,11 +71,7 @@ def canon_tool_name(name: str) -> str:
 
 
 def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
-    """Keep the named cards, or all of them without names.
-
-    Raises:
-        UnknownCapability: A name matches no card.
-    """
+    """Keep the named cards, or all of them without names; raises `UnknownCapability` if a name matches no card."""
     if not names:
         return deck
     known = {canon_tool_name(card.name): card.name for card in deck.tools()}
@@ -91,8 +87,7 @@ def plan_servers(
 ) -> ServerPlan:
     """Plan the servers of a run without starting any. `switched_on` overrides `disabled` in their files.
 
-    Raises:
-        ConfigPathError: A path in `--mcp` doesn't exist.
+    Raises `ConfigPathError` if a path in `--mcp` doesn't exist.
     """
     if invocation.no_tools or invocation.no_mcp:
         return ServerPlan()
@@ -152,8 +147,7 @@ def _read_locked_definitions(
 def check_named_configs(invocation: Invocation) -> None:
     """Check the paths in `--mcp` up front; a later reload may still leave a file without servers.
 
-    Raises:
-        ConfigPathError: A path doesn't exist, or has no usable server.
+    Raises `ConfigPathError` if a path doesn't exist, or has no usable server.
     """
     for given in () if invocation.no_mcp or invocation.no_tools else invocation.mcp or ():
         found = _read_files(replace(invocation, mcp=(given,)), ())
@@ -238,11 +232,7 @@ def usage_errors() -> Generator[None]:
 
 
 def load_plan(invocation: Invocation) -> ServerPlan:
-    """Plan the servers of a run without starting any.
-
-    Raises:
-        click.UsageError: A path in `--mcp` doesn't exist.
-    """
+    """Plan the servers of a run without starting any; raises `click.UsageError` if a path in `--mcp` doesn't exist."""
     with usage_errors():
         check_named_configs(invocation)
         return plan_servers(invocation)
@@ -382,8 +372,7 @@ def reread_plan(
 ) -> ServerPlan:
     """Read the servers of a run again, to replace the `present` plan. Blocks.
 
-    Raises:
-        BrokenConfigError: A file, or the row of a present server, is missing or broken.
+    Raises `BrokenConfigError` if a file, or the row of a present server, is missing or broken.
     """
     notes = _find_broken_files(files)
     if not notes:

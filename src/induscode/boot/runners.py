@@ -41,10 +41,8 @@ async def load_mcp_capabilities(
 
     Pass the result to `deck.graft` to add the servers' tools, and close it with `aclose` in the calling task. Without a
     `store`, it opens and closes the user's own; a string instead of a store is the working directory. With `wait`,
-    return once every eager server has come up or failed, or after `options.wait_s`.
-
-    Raises:
-        ConfigPathError: A path in `--mcp` doesn't exist or has no usable server.
+    return once every eager server has come up or failed, or after `options.wait_s`. Raises `ConfigPathError` if a path
+    in `--mcp` doesn't exist or has no usable server.
     """
     invocation = replace(invocation, cwd=store) if isinstance(store, str) else invocation
     await to_thread.run_sync(check_named_configs, invocation)

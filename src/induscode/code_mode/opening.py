@@ -80,8 +80,7 @@ class ScriptCalls:
     async def call(self, call: FunctionCall) -> JsonValue:
         """Make a call, and return the tool's complete result.
 
-        Raises:
-            ScriptCallError: The call was rejected, or the tool returned an error.
+        Raises `ScriptCallError` if the call was rejected, or the tool returned an error.
         """
         self._count += 1
         if call.name == FIND_TOOLS:
@@ -113,8 +112,7 @@ class ScriptCalls:
     def _find_disabled(self, name: str) -> ToolFunction | None:
         """Find a disabled tool: its box answers a call with the reason, instead of suggesting another tool.
 
-        Raises:
-            ScriptCallError: It's disabled, in a session.
+        Raises `ScriptCallError` if it's disabled, in a session.
         """
         box = self._entry.box
         if isinstance(box, DeckToolBox):
@@ -171,8 +169,7 @@ class ScriptCalls:
 def read_search(call: FunctionCall) -> tuple[Sequence[str], int]:
     """Read a `find_tools` call's queries and limit: one text or several, as `query` or `queries`.
 
-    Raises:
-        ScriptCallError: The arguments are invalid.
+    Raises `ScriptCallError` if the arguments are invalid.
     """
     names = ("queries", "limit")
     given: dict[str, JsonValue] = {}
@@ -196,11 +193,7 @@ def read_search(call: FunctionCall) -> tuple[Sequence[str], int]:
 
 
 def _measure(value: JsonValue, subject: str, limits: CodeLimits) -> None:
-    """Check that a value is JSON and fits into the interpreter.
-
-    Raises:
-        ScriptCallError: It isn't, or doesn't.
-    """
+    """Check that a value is JSON and fits into the interpreter; raises `ScriptCallError` if it isn't, or doesn't."""
     try:
         size = len(compact_json(value))
     except (NotJson, RecursionError) as exc:
@@ -222,8 +215,7 @@ def _to_text(result: ToolResult) -> str:
 async def open_code_card(stack: AsyncExitStack, settings: Settings) -> RunCodeCard:
     """Build the `run_code` card. `stack` ends its engine's processes.
 
-    Raises:
-        BackendFault: The extra `code` isn't installed.
+    Raises `BackendFault` if the extra `code` isn't installed.
     """
     if problem := find_engine_problem():
         raise BackendFault(problem)

@@ -66,8 +66,7 @@ class AuthReference:
     def read_credentials(self, environ: Mapping[str, str]) -> Credentials:
         """Read the values of the variables.
 
-        Raises:
-            ConnectorFault: A variable isn't set, or its value can't be sent.
+        Raises `ConnectorFault` if a variable isn't set, or its value can't be sent.
         """
         check_values(self.variables, environ)
         values = [environ[name] for name in self.variables]
@@ -127,8 +126,7 @@ def check_values(variables: Iterable[str], environ: Mapping[str, str]) -> None:
 def check_variable(name: str, option: str) -> None:
     """Check the name of a variable that holds a secret. An error never repeats it, since it may be the secret.
 
-    Raises:
-        ConnectorFault: It isn't a variable name.
+    Raises `ConnectorFault` if it isn't a variable name.
     """
     if not _VARIABLE_NAME.fullmatch(name):
         problem = "takes the name of an environment variable, in capital letters; the secret itself is never given"
@@ -138,8 +136,7 @@ def check_variable(name: str, option: str) -> None:
 def parse_auth(text: str) -> AuthReference:
     """Parse how a connector authenticates. An error never repeats the text, which may be a secret.
 
-    Raises:
-        ConnectorFault: The form is wrong, or it names no variable.
+    Raises `ConnectorFault` if the form is wrong, or it names no variable.
     """
     kind, *parts = text.split(":")
     if _PARTS.get(kind) != len(parts):
@@ -316,8 +313,7 @@ def list_schemes(root: JsonObject, base_url: str) -> tuple[Sequence[OAuthScheme]
 def choose_scheme(root: JsonObject, base_url: str, reference: OAuthReference) -> OAuthScheme:
     """Choose the scheme a reference names, or the only one, and check that its client can sign in there.
 
-    Raises:
-        ConnectorFault: There's none, there are several, or the client can't sign in.
+    Raises `ConnectorFault` if there's none, there are several, or the client can't sign in.
     """
     scheme = _find_scheme(root, base_url, reference.scheme)
     if reference.grant not in scheme.grants:
@@ -375,8 +371,7 @@ def _read_flows(scheme: JsonObject, name: str, base_url: str) -> Mapping[Connect
 def _read_url(owner: JsonObject, key: str, scheme: str, base_url: str) -> str:
     """Read an address of a scheme, relative to the base URL.
 
-    Raises:
-        AuthFault: It isn't an address that may receive a secret.
+    Raises `AuthFault` if it isn't an address that may receive a secret.
     """
     value = owner.get(key)
     return check_endpoint(urljoin(f"{base_url}/", value) if isinstance(value, str) else "", key, f"scheme {scheme!r}")
@@ -402,11 +397,7 @@ def is_public(security: JsonValue) -> bool:
 
 
 def parse_scopes(text: str) -> tuple[str, ...]:
-    """Parse scopes from the user, separated by spaces or commas.
-
-    Raises:
-        ConnectorFault: One of them is invalid.
-    """
+    """Parse scopes from the user, separated by spaces or commas; raises `ConnectorFault` if one of them is invalid."""
     scopes = tuple(dict.fromkeys(text.replace(",", " ").split()))
     for scope in scopes:
         if not _SCOPE.fullmatch(scope):

@@ -110,10 +110,8 @@ class ConnectorGateway:
     async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
         """Find operations by description. A slug as the query returns its complete schema.
 
-        Without a query, list the toolkits' operations, or the connectors if there are no toolkits either.
-
-        Raises:
-            ActionError: A toolkit is unknown.
+        Without a query, list the toolkits' operations, or the connectors if there are no toolkits either. Raises
+        `ActionError` if a toolkit is unknown.
         """
         connectors = await self._load()
         for name in toolkits:
@@ -137,9 +135,8 @@ class ConnectorGateway:
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
         """Send an operation's request, and return the answer's status and parsed body.
 
-        Raises:
-            ActionError: The slug is unknown, the arguments are invalid, the request isn't allowed, or the service
-                returned an error.
+        Raises `ActionError` if the slug is unknown, the arguments are invalid, the request isn't allowed, or the
+        service returned an error.
         """
         connector, operation = await self._find(slug)
         await self._check_arguments(connector, operation, arguments)
@@ -167,8 +164,7 @@ class ConnectorGateway:
     async def _find_tokens(self, connector: LoadedConnector) -> ConnectorTokens | None:
         """Return the tokens of a connector with a sign-in, opening them on its first request.
 
-        Raises:
-            ConnectorFault: The variable with the client secret isn't set.
+        Raises `ConnectorFault` if the variable with the client secret isn't set.
         """
         row = connector.row
         if row.oauth is None:
@@ -193,9 +189,7 @@ class ConnectorGateway:
     ) -> Credentials:
         """Read the credentials for one request.
 
-        Raises:
-            ConnectorFault: A variable isn't set.
-            AuthFault: The user has to sign in.
+        Raises `ConnectorFault` if a variable isn't set, and `AuthFault` if the user has to sign in.
         """
         if tokens is not None:
             return await tokens.build_credentials(operation, request.url)
@@ -207,8 +201,7 @@ class ConnectorGateway:
     ) -> WebResponse:
         """Send one request, only to the origin of the base URL.
 
-        Raises:
-            ActionError: There was no answer, or a redirect to another origin.
+        Raises `ActionError` if there was no answer, or a redirect to another origin.
         """
         row, slug, url = connector.row, operation.slug, request.url
         if credentials.query is not None:

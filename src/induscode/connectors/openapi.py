@@ -37,8 +37,7 @@ YAML_EXTRA: Final = "indus-deck[connectors]"
 def parse_document(data: bytes) -> JsonObject:
     """Parse an OpenAPI document.
 
-    Raises:
-        DocumentFault: It's neither JSON nor YAML, too large or too deep, or not OpenAPI 3.0 or 3.1.
+    Raises `DocumentFault` if it's neither JSON nor YAML, too large or too deep, or not OpenAPI 3.0 or 3.1.
     """
     if len(data) > LARGEST_BYTES:
         raise DocumentFault(f"the document has {len(data):,} bytes; {LARGEST_BYTES:,} are the most")
@@ -144,8 +143,7 @@ def _check_size(root: object) -> None:
 def find_pointer(root: JsonObject, reference: str) -> JsonValue:
     """Return the value a reference points to (RFC 6901).
 
-    Raises:
-        DocumentFault: It leads out of the document, or to nothing.
+    Raises `DocumentFault` if it leads out of the document, or to nothing.
     """
     if not reference.startswith("#/"):
         raise DocumentFault(f"the reference {reference[:200]!r} leads out of the document")
@@ -164,8 +162,7 @@ def find_pointer(root: JsonObject, reference: str) -> JsonValue:
 def resolve_object(root: JsonObject, value: JsonValue) -> JsonObject:
     """Return an object of the document, or the object a reference leads to.
 
-    Raises:
-        DocumentFault: It isn't an object, or its references lead in a circle or to nothing.
+    Raises `DocumentFault` if it isn't an object, or its references lead in a circle or to nothing.
     """
     for _ in range(_MAX_CHAIN):
         if not is_json_object(value):
@@ -284,8 +281,7 @@ class SchemaBuilder:
     def convert(self, schema: JsonValue) -> JsonValue:
         """Convert a schema, and add everything it references to `definitions`.
 
-        Raises:
-            DocumentFault: A reference leads out of the document or to nothing, or the nesting is too deep.
+        Raises `DocumentFault` if a reference leads out of the document or to nothing, or the nesting is too deep.
         """
         converted = self._convert(schema, 0)
         while self._pending:

@@ -273,8 +273,7 @@ def _list_parameters(
 def _list_query_names(root: JsonObject, name: str, schema: JsonValue) -> frozenset[str]:
     """List the query parameters an exploded object can become, or nothing if the parameter isn't an object.
 
-    Raises:
-        DocumentFault: It could become parameters with any name.
+    Raises `DocumentFault` if it could become parameters with any name.
     """
     names: set[str] = set()
     pending, is_object = [schema], False
@@ -343,8 +342,7 @@ def _get_text(row: JsonObject, name: str) -> str:
 def build_arguments_schema(root: JsonObject, operation: OperationSpec) -> JsonObject:
     """Build the schema of an operation's arguments.
 
-    Raises:
-        DocumentFault: A reference leads out of the document or to nothing, or a schema is nested too deeply.
+    Raises `DocumentFault` if a reference leads out of the document or to nothing, or a schema is nested too deeply.
     """
     builder = SchemaBuilder(root)
     properties: dict[str, JsonValue] = {}
@@ -371,8 +369,7 @@ def build_arguments_schema(root: JsonObject, operation: OperationSpec) -> JsonOb
 def digest_definitions(root: JsonObject, operations: Sequence[OperationSpec], base_url: str) -> dict[str, str]:
     """Digest by slug everything a model or a request depends on, ignoring responses and examples.
 
-    Raises:
-        NotJson: The document contains a value that JSON can't represent.
+    Raises `NotJson` if the document contains a value that JSON can't represent.
     """
     digests = {"": exact_hash(base_url)}
     for operation in operations:

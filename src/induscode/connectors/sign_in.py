@@ -46,9 +46,8 @@ class ConnectorSignIn:
     async def sign_in(self, prompt: SignInPrompt, *, device: bool = False, port: int | None = None) -> None:
         """Sign the user in, for the scopes requested before and those operations have asked for since.
 
-        Raises:
-            ConnectorFault: The connector has no sign-in or no usable document, or its variable isn't set.
-            AuthFault: It failed.
+        Raises `ConnectorFault` if the connector has no sign-in or no usable document, or its variable isn't set, and
+        `AuthFault` if it failed.
         """
         if self._row.oauth is not None:
             check_values(self._row.oauth.variables, self._environ)
@@ -64,9 +63,8 @@ class ConnectorSignIn:
     async def sign_out(self) -> bool | None:
         """Revoke and delete the sign-in. Return whether the issuer confirmed it, None if there was none.
 
-        Raises:
-            ConnectorFault: The connector has no sign-in, or no usable document.
-            AuthFault: The sign-in can't be deleted.
+        Raises `ConnectorFault` if the connector has no sign-in, or no usable document, and `AuthFault` if the sign-in
+        can't be deleted.
         """
         driver, _ = await self._open_driver(None)
         return await sign_out(driver)

@@ -105,11 +105,7 @@ class ConnectorStore:
 
     @property
     def folder(self) -> str:
-        """The directory of the file.
-
-        Raises:
-            OSError: There's no home directory.
-        """
+        """The directory of the file; raises `OSError` if there's no home directory."""
         return self._folder or state_dir()
 
     def has_rows(self) -> bool:
@@ -134,9 +130,7 @@ class ConnectorStore:
     def add(self, row: ConnectorRow, document: JsonObject, *, replace: bool = False) -> None:
         """Store a connector with its approved document.
 
-        Raises:
-            ConnectorFault: The name is taken, and `replace` isn't set.
-            OSError: A file can't be written.
+        Raises `ConnectorFault` if the name is taken, and `replace` isn't set, and `OSError` if a file can't be written.
         """
         with self._file().change() as rows:
             if row.name in rows and not replace:
@@ -149,19 +143,14 @@ class ConnectorStore:
     def update(self, row: ConnectorRow) -> None:
         """Store the result of a comparison. A connector removed in the meantime stays removed.
 
-        Raises:
-            OSError: The file can't be written.
+        Raises `OSError` if the file can't be written.
         """
         with self._file().change() as rows:
             if row.name in rows and rows[row.name].source_digest == row.source_digest:
                 rows[row.name] = row
 
     def remove(self, name: str) -> bool:
-        """Remove a connector, and return whether it existed.
-
-        Raises:
-            OSError: A file can't be removed or written.
-        """
+        """Remove a connector, and return whether it existed; raises `OSError` if a file can't be removed or written."""
         if not self.has_rows():
             return False
         with self._file().change() as rows:
@@ -174,11 +163,7 @@ class ConnectorStore:
         return is_known
 
     def read_document(self, name: str) -> JsonObject:
-        """Read a connector's approved document.
-
-        Raises:
-            ConnectorFault: It's missing or damaged.
-        """
+        """Read a connector's approved document; raises `ConnectorFault` if it's missing or damaged."""
         try:
             document: JsonValue = json.loads(
                 read_small_file(self._document_path(name), 2 * LARGEST_BYTES, follow=False)
@@ -308,8 +293,7 @@ class LiveConnectors:
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
         """Send an operation's request and return the parsed response.
 
-        Raises:
-            ActionError: We couldn't send it, or the service rejected it.
+        Raises `ActionError` if we couldn't send it, or the service rejected it.
         """
         return await self._open().execute(slug, arguments)
 

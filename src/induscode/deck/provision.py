@@ -48,9 +48,7 @@ def cards_for_deck_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
 def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequence[Capability]:
     """Build the cards of rows. With a checkpoint store, cards that change files or run commands use it.
 
-    Raises:
-        BackendFault: A handle of the context is unusable.
-        BuildFailed: A card couldn't be built.
+    Raises `BackendFault` if a handle of the context is unusable, and `BuildFailed` if a card couldn't be built.
     """
     ctx.framework.check()
     ctx = replace(ctx, in_deck=True)

@@ -71,9 +71,7 @@ def describe_unusable(exc: Exception) -> Note:
 def open_semantic() -> SemanticIndex | None:
     """Open the semantic half with its cache. None if numpy or the model is missing.
 
-    Raises:
-        OSError: The model can't be read.
-        ValueError: It's damaged.
+    Raises `OSError` if the model can't be read, and `ValueError` if it's damaged.
     """
     if not has_semantic():
         return None
@@ -111,11 +109,7 @@ class BackgroundIndex:
         self._thread = ThreadPoolExecutor(1, "search-vectors")
 
     def open(self) -> ToolIndex:
-        """Open the index, once. Blocks.
-
-        Raises:
-            SearchUnavailableError: SQLite was built without FTS5.
-        """
+        """Open the index, once, blocking; raises `SearchUnavailableError` if SQLite was built without FTS5."""
         with self._lock:
             if self._index is None:
                 self._index = ToolIndex(on_added=lambda: self.run_soon(self._prepare))

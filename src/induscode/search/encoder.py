@@ -141,11 +141,8 @@ def _gelu(values: Array) -> Array:
 def read_encoder(path: str) -> SentenceEncoder:
     """Read the model from its file: safetensors (https://huggingface.co/docs/safetensors), then the vocabulary.
 
-    The weights are memory-mapped, so unused ones are never read.
-
-    Raises:
-        OSError: The file can't be read.
-        ValueError: It isn't a sentence encoder.
+    The weights are memory-mapped, so unused ones are never read. Raises `OSError` if the file can't be read, and
+    `ValueError` if it isn't a sentence encoder.
     """
     with open(path, "rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

@@ -85,8 +85,7 @@ class ToolFinder:
     def fill_index(self) -> ToolIndex:
         """Index the tools, unless the index already has this finder's.
 
-        Raises:
-            SearchUnavailableError: SQLite was built without FTS5.
+        Raises `SearchUnavailableError` if SQLite was built without FTS5.
         """
         index = self._open_index()
         if index.source is not self:
@@ -97,10 +96,8 @@ class ToolFinder:
         """Find tools, and say how many were omitted and how to see them.
 
         Models guess optional servers. If a tool of another server fits a query far better than all of the named
-        server's, search all servers instead and say so. Like tool names, the server's spelling may vary.
-
-        Raises:
-            UnknownServerError: No tool belongs to this server.
+        server's, search all servers instead and say so. Like tool names, the server's spelling may vary. Raises
+        `UnknownServerError` if no tool belongs to this server.
         """
         index = self.fill_index()
         servers = sorted({item.server for item in index.items} - {""})
@@ -197,8 +194,7 @@ class ToolFinder:
 def _find_server(given: str, servers: Sequence[str]) -> str:
     """Return the server a caller means: the exact name, or the only one that's spelled differently.
 
-    Raises:
-        UnknownServerError: There's none.
+    Raises `UnknownServerError` if there's none.
     """
     if given in servers:
         return given

@@ -64,11 +64,7 @@ class SearchUnavailableError(CoreError):
 
 
 class LexicalIndex:
-    """Full text index of numbered items.
-
-    Raises:
-        SearchUnavailableError: SQLite was built without FTS5.
-    """
+    """Full text index of numbered items; raises `SearchUnavailableError` if SQLite was built without FTS5."""
 
     def __init__(self, weights: Mapping[str, float] = FIELDS) -> None:
         # The owner of the index ensures that one thread uses it at a time.

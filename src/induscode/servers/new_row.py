@@ -39,8 +39,7 @@ def is_server_name(name: str) -> bool:
 def parse_server_row(name: str, fields: JsonObject, path: str, scope: Scope) -> ServerRow:
     """Parse the fields of a row as if read from `path`, and print remarks.
 
-    Raises:
-        click.UsageError: The name or a field is invalid.
+    Raises `click.UsageError` if the name or a field is invalid.
     """
     if not is_server_name(name):
         raise _build_usage_error(
@@ -60,8 +59,7 @@ def build_fields(
 ) -> JsonObject:
     """Build the fields of a row from `target`: a URL, or a command and its arguments.
 
-    Raises:
-        click.UsageError: The target is neither, or the options don't fit it.
+    Raises `click.UsageError` if the target is neither, or the options don't fit it.
     """
     if not target or not target[0]:
         raise _build_usage_error("Say where the server is: a URL, or -- and the command that starts it")
@@ -124,9 +122,7 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
     """Plan one unconfigured server: the command of `--stdio`, or the address of `--url`.
 
     Typing it implies consent. Its id includes a digest of the command or address, so the ledger recognizes it later.
-
-    Raises:
-        click.UsageError: Both or neither are present, or it's invalid.
+    Raises `click.UsageError` if both or neither are present, or it's invalid.
     """
     if (line is None) == (url is None):
         raise click.UsageError("Give either --stdio COMMAND or --url URL; -H goes with --url", context)

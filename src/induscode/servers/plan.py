@@ -185,9 +185,8 @@ def list_own_files(cwd: str, scope: str | None) -> Sequence[tuple[str, Scope]]:
 def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
     """Find which of our files has a server.
 
-    Raises:
-        click.UsageError: Neither has it, or both do and `scope` is missing.
-        BridgeFault: A file can't be read.
+    Raises `click.UsageError` if neither has it, or both do and `scope` is missing, and `BridgeFault` if a file can't be
+    read.
     """
     places = list_own_files(cwd, scope)
     having = [place for place in places if name in read_own_config(place[0]).rows()]
@@ -206,9 +205,8 @@ def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
 def switch_server(cwd: str, name: str, scope: str | None, *, on: bool) -> str:
     """Switch a server on or off in one of our files and return a one-line message.
 
-    Raises:
-        click.UsageError: Neither has it, or both do and `scope` is missing.
-        BridgeFault: The file can't be read or written.
+    Raises `click.UsageError` if neither has it, or both do and `scope` is missing, and `BridgeFault` if the file can't
+    be read or written.
     """
     path, whose = find_own_file(cwd, name, scope)
 

@@ -242,8 +242,7 @@ async def sign_in_to_server(
 ) -> StoredCredentials:
     """Sign in to a server interactively and store the credentials.
 
-    Raises:
-        AuthFault: It failed, or the server has no sign-in.
+    Raises `AuthFault` if it failed, or the server has no sign-in.
     """
     auth = get_auth(config)
     settings = replace(auth.settings, callback_port=port) if port is not None else auth.settings
@@ -256,8 +255,7 @@ async def sign_in_to_server(
 async def sign_out_of_server(config: ServerConfig) -> bool | None:
     """Revoke and delete the sign-ins to a server. Returns whether issuers confirmed, or `None` without sign-ins.
 
-    Raises:
-        AuthFault: A sign-in can't be deleted, or the server has no sign-in.
+    Raises `AuthFault` if a sign-in can't be deleted, or the server has no sign-in.
     """
     return await sign_out(await _open_driver(config, get_auth(config)))
 
@@ -373,10 +371,7 @@ async def sign_in_again(driver: AuthDriver, challenge: Challenge | None) -> Stor
 async def sign_out(driver: AuthDriver) -> bool | None:
     """Revoke and delete a client's sign-ins. Returns whether issuers confirmed, or `None` without sign-ins.
 
-    Deletes unreadable sign-ins without revoking them.
-
-    Raises:
-        AuthFault: A sign-in can't be deleted.
+    Deletes unreadable sign-ins without revoking them. Raises `AuthFault` if a sign-in can't be deleted.
     """
     store = driver.auth.store
     unreadable: list[CredentialKey] = []

@@ -222,11 +222,7 @@ class BootedBridge:
         return self.enrolment.status_of(server)
 
     def require_status(self, server: str) -> EndpointStatus:
-        """Return a server's status.
-
-        Raises:
-            ProtocolFault: Unknown id; the server may have been removed.
-        """
+        """Return a server's status; raises `ProtocolFault` if the id is unknown, as after a removal."""
         status = self.status_of(server)
         if status is None:
             raise ProtocolFault("not_connected", f"server {server!r} was removed", detail=FaultDetail(server=server))
@@ -328,11 +324,7 @@ class BootedBridge:
         return late
 
     async def wait_listed(self, server: str) -> None:
-        """Wait until a started server has listed everything or failed.
-
-        Raises:
-            ProtocolFault: The id is unknown.
-        """
+        """Wait until a started server has listed everything or failed; raises `ProtocolFault` if the id is unknown."""
         await self.fleet.wait_listed(server)
         self.enrolment.finish_listings(server, ("tool", *self.options.kinds))
 

@@ -130,8 +130,7 @@ class BridgeCapability:
     ) -> None:
         """Build a card. The runner is called with the qualified name, which also yields a missing `ref`.
 
-        Raises:
-            BuildFailed: An argument is invalid.
+        Raises `BuildFailed` if an argument is invalid.
         """
         _check(name, description, parameters, runner)
         known = ref or RemoteToolRef(server_of_qualified(name), unqualified_tool(name))

@@ -327,8 +327,7 @@ class Enrolment:
     def _restore(self, remote: RemoteTool, approved: JsonObject) -> RemoteTool:
         """Return the item with its approved definition.
 
-        Raises:
-            NotJson: The approved definition can't be shown any more.
+        Raises `NotJson` if the approved definition can't be shown any more.
         """
         if approved == remote.raw and [*approved] == [*remote.raw]:
             return remote

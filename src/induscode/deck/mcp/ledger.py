@@ -250,16 +250,14 @@ class BridgeLedger:
     def enroll(self, request: EnrollRequest, at: str) -> BridgeLedger:
         """Enrol a tool, replacing a live key and retiring the tool under any other key (its schema differed).
 
-        Raises:
-            BridgeFault: Another tool has its name.
+        Raises `BridgeFault` if another tool has its name.
         """
         return self.enroll_all((request,), at)
 
     def enroll_all(self, requests: Iterable[EnrollRequest], at: str) -> BridgeLedger:
         """Enrol several tools in order, as one change.
 
-        Raises:
-            BridgeFault: Another tool has one of the names; nothing changes.
+        Raises `BridgeFault` if another tool has one of the names; nothing changes.
         """
         ledger = self
         for request in requests:

@@ -81,8 +81,7 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability], servers: Ite
 def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
     """Read the definitions and empty entries of a lock file.
 
-    Raises:
-        BridgeFault: It's missing, unreadable, or was edited by hand.
+    Raises `BridgeFault` if it's missing, unreadable, or was edited by hand.
     """
     try:
         lock: JsonValue = json.loads(read_small_file(path, _MAX_BYTES))

@@ -137,11 +137,7 @@ class WorktreeSnapshots:
                 yield entry, FileImage(entry.kind, content, entry.mode)
 
     def content(self, entry: TreeEntry) -> bytes:
-        """Read the bytes of a file or the target of a link.
-
-        Raises:
-            OSError: It's missing.
-        """
+        """Read the bytes of a file or the target of a link; raises `OSError` if it's missing."""
         for _, image in self.images((entry,)):
             return image.content
         raise FileNotFoundError(f"no snapshot holds the content {entry.key[:12]}")
@@ -215,9 +211,8 @@ class FileTree:
     def scan(self) -> TreeScan:
         """List the tree and copy all changes since the last scan.
 
-        Raises:
-            TreeLimitError: Too many files, or reading them takes too long.
-            OSError: A copy can't be written.
+        Raises `TreeLimitError` if there are too many files, or reading them takes too long, and `OSError` if a copy can't be
+        written.
         """
         make_private_dir(self._directory)
         entries: dict[str, TreeEntry] = {}

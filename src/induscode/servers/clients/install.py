@@ -62,8 +62,7 @@ class _Child:
 def set_member(text: str, path: Sequence[str], value: JsonValue) -> str:
     """Set the member at a path of keys, creating missing objects.
 
-    Raises:
-        JsoncError: The text is invalid, or something along the path isn't an object.
+    Raises `JsoncError` if the text is invalid, or something along the path isn't an object.
     """
     if not text.strip():
         text = "{}\n"
@@ -83,8 +82,7 @@ def set_member(text: str, path: Sequence[str], value: JsonValue) -> str:
 def append_item(text: str, key: str, value: JsonValue) -> str:
     """Append an item to the list under a root key, creating a missing list.
 
-    Raises:
-        JsoncError: The text is invalid, or the key's value isn't a list.
+    Raises `JsoncError` if the text is invalid, or the key's value isn't a list.
     """
     found = _find_member(_parse_spans(text), key) if text.strip() else None
     if found is None:
@@ -295,9 +293,7 @@ class Change:
     def apply(self) -> str | None:
         """Write the file and return the backup's path, if any.
 
-        Raises:
-            InstallError: The file has changed since it was read.
-            OSError: It can't be written.
+        Raises `InstallError` if the file has changed since it was read, and `OSError` if it can't be written.
         """
         make_dirs(os.path.dirname(self.path), 0o700)
         with locked_directory(os.path.dirname(self.path)):
@@ -328,8 +324,7 @@ def find_client_file(client: Client, environ: Mapping[str, str]) -> str:
 def plan_install(client: Client, entry: Entry, path: str) -> Change:
     """Plan to add an entry to a client's file, or to replace an older one of ours.
 
-    Raises:
-        InstallError: The file can't be read or edited, or has a different server with this name.
+    Raises `InstallError` if the file can't be read or edited, or has a different server with this name.
     """
     before = _read(path)
     document = _parse(client, path, before or "")
@@ -360,8 +355,7 @@ def plan_install(client: Client, entry: Entry, path: str) -> Change:
 def plan_uninstall(client: Client, name: str, path: str, url: str | None = None) -> Change:
     """Plan to remove our entry, if any, from a client's file.
 
-    Raises:
-        InstallError: The file can't be read or edited, or has a different server with this name.
+    Raises `InstallError` if the file can't be read or edited, or has a different server with this name.
     """
     before = _read(path)
     document = _parse(client, path, before or "")

@@ -145,8 +145,7 @@ class UnusableFileError(ValueError):
 def read_named_rows(path: str, *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
     """Read a file the user named. Problems that are notes elsewhere are errors here.
 
-    Raises:
-        UnusableFileError: It's unreadable, invalid, or has no usable server.
+    Raises `UnusableFileError` if it's unreadable, invalid, or has no usable server.
     """
     found = read_config_file(path)
     if found.trouble is not None:

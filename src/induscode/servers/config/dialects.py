@@ -57,8 +57,7 @@ class ExpansionContext:
     def variable(self, name: str, default: str | None = None) -> str:
         """Return a variable's value, or the default if it's empty or unset.
 
-        Raises:
-            UnresolvedVariableError: It's unset and has no default.
+        Raises `UnresolvedVariableError` if it's unset and has no default.
         """
         value = self.environ.get(name)
         if value:
@@ -72,8 +71,7 @@ class ExpansionContext:
     def file(self, path: str) -> str:
         """Return the content of a small file, without its final newline.
 
-        Raises:
-            UnresolvedVariableError: It can't be read.
+        Raises `UnresolvedVariableError` if it can't be read.
         """
         whole = os.path.join(self.folder, os.path.expanduser(path))
         if whole in self.contents:

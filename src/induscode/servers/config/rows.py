@@ -233,8 +233,7 @@ class ServerRow:
     def resolve(self, environ: Mapping[str, str]) -> ServerConfig:
         """Return the configuration with variables expanded, and the user's sign-ins for a server behind a URL.
 
-        Raises:
-            UnresolvedVariableError: A variable has no value.
+        Raises `UnresolvedVariableError` if a variable has no value.
         """
         context, config = self.make_context(environ), self.config
 
@@ -315,8 +314,7 @@ def parse_row(
 ) -> ServerRow:
     """Parse a server from normalized fields. `written` holds the original ones, if its dialect differs.
 
-    Raises:
-        InvalidRowError: The row has no name, or neither a command nor a URL.
+    Raises `InvalidRowError` if the row has no name, or neither a command nor a URL.
     """
     if not identity:
         raise InvalidRowError("it has no name")
@@ -342,8 +340,7 @@ def parse_row(
 def _make_json(value: object, depth: int = 0) -> JsonValue:
     """Convert values JSON lacks (dates and NaN, from TOML and lenient JSON) to strings.
 
-    Raises:
-        InvalidRowError: It's nested too deeply.
+    Raises `InvalidRowError` if it's nested too deeply.
     """
     if depth > _MAX_DEPTH:
         raise InvalidRowError("it is nested too deeply")

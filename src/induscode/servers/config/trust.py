@@ -413,9 +413,7 @@ class TrustStore:
     def approve(self, row: ServerRow, digest: str) -> None:
         """Store the consent to a server. `digest` identifies the prompt the user accepted.
 
-        Raises:
-            ConsentChangedError: The user accepted something else.
-            OSError: The file can't be written.
+        Raises `ConsentChangedError` if the user accepted something else, and `OSError` if the file can't be written.
         """
         describe_row(row).check_digest(digest)
         file, facts = row.origin.file, consent_facts(row)
@@ -435,11 +433,7 @@ class TrustStore:
         return _row_key(file, server) in store.rows
 
     def revoke(self, file: str, server: str) -> bool:
-        """Remove a consent and tell whether it existed.
-
-        Raises:
-            OSError: The file can't be written.
-        """
+        """Remove a consent and tell whether it existed; raises `OSError` if the file can't be written."""
         with self._file().change() as store:
             return store.rows.pop(_row_key(file, server), None) is not None
 

@@ -88,8 +88,7 @@ def _has_name(row: JsonValue, name: str) -> bool:
 def read_own_config(path: str) -> OwnConfig:
     """Read one of our files. A missing one has no servers.
 
-    Raises:
-        BridgeFault: It's unreadable, or can't be written without loss.
+    Raises `BridgeFault` if it's unreadable, or can't be written without loss.
     """
     return OwnConfig(path, _document(path)[0])
 
@@ -98,12 +97,9 @@ def read_own_config(path: str) -> OwnConfig:
 def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
     """Edit one of our files, writing it when the block ends without an error.
 
-    A `private` file has mode 0600 and may be a symbolic link to wherever the user keeps it. A project's file may not
-    be a link: the project's author could point it anywhere.
-
-    Raises:
-        BridgeFault: It's unreadable, can't be written without loss, or another process holds it.
-        OSError: It can't be written.
+    A `private` file has mode 0600 and may be a symbolic link to wherever the user keeps it. A project's file may not be
+    a link: the project's author could point it anywhere. Raises `BridgeFault` if it's unreadable, can't be written
+    without loss, or another process holds it, and `OSError` if it can't be written.
     """
     if private:
         path = os.path.realpath(path)

@@ -215,8 +215,7 @@ class ThreadedStore:
     async def _query(self, function: Callable[[FallbackStore], T], *, wait_s: float | None = None) -> T:
         """Run a function in the thread.
 
-        Raises:
-            SilentStoreError: It failed or timed out, or the thread has ended.
+        Raises `SilentStoreError` if it failed or timed out, or the thread has ended.
         """
         if self._closed:
             raise RuntimeError("the store is closed")

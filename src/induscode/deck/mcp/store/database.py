@@ -167,8 +167,7 @@ class LedgerDb:
     def select(self, where: str, values: Sequence[str | int] = ()) -> Iterator[Row]:
         """Read rows one by one, checking each against its digest.
 
-        Raises:
-            DamagedStoreError: A row doesn't match its digest.
+        Raises `DamagedStoreError` if a row doesn't match its digest.
         """
         query = (
             "SELECT events.position, run, seq, at, events.op, events.subject, facts, digest, "

@@ -266,8 +266,7 @@ class FallbackStore:
     def _recover(self, path: str, reason: str) -> LedgerDb:
         """Set a damaged file aside and start a new one with the backed-up pins.
 
-        Raises:
-            DamagedStoreError: The backup is missing.
+        Raises `DamagedStoreError` if the backup is missing.
         """
         with locked_directory(os.path.dirname(os.path.abspath(path))):
             try:
@@ -311,9 +310,8 @@ class FallbackStore:
     def use(self, action: Callable[[LedgerDb], T], *, can_wait: bool = False) -> T:
         """Run an action on the database, or if its file fails, on its replacement (recovered file, then memory).
 
-        Raises:
-            BaseException: The action failed in memory, or with `can_wait`, another process holds the file (which then
-                isn't replaced).
+        Raises `BaseException` if the action failed in memory, or with `can_wait`, another process holds the file (which
+        then isn't replaced).
         """
         while self._db.path is not None:
             try:

@@ -224,8 +224,7 @@ class Journal:
     def record_turn(self, descriptors: Sequence[ToolDescriptor]) -> str:
         """Record the tools a model sees in a new turn and return their digest.
 
-        Raises:
-            NotJson: A schema holds a value JSON can't represent.
+        Raises `NotJson` if a schema holds a value JSON can't represent.
         """
         shown = [self._encode(descriptor) for descriptor in descriptors]
         self._encoded = {id(encoded.descriptor): encoded for encoded in shown}

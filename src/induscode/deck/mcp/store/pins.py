@@ -148,8 +148,7 @@ class StorePins:
     def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
         """Compare a definition with the approved forms, adding it if it's part of the first listing.
 
-        Raises:
-            NotJson: It holds a value JSON can't represent.
+        Raises `NotJson` if it holds a value JSON can't represent.
         """
         if ref.server in self._unread:
             return PinVerdict()
@@ -283,8 +282,7 @@ class Approvals:
 async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StorePins:
     """Read the approved forms of servers' tools from a journal's store.
 
-    Raises:
-        SilentStoreError: The store doesn't answer.
+    Raises `SilentStoreError` if the store doesn't answer.
     """
     pins = StorePins(journal)
     await load_pins(pins, journal.store, servers)
@@ -296,8 +294,7 @@ async def read_pins(
 ) -> StorePins:
     """Read the approved forms of servers' tools, for comparison only.
 
-    Raises:
-        SilentStoreError: The store doesn't answer.
+    Raises `SilentStoreError` if the store doesn't answer.
     """
     pins = StorePins(None)
     identities = _group_identities(servers)
@@ -347,10 +344,7 @@ async def follow_rows(journal: Journal, servers: Iterable[ServerConfig], places:
     """Copy the pins of rows edited since the last run to the new identities.
 
     A server is its name in its file: a new version, option or command under that name is checked against the earlier
-    approvals.
-
-    Raises:
-        SilentStoreError: The store doesn't answer.
+    approvals. Raises `SilentStoreError` if the store doesn't answer.
     """
     store, identities = journal.store, build_identities(servers)
     known = {server: str(row.facts.get("identity")) for server, row in await _read_places(store, places)}
@@ -389,8 +383,7 @@ def _build_copies(journal: Journal, identities: Mapping[str, str], own: Approval
 async def forget_row(store: LedgerStore, begin: Callable[[], Journal], server: str, place: str) -> None:
     """End a row, so that a server added under its name later is a new one.
 
-    Raises:
-        SilentStoreError: The store doesn't answer.
+    Raises `SilentStoreError` if the store doesn't answer.
     """
     if await _read_places(store, {server: place}):
         begin().record_place(server, place, "")
@@ -437,8 +430,7 @@ async def read_disabled_tools(
 ) -> Mapping[str, Sequence[DisabledTool]]:
     """Read the tools (or items of these kinds) that were disabled at each known server's last listing.
 
-    Raises:
-        SilentStoreError: The store doesn't answer.
+    Raises `SilentStoreError` if the store doesn't answer.
     """
     configs = {config.id: config for config in servers}
     grades = {str(grade): grade for grade in DriftGrade}
