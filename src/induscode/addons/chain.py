@@ -26,7 +26,7 @@ from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_check, waiting_for_user
 from indusagi.runtime.contract import ToolCall, ToolResult, clean_result
-from induscode.addons import Addon, AddonError, Allow, Deny, InterceptedCall, Interceptor, Replace
+from induscode.addons.contract import Addon, AddonError, Allow, Deny, InterceptedCall, Interceptor, Replace
 from induscode.deck.contract import CardWrapper, is_foreign, iter_layers
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
-from induscode.addons import Addon, AddonContext, AddonError, Interceptor
 from induscode.addons.chain import InterceptorChain, LoadedAddon, call_hook
+from induscode.addons.contract import Addon, AddonContext, AddonError, Interceptor
 from induscode.core.consent import Consent
 from induscode.deck.contract import DeckFault, capability_id, find_missing_members
 

@@ -211,8 +211,8 @@ class FileTree:
     def scan(self) -> TreeScan:
         """List the tree and copy all changes since the last scan.
 
-        Raises `TreeLimitError` if there are too many files, or reading them takes too long, and `OSError` if a copy can't be
-        written.
+        Raises `TreeLimitError` if there are too many files, or reading them takes too long, and `OSError` if a copy
+        can't be written.
         """
         make_private_dir(self._directory)
         entries: dict[str, TreeEntry] = {}
