@@ -30,7 +30,10 @@ def request(server: str, tool: str, *, version: int = 1) -> EnrollRequest:
 
 def ledger_of(*tools: tuple[str, str]) -> BridgeLedger:
     """Build a ledger in which these tools are enrolled."""
-    return BridgeLedger.empty().enroll_all([request(*tool) for tool in tools], AT)
+    ledger = BridgeLedger.empty()
+    for tool in tools:
+        ledger = ledger.enroll(request(*tool), AT)
+    return ledger
 
 
 def with_raw(known: BridgeCapability, raw: JsonObject) -> BridgeCapability:

@@ -75,18 +75,14 @@ class ToolDeck:
         self, cards: Iterable[Capability], context: ToolContext, notes: Iterable[Note] = (), hidden: Iterable[str] = ()
     ) -> None:
         self._cards = tuple(cards)
-        self._notes = tuple(notes)
+        self.notes = tuple(notes)
+        """Skipped cards, with reasons."""
         self.context = context
         self.hidden = frozenset(hidden)
         """Names of cards missing from the model's list; it finds them by searching."""
 
     def __repr__(self) -> str:
         return f"ToolDeck({', '.join(card.name for card in self._cards)})"
-
-    @property
-    def notes(self) -> Sequence[Note]:
-        """Skipped cards, with reasons."""
-        return self._notes
 
     def tools(self) -> list[Capability]:
         """Return the cards as a new list."""
@@ -99,13 +95,13 @@ class ToolDeck:
 
     def hide(self, names: Iterable[str]) -> ToolDeck:
         """Remove cards from the model's list; it can still find them by searching."""
-        return ToolDeck(self._cards, self.context, self._notes, names)
+        return ToolDeck(self._cards, self.context, self.notes, names)
 
     def graft(self, extra: Iterable[Capability]) -> ToolDeck:
         """Append cards, skipping ones with a taken name with a note."""
         names = {card.name for card in self._cards}
         added: list[Capability] = []
-        notes = list(self._notes)
+        notes = list(self.notes)
         for card in extra:
             if card.name in names:
                 message = "left out: the deck has a card of this name already"
@@ -117,13 +113,13 @@ class ToolDeck:
 
     def map_capabilities(self, change: Callable[[Capability], Capability]) -> ToolDeck:
         """Replace every card with `change(card)`."""
-        return ToolDeck((change(card) for card in self._cards), self.context, self._notes, self.hidden)
+        return ToolDeck((change(card) for card in self._cards), self.context, self.notes, self.hidden)
 
     def retain(self, keep: Callable[[Capability], bool]) -> ToolDeck:
         """Keep the cards for which `keep` returns True."""
         kept = [card for card in self._cards if keep(card)]
         names = {card.name for card in kept}
-        return ToolDeck(kept, self.context, self._notes, self.hidden & names)
+        return ToolDeck(kept, self.context, self.notes, self.hidden & names)
 
     def into_tool_box(self) -> DeckToolBox:
         """Return the deck as a toolbox, always the same one."""

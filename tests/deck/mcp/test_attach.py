@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from indusagi.interop import FleetStatus, ServerConfig, ServerEndpoint
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
     from induscode.deck.mcp.drift import DisabledTool, Drift
-    from induscode.deck.mcp.enrolment import JournalOp, PinChecker
     from induscode.deck.mcp.ledger import BridgeEntry
+    from induscode.deck.mcp.store.events import ServerOp
+    from induscode.deck.mcp.store.journal import Journal
+    from induscode.deck.mcp.store.pins import StorePins
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -84,7 +86,7 @@ class Sink:
     def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
         self.entries.extend(entries)
 
-    def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
+    def record_event(self, op: ServerOp, server: str, subject: str, detail: str) -> None:
         self.journal.append((op, server, subject))
 
     def record_listing(
@@ -96,10 +98,14 @@ class Sink:
 
 @asynccontextmanager
 async def attached(
-    *servers: ServerConfig, ledger: BridgeLedger | None = None, pins: PinChecker | None = None, sink: Sink | None = None
+    *servers: ServerConfig, ledger: BridgeLedger | None = None, pins: Pins | None = None, sink: Sink | None = None
 ) -> AsyncGenerator[AttachResult]:
     result = await attach_bridge_capabilities(
-        ledger or BridgeLedger.empty(), bridge_config(servers), pins=pins, sink=sink, supervision=QUICK
+        ledger or BridgeLedger.empty(),
+        bridge_config(servers),
+        pins=cast("StorePins | None", pins),
+        sink=cast("Journal | None", sink),
+        supervision=QUICK,
     )
     try:
         yield result

@@ -252,19 +252,6 @@ class BridgeLedger:
 
         Raises `BridgeFault` if another tool has its name.
         """
-        return self.enroll_all((request,), at)
-
-    def enroll_all(self, requests: Iterable[EnrollRequest], at: str) -> BridgeLedger:
-        """Enrol several tools in order, as one change.
-
-        Raises `BridgeFault` if another tool has one of the names; nothing changes.
-        """
-        ledger = self
-        for request in requests:
-            ledger = ledger._enroll(request, at)
-        return ledger
-
-    def _enroll(self, request: EnrollRequest, at: str) -> BridgeLedger:
         capability = request.capability
         key = request.key or content_key_of(capability)
         with self._chain.lock:

@@ -25,7 +25,8 @@ RowOp: TypeAlias = Literal[
     "run", "enroll", "retire", "connect", "ready", "fault", "drift", "approve",
     "pin", "list", "place", "turn", "prune", "recover", "client", "search",
 ]  # fmt: skip
-
+ServerOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
+"""Rows about servers other than the ledger's own."""
 _DOCUMENT_FACTS = {"enroll": ("definition", "descriptor"), "pin": ("definition",), "turn": ("manifest",)}
 """Facts of a row that hold document addresses."""
 GENESIS = "0" * 64
