@@ -21,6 +21,7 @@ from induscode.core.consent import digest_facts
 from induscode.servers.config import list_config_paths, read_rows
 from induscode.servers.config.dialects import detect_dialect
 from induscode.servers.config.rows import is_switched_off
+from induscode.servers.config.trust import find_references, show_url
 from induscode.servers.config.writer import change_row, own_config_path, read_own_config
 
 if TYPE_CHECKING:
@@ -245,22 +246,16 @@ def build_config_facts(row: ServerRow) -> JsonObject:
 
 def format_url(row: ServerRow) -> str:
     """Format a row's address, with references as written and without secrets."""
-    from induscode.servers.config.trust import show_url  # noqa: PLC0415 — for servers with an address
-
     assert not isinstance(row.config, StdioServerConfig)
     return show_url(row.config.url, row.expansion)
 
 
 def build_reference_facts(row: ServerRow) -> JsonObject:
     """Build the `references` key of a row's JSON, if it has references."""
-    from induscode.servers.config.trust import find_references  # noqa: PLC0415 — for rows without consent
-
     references = [reference.as_json() for reference in find_references(row)]
     return {"references": [*references]} if references else {}
 
 
 def list_secret_warnings(row: ServerRow) -> Sequence[str]:
     """List warnings about a row's references that look like secrets, with their recipients."""
-    from induscode.servers.config.trust import find_references  # noqa: PLC0415 — for rows without consent
-
     return [reference.warning for reference in find_references(row) if reference.looks_secret]

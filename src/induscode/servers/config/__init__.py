@@ -109,29 +109,17 @@ def merge_config_files(paths: Iterable[tuple[str, Scope]], *, switched_on: Colle
         rows, remarks = read_rows(path, scope, switched_on=switched_on)
         notes.extend(remarks)
         for row in rows:
-            rival = kept.get(row.id)
-            if rival is None:
-                kept[row.id] = row
-            elif not _is_same(rival, row) or rival.origin.scope != row.origin.scope:
-                notes.extend(_choose(kept, rival, row))
+            rival = kept.setdefault(row.id, row)
+            # The user's files take precedence over the project's.
+            winner, loser = (row, rival) if rival.origin.scope == "project" != row.origin.scope else (rival, row)
+            kept[row.id] = winner
+            if (winner.config, winner.auth) != (loser.config, loser.auth):
+                owner, reason = (
+                    f"server {row.id!r} of {loser.origin}",
+                    f"{winner.origin.file} has a server of this name",
+                )
+                notes.append(Note(owner, f"left out: {reason}", "give one another name"))
     return DiscoveredConfig(tuple(kept.values()), tuple(notes), tuple(files))
-
-
-def _is_same(row: ServerRow, other: ServerRow) -> bool:
-    return (row.config, row.auth) == (other.config, other.auth)
-
-
-def _choose(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Iterable[Note]:
-    """Choose between two rows with the same id."""
-    stronger = row.origin.scope != "project" and rival.origin.scope == "project"
-    winner, loser = (row, rival) if stronger else (rival, row)
-    kept[row.id] = winner
-    if not _is_same(winner, loser):
-        yield Note(
-            f"server {row.id!r} of {loser.origin}",
-            f"left out: {winner.origin.file} has a server of this name",
-            "give one another name",
-        )
 
 
 _KEYS = ("servers", "mcpServers", "mcp_servers", "mcp", "context_servers", "amp.mcpServers")

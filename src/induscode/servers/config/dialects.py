@@ -25,18 +25,14 @@ Expansion: TypeAlias = Literal["none", "shell", "dollar", "editor", "braces"]
 `braces`: `{env:X}` and `{file:path}`."""
 
 _NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-_SHELL = re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}")
-_DOLLAR = re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}|\$({_NAME})")
-_EDITOR = re.compile(r"\$\{([A-Za-z]+)(?::([^}]*))?\}")
-_BRACES = re.compile(r"\{(env|file):([^}]*)\}")
-_NOTHING = re.compile(r"(?!)")
-_PATTERNS: dict[Expansion, re.Pattern[str]] = {
-    "none": _NOTHING,
-    "shell": _SHELL,
-    "dollar": _DOLLAR,
-    "editor": _EDITOR,
-    "braces": _BRACES,
+PATTERNS: dict[Expansion, re.Pattern[str]] = {
+    "none": re.compile(r"(?!)"),
+    "shell": re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}"),
+    "dollar": re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}|\$({_NAME})"),
+    "editor": re.compile(r"\$\{([A-Za-z]+)(?::([^}]*))?\}"),
+    "braces": re.compile(r"\{(env|file):([^}]*)\}"),
 }
+"""The references `expand` replaces."""
 _MAX_FILE_BYTES = 64 * 1024
 
 
@@ -87,12 +83,7 @@ class ExpansionContext:
 
 def expand(text: str, rule: Expansion, context: ExpansionContext) -> str:
     """Replace variables with their values; raises `UnresolvedVariableError` if one has none."""
-    return _PATTERNS[rule].sub(lambda match: _find_value(rule, match, context), text)
-
-
-def reference_pattern(rule: Expansion) -> re.Pattern[str]:
-    """Return the pattern of the references `expand` replaces."""
-    return _PATTERNS[rule]
+    return PATTERNS[rule].sub(lambda match: _find_value(rule, match, context), text)
 
 
 def parse_reference(rule: Expansion, match: re.Match[str]) -> tuple[str, bool]:
@@ -151,14 +142,15 @@ class Dialect:
     name: str
     expansion: Expansion
     read_rows: Callable[[JsonObject], Iterator[RawRow]]
-    matches: Callable[[JsonObject], bool]
-    """Whether a document of unknown origin uses this dialect."""
+    matches: Callable[[JsonObject], bool] | None
+    """Whether a document of unknown origin uses this dialect. `None`: only the file name identifies it."""
     holds: Callable[[JsonObject], bool] | None = None
     """Whether a document of this program has servers. `None`: same as `matches`."""
 
     def has_servers(self, document: JsonObject) -> bool:
         """Tell whether a document known to belong to this program has servers."""
-        return (self.holds or self.matches)(document)
+        holds = self.holds or self.matches
+        return holds is not None and holds(document)
 
 
 def _under(document: JsonObject, *keys: str) -> JsonObject | None:
@@ -188,8 +180,8 @@ def indus(document: JsonObject) -> Iterator[RawRow]:
         yield from _rows(servers)
 
 
-def claude_desktop(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`: commands only."""
+def mcp_servers(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcpServers`, the form of Claude Desktop (commands only) and Cursor."""
     yield from _rows(_under(document, "mcpServers"))
 
 
@@ -210,11 +202,6 @@ def _has_claude_servers(document: JsonObject) -> bool:
 def vscode(document: JsonObject) -> Iterator[RawRow]:
     """Read `servers`, next to `inputs`."""
     yield from _rows(_under(document, "servers") or _under(document, "mcp", "servers"))
-
-
-def cursor(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`."""
-    yield from _rows(_under(document, "mcpServers"))
 
 
 def codex(document: JsonObject) -> Iterator[RawRow]:
@@ -368,11 +355,6 @@ def _is_gemini(document: JsonObject) -> bool:
 _HAS_MCP_SERVERS = _has("mcpServers")
 
 
-def _matches_nothing(document: JsonObject) -> bool:
-    """Match nothing: only the file name identifies such a dialect."""
-    return False
-
-
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
@@ -381,18 +363,18 @@ DIALECTS: dict[str, Dialect] = {
         Dialect("zed", "none", zed, _has("context_servers")),
         Dialect("amp", "shell", amp, _has("amp.mcpServers")),
         Dialect("gemini", "dollar", gemini, _is_gemini, _HAS_MCP_SERVERS),
-        Dialect("qwen", "dollar", gemini, _matches_nothing, _HAS_MCP_SERVERS),
-        Dialect("windsurf", "editor", windsurf, _matches_nothing, _HAS_MCP_SERVERS),
-        Dialect("copilot", "shell", copilot, _matches_nothing, _HAS_MCP_SERVERS),
-        Dialect("cline", "none", cline, _matches_nothing, _HAS_MCP_SERVERS),
+        Dialect("qwen", "dollar", gemini, None, _HAS_MCP_SERVERS),
+        Dialect("windsurf", "editor", windsurf, None, _HAS_MCP_SERVERS),
+        Dialect("copilot", "shell", copilot, None, _HAS_MCP_SERVERS),
+        Dialect("cline", "none", cline, None, _HAS_MCP_SERVERS),
         Dialect(
             "claude-code",
             "shell",
             claude_code,
             lambda document: _HAS_MCP_SERVERS(document) or _has_claude_servers(document),
         ),
-        Dialect("claude-desktop", "none", claude_desktop, _HAS_MCP_SERVERS),
-        Dialect("cursor", "editor", cursor, _HAS_MCP_SERVERS),
+        Dialect("claude-desktop", "none", mcp_servers, _HAS_MCP_SERVERS),
+        Dialect("cursor", "editor", mcp_servers, _HAS_MCP_SERVERS),
         Dialect("opencode", "braces", opencode, _has("mcp")),
         Dialect(
             "vscode",
@@ -433,11 +415,11 @@ def detect_dialect(path: str, document: JsonObject) -> Dialect | None:
             dialect = find_dialect(program, document)
             if dialect is not None:
                 return dialect
-    return next((dialect for dialect in DIALECTS.values() if dialect.matches(document)), None)
+    return next((one for one in DIALECTS.values() if one.matches is not None and one.matches(document)), None)
 
 
 def find_dialect(program: str, document: JsonObject) -> Dialect | None:
     """Return the dialect of a program's file, or `None` if it has no servers."""
-    if program == "opencode" and DIALECTS["opencode-v2"].matches(document):
+    if program == "opencode" and _is_opencode_v2(document):
         return DIALECTS["opencode-v2"]
     return DIALECTS[program] if DIALECTS[program].has_servers(document) else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from dataclasses import field, fields, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from indusagi.core.json import compact_json, is_json_object
@@ -372,7 +372,8 @@ class _RowParser:
                 identity,
                 url,
                 self._texts("headers"),
-                proxy=self._proxy(),
+                # An empty string means no proxy; a missing one leaves it to the environment.
+                proxy="" if self.row.get("proxy") == "" else self._text("proxy"),
                 limits=limits,
                 include_tools=include,
                 exclude_tools=exclude,
@@ -411,10 +412,8 @@ class _RowParser:
 
     def _kind(self) -> str | None:
         kind = self.row.get("type", self.row.get("transport"))
-        if kind is None:
-            return None
         known = TYPES.get(kind) if isinstance(kind, str) else None
-        if known is None:
+        if known is None and kind is not None:
             self.remarks.append(f"its type {compact_json(kind)} is unknown, and was not considered")
         return known
 
@@ -426,10 +425,6 @@ class _RowParser:
             return value
         self.remarks.append(f"its {name} is not text, and was left out")
         return None
-
-    def _proxy(self) -> str | None:
-        # An empty string means no proxy; a missing one leaves it to the environment.
-        return "" if self.row.get("proxy") == "" else self._text("proxy")
 
     def strings(self, name: str) -> tuple[str, ...] | None:
         """Read a list of strings, dropping other members with a remark."""
@@ -464,10 +459,9 @@ class _RowParser:
 
     def _limits(self) -> ServerLimits:
         limits = ServerLimits()
-        known = {field.name for field in fields(ServerLimits)}
         for key, name in _SECONDS.items():
             seconds = self._seconds(key, 1.0)
-            if seconds is not None and name in known:
+            if seconds is not None:
                 limits = replace(limits, **{name: seconds})
         cut = self.row.get("description_limit")
         if isinstance(cut, int) and not isinstance(cut, bool) and cut >= 0:

@@ -25,13 +25,7 @@ from indusagi.core.secrets.names import REDACTED, hide_secrets, looks_secret
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.core.consent import Consent, ConsentState, build_consent, digest_facts
-from induscode.servers.config.dialects import (
-    Expansion,
-    UnresolvedVariableError,
-    expand,
-    parse_reference,
-    reference_pattern,
-)
+from induscode.servers.config.dialects import PATTERNS, Expansion, UnresolvedVariableError, expand, parse_reference
 from induscode.servers.config.rows import SWITCHES, TYPES, ServerRow, format_auth, iter_auth_texts
 
 _NESTED = re.compile(r"\$\{?(?:env:)?([A-Za-z_][A-Za-z0-9_]*)|\{(?:env|file):([^}]*)")
@@ -113,7 +107,7 @@ def _find(row: ServerRow) -> Iterator[Reference]:
 
 
 def _references(text: str, rule: Expansion, place: str, recipient: str) -> Iterator[Reference]:
-    for match in reference_pattern(rule).finditer(text):
+    for match in PATTERNS[rule].finditer(text):
         name, is_file = parse_reference(rule, match)
         yield Reference(match[0], name, place, recipient, is_file or looks_secret(name), is_file)
         for inner in _NESTED.finditer(match[0], 1 + len(name)):
@@ -149,7 +143,7 @@ def show_value(text: str, rule: Expansion) -> str | None:
     Keeps the scheme before a credential (`Bearer`, RFC 9110 §11.1).
     """
     shown, end, has_reference = "", 0, False
-    for match in reference_pattern(rule).finditer(text):
+    for match in PATTERNS[rule].finditer(text):
         shown += _hide_literal(text[end : match.start()]) + hide_secrets(match[0])
         end, has_reference = match.end(), True
     return shown + _hide_literal(text[end:]) if has_reference else None
@@ -195,7 +189,7 @@ def _split_url(text: str) -> dict[str, str | None]:
 
 def _mark_references(text: str, rule: Expansion) -> tuple[str, list[str]]:
     marked, references, end = "", list[str](), 0
-    for match in reference_pattern(rule).finditer(text):
+    for match in PATTERNS[rule].finditer(text):
         marked += _drop_marks(text[end : match.start()]) + chr(_FIRST_MARK + len(references))
         references.append(hide_secrets(match[0]))
         end = match.end()
@@ -356,7 +350,7 @@ def find_programs(row: ServerRow) -> Mapping[str, str | None]:
         texts[f"word {number} of its header command"] = str(word)
     context, values = row.make_context(os.environ), dict[str, str | None]()
     for place, text in texts.items():
-        if reference_pattern(row.expansion).search(text):
+        if PATTERNS[row.expansion].search(text):
             try:
                 values[place] = expand(text, row.expansion, context)
             except UnresolvedVariableError:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file, replace_file
@@ -108,7 +108,11 @@ def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
         if os.path.islink(name):
             raise BridgeFault(f"{name} is a link: it is not followed, put a file there instead")
     make_dirs(folder, 0o700 if private else 0o777)
-    with _locked(folder):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked_directory(folder))
+        except TimeoutError as exc:
+            raise BridgeFault(f"{folder}: {exc.strerror}") from None
         document, text = _document(path)
         config = OwnConfig(path, document)
         before = _format(document, text)
@@ -117,15 +121,6 @@ def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
         if after != before:
             mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else None
             replace_text(path, after, 0o600 if private else mode)
-
-
-@contextmanager
-def _locked(folder: str) -> Generator[None]:
-    try:
-        with locked_directory(folder):
-            yield
-    except TimeoutError as exc:
-        raise BridgeFault(f"{folder}: {exc.strerror}") from None
 
 
 def _document(path: str) -> tuple[JsonObject, str]:
