@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from tests.support.broker import KEY, BrokerProcess, name_node, new_cluster, silent_broker
 from tests.support.broker_proxy import open_proxy
+from tests.support.deck import open_pins
 from tests.support.stores import stored
 from tests.support.waiting import until
 
@@ -25,7 +26,6 @@ from induscode.cluster.shared.calls import CallPublisher, read_calls
 from induscode.cluster.shared.state import SharedState, SharedTrust, find_used_project, open_shared_state
 from induscode.cluster.shared.table import SharedTable, open_table
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import open_pins
 from induscode.servers.config.rows import Origin, parse_row
 from induscode.servers.config.trust import server_identity
 

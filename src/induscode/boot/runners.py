@@ -103,7 +103,7 @@ class StartAnnouncer:
         server, status = event.server, event.status
         if event.event == "slow_start" and status.slow_start is not None:
             self._slow.add(server)
-            self._output(describe_slow_start(server, status.slow_start))
+            self._output(f"{server}: {explain_slow_start(status.slow_start)}")
         elif event.event == "phase" and status.phase is EndpointPhase.CONNECTING:
             self._began[server] = monotonic()
         elif server in self._slow and status.phase is EndpointPhase.READY:
@@ -114,17 +114,12 @@ class StartAnnouncer:
 
 def show_slow_start(server: str, slow: SlowStart) -> None:
     """Announce a slow start, if standard error is a terminal."""
-    _print_on_terminal(describe_slow_start(server, slow))
+    _print_on_terminal(f"{server}: {explain_slow_start(slow)}")
 
 
 def _print_on_terminal(line: str) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
         print_status(line)
-
-
-def describe_slow_start(server: str, slow: SlowStart) -> str:
-    """Describe a slow start in one line, with its probable cause."""
-    return f"{server}: {explain_slow_start(slow)}"
 
 
 def explain_slow_start(slow: SlowStart) -> str:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.tool import DefinedTool
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import ProgressSink
     from induscode.code_mode.contract import FunctionCall, ScriptFault, ScriptResult
     from induscode.launch.settings import Settings
     from induscode.search.index import ToolIndex
@@ -97,13 +96,19 @@ class ScriptCalls:
             # Only in this call's task.
             current_entry.set(replace(self._entry, call_id=tool_call.id, is_whole=True))
             outcome = await self._entry.box.runner.run(
-                tool_call, self._ctx.cancel, on_progress=self._pass_progress(tool)
+                tool_call,
+                self._ctx.cancel,
+                on_progress=lambda said: self._report(f"{tool}: {said.message}" if said.message else tool),
             )
             result = outcome.result
             code = str(result.details.get("code") or "error") if result.is_error else "ok"
             self.reports[place] = CallReport(call.name, code)
         if result.is_error:
-            text = _to_text(result) or f"{call.name} failed"
+            text = "\n".join(
+                block.text if isinstance(block, TextContentBlock) else json.dumps(block.value)
+                for block in result.content
+            )
+            text = text or f"{call.name} failed"
             raise ScriptCallError(_ERRORS.get(code, "RuntimeError"), text[:_MAX_ERROR_CHARS])
         value = result.structured if result.structured is not None else project_content(result.content)
         _measure(value, f"the result of {call.name}", self._limits)
@@ -128,9 +133,6 @@ class ScriptCalls:
     def _report(self, message: str) -> None:
         self._progress += 1
         self._ctx.report(ToolProgress(self._progress, None, message))
-
-    def _pass_progress(self, tool: str) -> ProgressSink:
-        return lambda progress: self._report(f"{tool}: {progress.message}" if progress.message else tool)
 
     async def _find_tools(self, call: FunctionCall) -> JsonValue:
         """Find functions by description. Returns each one's name and stub, best first."""
@@ -201,12 +203,6 @@ def _measure(value: JsonValue, subject: str, limits: CodeLimits) -> None:
     if size > limits.value_bytes:
         message = f"{subject}: {size:,} characters as JSON, and {limits.value_bytes:,} are the limit"
         raise ScriptCallError("MemoryError", message)
-
-
-def _to_text(result: ToolResult) -> str:
-    return "\n".join(
-        block.text if isinstance(block, TextContentBlock) else json.dumps(block.value) for block in result.content
-    )
 
 
 # -- card -------------------------------------------------------------------------------------------

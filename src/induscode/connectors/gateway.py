@@ -151,7 +151,12 @@ class ConnectorGateway:
             sends = 0
             while True:
                 sends += 1
-                credentials = await self._read_credentials(connector, operation, tokens, request)
+                if tokens is not None:
+                    credentials = await tokens.build_credentials(operation, request.url)
+                elif isinstance(row.auth, AuthReference):
+                    credentials = row.auth.read_credentials(self._environ)
+                else:
+                    credentials = Credentials()
                 answer = await self._send(connector, operation, request, credentials)
                 wants_retry = tokens is not None and await tokens.handle_answer(operation, credentials, answer)
                 if not wants_retry or sends == _MAX_SENDS:
@@ -183,18 +188,6 @@ class ConnectorGateway:
                     self._web.proxy,
                 )
             return self._tokens[row.name]
-
-    async def _read_credentials(
-        self, connector: LoadedConnector, operation: OperationSpec, tokens: ConnectorTokens | None, request: ApiRequest
-    ) -> Credentials:
-        """Read the credentials for one request.
-
-        Raises `ConnectorFault` if a variable isn't set, and `AuthFault` if the user has to sign in.
-        """
-        if tokens is not None:
-            return await tokens.build_credentials(operation, request.url)
-        auth = connector.row.auth
-        return auth.read_credentials(self._environ) if isinstance(auth, AuthReference) else Credentials()
 
     async def _send(
         self, connector: LoadedConnector, operation: OperationSpec, request: ApiRequest, credentials: Credentials

@@ -18,6 +18,7 @@ from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.runtime.contract import ToolCall, ToolResult
+from induscode.deck.mcp.store.events import filter_texts
 from induscode.search.finder import MOST_FOUND, NEAREST, UNKNOWN, UnknownServerError
 from induscode.search.index import FOUND, LONGEST_NAME, normalize_name
 from induscode.search.options import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
@@ -72,7 +73,7 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
     """Build the cards over a finder."""
 
     async def find(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        queries = [query for query in _list_texts(arguments["queries"]) if query.strip()]
+        queries = [query for query in filter_texts(arguments["queries"]) if query.strip()]
         if not queries:
             return ToolResult.error("Send at least one query with words in it.", code="invalid_arguments")
         server, limit = arguments.get("server"), arguments.get("limit")
@@ -91,7 +92,7 @@ def build_search_cards(finder: ToolFinder) -> Sequence[DefinedTool]:
         return ToolResult.text(report.text)
 
     async def describe(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
-        names = [*dict.fromkeys(_list_texts(arguments["names"]))]
+        names = [*dict.fromkeys(filter_texts(arguments["names"]))]
         text, is_known = await to_thread.run_sync(finder.describe, [name for name in names if name not in SEARCH_CARDS])
         listed = [f"{name} is in the list of tools, with its definition." for name in names if name in SEARCH_CARDS]
         text, is_known = "\n".join([*listed, *([text] if text else [])]), is_known or bool(listed)
@@ -213,7 +214,3 @@ def _read_arguments(value: JsonValue) -> JsonValue:
             return value
         return parsed if is_json_object(parsed) else value
     return {} if value is None else value
-
-
-def _list_texts(value: JsonValue) -> list[str]:
-    return [text for text in value if isinstance(text, str)] if isinstance(value, list) else []

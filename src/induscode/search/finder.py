@@ -113,7 +113,9 @@ class ToolFinder:
             lines += [f"Servers: {_list_servers(servers)}"] if servers else []
         elif left_out:
             has_others = len({hit.item.server for hit in hits}) > 1
-            lines.append(_describe_left_out(left_out, can_name=has_others, can_raise=limit < MOST_FOUND))
+            ways = [*(["name a server"] if has_others else []), *(["raise limit"] if limit < MOST_FOUND else [])]
+            remedy = ", or ".join(ways) or "search for more exact words"
+            lines.append(f"{left_out:,} more {'matches' if left_out == 1 else 'match'}: {remedy}.")
         text = "\n".join([*lines, *self._describe_disabled(queries, server)])
         return SearchReport(queries, server, [item.qualified_name for item in shown], left_out, text)
 
@@ -209,13 +211,6 @@ def _find_server(given: str, servers: Sequence[str]) -> str:
 def _list_servers(servers: Sequence[str]) -> str:
     more = len(servers) - _MAX_SERVERS
     return ", ".join([*servers[:_MAX_SERVERS], *([f"and {more:,} more"] if more > 0 else [])])
-
-
-def _describe_left_out(count: int, *, can_name: bool, can_raise: bool) -> str:
-    """Say how many more match, and how the caller can still see them."""
-    ways = [*(["name a server"] if can_name else []), *(["raise limit"] if can_raise else [])]
-    remedy = ", or ".join(ways) or "search for more exact words"
-    return f"{count:,} more {'matches' if count == 1 else 'match'}: {remedy}."
 
 
 def _describe_disabled_tool(tool: DisabledTool) -> str:

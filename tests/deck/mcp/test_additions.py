@@ -11,6 +11,7 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.deck import open_pins
 from tests.support.stores import stored
 
 from indusagi.core.json import compact_json
@@ -25,15 +26,7 @@ from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import SilentStoreError, memory_store
 from induscode.deck.mcp.store.events import Batch, Event, content_address
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import (
-    StorePins,
-    follow_rows,
-    forget_row,
-    load_pins,
-    open_pins,
-    read_disabled_tools,
-    read_pins,
-)
+from induscode.deck.mcp.store.pins import StorePins, follow_rows, forget_row, load_pins, read_disabled_tools, read_pins
 from induscode.servers.config.rows import Origin, ServerRow
 from induscode.servers.plan import ServerPlan
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from tests.support.deck import AT, capability, ledger_of
+from tests.support.deck import AT, capability, ledger_of, with_runner
 from tests.support.opened import QUICK
 from tests.support.servers import HONEST_TOOLS, STEADY, fault, honest
 from tests.support.waiting import until
@@ -294,7 +294,7 @@ async def test_a_bare_box_becomes_capabilities(tmp_path: Path) -> None:
         assert capabilities[0].ref == RemoteToolRef("h", "echo")
         answer = await capabilities[0].run({"text": "hi"}, make_local_context(tmp_path))
         assert answer.content[0].text == "hi"  # type: ignore[union-attr]
-        assert capabilities[0] == capabilities[0].with_runner(None)
+        assert capabilities[0] == with_runner(capabilities[0], None)
     finally:
         await mounted.fleet.tear_down()
 

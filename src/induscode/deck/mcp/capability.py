@@ -188,12 +188,6 @@ class BridgeCapability:
             object.__setattr__(self, "_pin", definition_pin(self.raw))
         return self._pin
 
-    def with_runner(self, runner: ToolRunner | RunRemote | None) -> BridgeCapability:
-        """Return the same tool with another runner."""
-        return BridgeCapability.from_definition(
-            self.descriptor, self.ref, self.raw, runner, shares_name=self.shares_name
-        )
-
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Call the tool on its server."""
         if ctx.cancel.cancelled:

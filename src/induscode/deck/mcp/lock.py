@@ -120,12 +120,6 @@ def _definitions(path: str, kind: ItemKind, servers: JsonObject) -> Iterable[tup
             yield RemoteToolRef(server, name, kind), raw
 
 
-def check_lock(path: str, capabilities: Iterable[BridgeCapability]) -> Sequence[Drift]:
-    """Compare tools with a lock file and list the differences; raises `BridgeFault` if it can't be read."""
-    present = {capability.ref: capability.raw for capability in capabilities}
-    return compare_lock(read_lock(path), present)
-
-
 def compare_lock(
     locked: Mapping[RemoteToolRef, JsonObject], present: Mapping[RemoteToolRef, JsonObject]
 ) -> Sequence[Drift]:

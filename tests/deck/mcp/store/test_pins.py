@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.deck import capability, ledger_of
+from tests.support.deck import capability, ledger_of, open_pins
 from tests.support.stores import batch, forge, query_file, store_file, stored
 
 from indusagi.core.json import compact_json
@@ -21,7 +21,7 @@ from induscode.deck.mcp.store.database import LedgerDb, prune
 from induscode.deck.mcp.store.events import Batch, Event, PruneResult, Retention, content_address
 from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import load_pins, open_pins, read_disabled_tools, read_pinned, read_pins
+from induscode.deck.mcp.store.pins import load_pins, read_disabled_tools, read_pinned, read_pins
 from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ class ApprovedForm:
 
 
 class StorePins:
-    """The approved forms of some servers' tools. Open with `open_pins`."""
+    """The approved forms of some servers' tools, filled by `load_pins`."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
@@ -277,16 +277,6 @@ class Approvals:
     pins: Sequence[tuple[str, JsonObject]]
     listings: Sequence[tuple[str, JsonObject]]
     documents: Mapping[str, str]
-
-
-async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StorePins:
-    """Read the approved forms of servers' tools from a journal's store.
-
-    Raises `SilentStoreError` if the store doesn't answer.
-    """
-    pins = StorePins(journal)
-    await load_pins(pins, journal.store, servers)
-    return pins
 
 
 async def read_pins(
