@@ -58,11 +58,8 @@ class LoadedAddon:
 class InterceptorChain:
     """The interceptors of one session, in order.
 
-    Args:
-        addons: In order.
-        main: The session's own context. Calls in another one come from sub-agents.
-        missing: Missing required addons, with the reason. Any of them makes every call fail.
-        report: Receives a note about each addon that starts being skipped.
+    Calls in a context other than `main` come from sub-agents. Any `missing` required addon makes every call fail.
+    `report` receives a note about each addon that starts being skipped.
     """
 
     def __init__(

@@ -285,15 +285,7 @@ _FACTORY = "addon"
 
 
 class AddonSet:
-    """The addons of one session: their cards, their chain of interceptors, and notes.
-
-    Args:
-        loaded: In order.
-        notes: About skipped addons.
-        missing: Required addons that weren't loaded, with the reason.
-        main: The session's context. Calls in another one come from sub-agents.
-        on_note: Called with each later note about an addon that failed in a call.
-    """
+    """The addons of one session: their cards, their chain of interceptors, and notes. Arguments as in the chain."""
 
     def __init__(
         self,
@@ -365,14 +357,10 @@ async def load_addons(
     enabled: bool = True,
     on_note: Callable[[Note], None] = lambda _: None,
 ) -> AddonSet:
-    """Load a workspace's addons.
+    """Load a workspace's addons, or none unless `enabled`.
 
-    Args:
-        cwd: The workspace.
-        main: The session's context.
-        required: Names that must be loaded. If one isn't, every call fails.
-        enabled: False loads none, so required ones are missing.
-        on_note: Called with each later note about an addon that failed in a call.
+    If a `required` addon isn't loaded, every call fails. Calls in a context other than `main` come from sub-agents.
+    `on_note` receives each later note about an addon that failed in a call.
     """
     found = await to_thread.run_sync(discover_addons, cwd) if enabled else DiscoveredAddons()
     notes = [*found.notes]

@@ -420,13 +420,9 @@ class ConsentedRows:
     """The rows a run may start: unchanged since its start, or approved by the user as they are now.
 
     Naming a file on the command line is consent to its current content. A file outside the workspace belongs to the
-    user, so we accept its changes. A file inside comes with the project, so we hold its changed rows back.
-
-    Args:
-        workspace: The working directory of the run.
-        plan: The servers at the start, whose rows we accept.
-        remedy: Returns the command that approves a held-back row.
-        scopes: Which scopes to check. Project rows need separate consent anyway (`indus mcp trust`).
+    user, so we accept its changes. A file inside comes with the project, so we hold its changed rows back: a note has
+    the command (`remedy`) that approves one. Project rows need separate consent anyway (`indus mcp trust`), so only
+    rows of `scopes` are checked.
     """
 
     def __init__(

@@ -87,11 +87,7 @@ async def attach_servers(
 
 
 class StartAnnouncer:
-    """Announces servers that start slowly, and when they're ready.
-
-    Args:
-        output: Receives the lines; by default standard error, if it's a terminal.
-    """
+    """Announces servers that start slowly, and when they're ready, by default on standard error if it's a terminal."""
 
     def __init__(self, output: Callable[[str], None] | None = None) -> None:
         self._output = output or _print_on_terminal

@@ -79,14 +79,7 @@ class LoadedConnector:
 
 
 class ConnectorGateway:
-    """Finds and executes connector operations.
-
-    Args:
-        store: The registered connectors.
-        web: Reachable addresses and limits.
-        environ: Variables that credentials refer to.
-        sign_ins: This user's sign-ins; defaults to the files all commands use.
-    """
+    """Finds and executes connector operations. Sign-ins are by default in the files all commands use."""
 
     def __init__(
         self,

@@ -120,16 +120,8 @@ def list_operations(
 ) -> tuple[Sequence[OperationSpec], Sequence[Note]]:
     """List a document's operations in order, with notes about skipped ones.
 
-    Args:
-        root: The document.
-        connector: Connector name, the prefix of every slug.
-        base_url: Where requests go.
-        source: The document's file or address.
-        hidden: Parameters the connector sends itself, as (place, lower-case name).
-        scheme: The security scheme the connector signs in with.
-
-    Raises:
-        DocumentFault: A path could lead out of the base URL.
+    The connector's name is the prefix of every slug. `hidden` parameters are sent by the connector itself, as (place,
+    lower-case name). Raises `DocumentFault` if a path could lead out of the base URL.
     """
     operations: list[OperationSpec] = []
     notes: list[Note] = []

@@ -28,14 +28,7 @@ if TYPE_CHECKING:
 
 
 class ConnectorSignIn:
-    """The sign-in of one connector.
-
-    Args:
-        connectors: The registered connectors.
-        row: The connector.
-        environ: Holds the variable with the client secret.
-        proxy: For requests to the issuer.
-    """
+    """The sign-in of one connector. `environ` holds the variable with its client secret."""
 
     def __init__(
         self, connectors: ConnectorStore, row: ConnectorRow, environ: Mapping[str, str], proxy: str | None = None

@@ -233,11 +233,7 @@ SAAS_CARD = "saas-action"
 
 
 class LiveConnectors:
-    """The gateway to this user's connectors, as of the last refresh.
-
-    Args:
-        web: Allowed addresses and limits.
-    """
+    """The gateway to this user's connectors, as of the last refresh."""
 
     def __init__(self, web: WebSettings) -> None:
 

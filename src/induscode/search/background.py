@@ -45,12 +45,8 @@ def open_index(
 ) -> tuple[ToolIndex, Sequence[Note]]:
     """Build an index with vectors; a note says why the search is only lexical. Blocks.
 
-    Args:
-        items: The items to index.
-        report: Gets the numbers of computed and of missing vectors.
-
-    Raises:
-        SearchUnavailableError: SQLite was built without FTS5.
+    `report` gets the numbers of computed and of missing vectors. Raises `SearchUnavailableError` if SQLite was built
+    without FTS5.
     """
     index = ToolIndex(items)
     try:
@@ -89,9 +85,8 @@ def open_semantic() -> SemanticIndex | None:
 class BackgroundIndex:
     """Owns an index and the thread that computes its vectors after each update with new items.
 
-    Args:
-        open_half: Opens the semantic half, in the thread. If it returns None, it's called again after the next update.
-        report: Receives a note in the thread if the semantic half can't be used.
+    If `open_half` returns None in the thread, it's called again after the next update. `report` receives a note in the
+    thread if the semantic half can't be used.
     """
 
     def __init__(

@@ -172,12 +172,6 @@ def resolve_call(
     with a server never means a tool of another server, and one that may mean a disabled tool means no other. A call
     with a field that `call_tool` doesn't have, such as `args`, stays unchanged so that validation rejects it: the tool
     must not run without the arguments meant for it.
-
-    Args:
-        call: The call.
-        has_tool: Returns whether a tool has exactly this name.
-        names: Names of all tools.
-        list_disabled: Lists the names of disabled tools.
     """
     given = call.input
     if call.name != CALL_TOOL or not is_json_object(given) or given.keys() - _CALL_FIELDS:

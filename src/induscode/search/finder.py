@@ -64,10 +64,8 @@ class UnknownServerError(ValueError):
 class ToolFinder:
     """Finds and describes the tools that a source has at the start. Its methods block, and may run in any thread.
 
-    Args:
-        source: The tools.
-        open_index: Returns an index shared by successive sources, so only changes are reindexed.
-        on_search: Receives each search, in the event loop.
+    The index is shared by successive sources, so only changes are reindexed. `on_search` receives each search, in the
+    event loop.
     """
 
     def __init__(

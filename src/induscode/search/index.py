@@ -307,15 +307,9 @@ class SearchAnswer:
 
 
 class ToolIndex:
-    """Index of tools, prompts, resources and actions.
+    """Index of tools, prompts, resources and actions. `on_added` is called after an update with new items.
 
-    Args:
-        items: The items to index.
-        semantic: The semantic half, used after `prepare`.
-        on_added: Called after an update with new items.
-
-    Raises:
-        SearchUnavailableError: SQLite was built without FTS5.
+    Raises `SearchUnavailableError` if SQLite was built without FTS5.
     """
 
     def __init__(
@@ -351,10 +345,7 @@ class ToolIndex:
         """Replace the items, indexing only those with a new digest, and return their number.
 
         If several items share kind and qualified name, the last one wins. New items have no vectors until `prepare`.
-
-        Args:
-            items: The items to index.
-            source: Where the items came from, for callers sharing an index.
+        `source` says where the items came from, for callers sharing an index.
         """
         wanted: dict[tuple[SearchKind, str], SearchItem] = {(item.kind, item.qualified_name): item for item in items}
         with self._lock:
@@ -394,12 +385,8 @@ class ToolIndex:
     ) -> bool:
         """Compute missing vectors for the semantic half, and return whether it's active.
 
-        Blocks for about 50 ms per item without a cached vector, so call it in a separate thread. Searches continue
-        in the meantime.
-
-        Args:
-            report: Gets the numbers of computed and of missing vectors.
-            should_stop: Checked after every two items. Computed vectors are kept.
+        Blocks for about 50 ms per item without a cached vector, so call it in a separate thread. Searches continue in
+        the meantime.
         """
         if self.semantic is None:
             return False
@@ -415,15 +402,9 @@ class ToolIndex:
         kinds: Collection[SearchKind] = SEARCH_KINDS,
         limit: int = FOUND,
     ) -> SearchAnswer:
-        """Find the items that fit the queries best.
+        """Find the items that fit the queries (words or names, at most ten) best.
 
         Hits of several queries alternate: the best of each, then the second of each.
-
-        Args:
-            queries: Words or names; at most ten are read.
-            server: Only items of this server.
-            kinds: Only items of these kinds.
-            limit: Maximum number of hits.
         """
         texts = [query[:LONGEST_QUERY] for query in queries[:_MAX_QUERIES]]
         semantic = self.semantic

