@@ -83,7 +83,11 @@ def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
 
 
 def plan_servers(
-    invocation: Invocation, trust: TrustStore | None = None, switched_on: Collection[str] = ()
+    invocation: Invocation,
+    trust: TrustStore | None = None,
+    switched_on: Collection[str] = (),
+    *,
+    must_have_servers: bool = False,
 ) -> ServerPlan:
     """Plan the servers of a run without starting any. `switched_on` overrides `disabled` in their files.
 
@@ -91,7 +95,7 @@ def plan_servers(
     """
     if invocation.no_tools or invocation.no_mcp:
         return ServerPlan()
-    found = _read_config(invocation, switched_on)
+    found = _read_config(invocation, switched_on, must_have_servers=must_have_servers)
     store = trust or TrustStore()
     # Naming a file is consent to its current content. The user's own files and the editor's servers need none.
     stored: dict[str, ConsentState] = {
@@ -149,16 +153,15 @@ def check_named_configs(invocation: Invocation) -> None:
 
     Raises `ConfigPathError` if a path doesn't exist, or has no usable server.
     """
-    for given in () if invocation.no_mcp or invocation.no_tools else invocation.mcp or ():
-        found = _read_files(replace(invocation, mcp=(given,)), ())
-        # Disabled servers leave a note.
-        if not found.rows and not found.notes:
-            raise ConfigPathError(f"--mcp {given}: it has no servers; indus mcp add adds one to a file of indus")
+    if not invocation.no_mcp and not invocation.no_tools:
+        _read_files(invocation, (), must_have_servers=True)
 
 
-def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> DiscoveredConfig:
+def _read_config(invocation: Invocation, switched_on: Collection[str], *, must_have_servers: bool) -> DiscoveredConfig:
     """Read the servers from the files, and `given_servers`, which override others of the same name."""
-    found = DiscoveredConfig() if invocation.no_config else _read_files(invocation, switched_on)
+    found = DiscoveredConfig()
+    if not invocation.no_config:
+        found = _read_files(invocation, switched_on, must_have_servers=must_have_servers)
     if invocation.cluster_config:
         found = _add_cluster_rows(found, invocation.cluster_config)
     if not invocation.given_servers:
@@ -189,7 +192,7 @@ def _add_cluster_rows(found: DiscoveredConfig, path: str) -> DiscoveredConfig:
     return DiscoveredConfig((*found.rows, *others), (*found.notes, *notes, *left_out), (*found.files, path))
 
 
-def _read_files(invocation: Invocation, switched_on: Collection[str]) -> DiscoveredConfig:
+def _read_files(invocation: Invocation, switched_on: Collection[str], *, must_have_servers: bool) -> DiscoveredConfig:
     if not invocation.mcp:
         return discover_mcp_config(invocation.cwd, switched_on=switched_on)
     parts: list[DiscoveredConfig] = []
@@ -207,6 +210,9 @@ def _read_files(invocation: Invocation, switched_on: Collection[str]) -> Discove
                 raise ConfigPathError(f"--mcp {exc}") from exc
         else:
             raise ConfigPathError(f"--mcp {given}: there is no such file or directory")
+        # Disabled servers leave a note.
+        if must_have_servers and not parts[-1].rows and not parts[-1].notes:
+            raise ConfigPathError(f"--mcp {given}: it has no servers; indus mcp add adds one to a file of indus")
     rows: dict[str, ServerRow] = {}
     notes = [note for part in parts for note in part.notes]
     for row in (row for part in parts for row in part.rows):
@@ -234,8 +240,7 @@ def usage_errors() -> Generator[None]:
 def load_plan(invocation: Invocation) -> ServerPlan:
     """Plan the servers of a run without starting any; raises `click.UsageError` if a path in `--mcp` doesn't exist."""
     with usage_errors():
-        check_named_configs(invocation)
-        return plan_servers(invocation)
+        return plan_servers(invocation, must_have_servers=True)
 
 
 @asynccontextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 from anyio import CancelScope, to_thread
@@ -16,7 +17,7 @@ from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.plans import canon_tool_name as canon_tool_name  # documented as part of this module
-from induscode.boot.plans import check_named_configs, plan_servers
+from induscode.boot.plans import plan_servers
 from induscode.cli.terminal import print_status
 from induscode.deck.mcp.boot import BootedBridge, BootOptions, boot_bridge
 from induscode.deck.mcp.store import LedgerStore
@@ -45,8 +46,7 @@ async def load_mcp_capabilities(
     in `--mcp` doesn't exist or has no usable server.
     """
     invocation = replace(invocation, cwd=store) if isinstance(store, str) else invocation
-    await to_thread.run_sync(check_named_configs, invocation)
-    plan = await to_thread.run_sync(plan_servers, invocation, trust)
+    plan = await to_thread.run_sync(partial(plan_servers, invocation, trust, must_have_servers=True))
     if store is not None and not isinstance(store, str):
         return await attach_servers(plan, store, options, wait=wait)
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for a caller without a store

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.records import record
+from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.start.policy import Supervision
 from indusagi.interop.protocol_bridge.contract import (
@@ -23,7 +24,7 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.contract import BridgeFault, Capability, CapabilityCard, DeckContext, DeckFault, capability_id
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.enrolment import Enrolment, iso_now
+from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger, BridgeOp
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ async def detach_bridge(ledger: BridgeLedger, fleet: ServerFleet, servers: Seque
 
     Ignores unknown names. The tools are retired even if closing fails.
     """
-    now = iso_now()
+    now = iso_utc()
     for server in fleet.status() if servers is None else servers:
         ledger = ledger.withdraw_server(server, now)
     try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, NotJson
-from indusagi.core.time import iso_utc, now_ms
+from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.client.tools import model_name, spells_longer_server
 from indusagi.interop.protocol_bridge.contract import (
     LISTED_KINDS,
@@ -48,11 +48,6 @@ LONGEST_LOG = 200
 """A ledger with more events than this, and more than two per live tool, is due for compaction."""
 
 
-def iso_now() -> str:
-    """Return the current time the way the ledger stores it: ISO 8601, UTC."""
-    return iso_utc(now_ms())
-
-
 class Enrolment:
     """A ledger kept in step with a fleet."""
 
@@ -63,7 +58,7 @@ class Enrolment:
         *,
         pins: StorePins | None = None,
         sink: Journal | None = None,
-        now: Callable[[], str] = iso_now,
+        now: Callable[[], str] = iso_utc,
         servers: Sequence[str] = (),
     ) -> None:
         """Follow a fleet. `servers` lists the ids of all configured servers, in order."""

@@ -287,7 +287,7 @@ async def read_pins(
     Raises `SilentStoreError` if the store doesn't answer.
     """
     pins = StorePins(None)
-    identities = _group_identities(servers)
+    identities = {config.id: {server_identity(config)} for config in servers}
     for server, row in await _read_places(store, places or {}):
         identities.get(server, set()).add(str(row.facts.get("identity")))
     pins.learn(identities, await _read_approvals(store, identities))
@@ -300,7 +300,7 @@ async def load_pins(pins: StorePins, store: LedgerStore, servers: Iterable[Serve
     Raises:
         SilentStoreError: The store doesn't answer. Until it does, nothing of these servers is approved.
     """
-    identities = _group_identities(servers)
+    identities = {config.id: {server_identity(config)} for config in servers}
     while True:
         added = pins.added
         approvals = await _read_approvals(store, identities)
@@ -324,10 +324,6 @@ def _select_facts(rows: Iterable[Row], identities: Mapping[str, Collection[str]]
 def build_identities(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
     """Map the ids of servers to their identities."""
     return {config.id: server_identity(config) for config in servers}
-
-
-def _group_identities(servers: Iterable[ServerConfig]) -> dict[str, set[str]]:
-    return {server: {identity} for server, identity in build_identities(servers).items()}
 
 
 async def follow_rows(journal: Journal, servers: Iterable[ServerConfig], places: Mapping[str, str]) -> None:
@@ -394,7 +390,7 @@ async def read_pinned(
     Skips servers with a missing or damaged definition: an incomplete listing would look complete.
     """
     configs = {config.id: config for config in servers}
-    identities = _group_identities(configs.values())
+    identities = {config.id: {server_identity(config)} for config in configs.values()}
     listings = {
         server: filter_texts(row.facts.get("tools" if kind == "tool" else "items"))
         for server, _, row in await _read_listings(store, configs, identities, (kind,))
@@ -425,7 +421,7 @@ async def read_disabled_tools(
     configs = {config.id: config for config in servers}
     grades = {str(grade): grade for grade in DriftGrade}
     disabled: dict[str, list[DisabledTool]] = {}
-    identities = _group_identities(configs.values())
+    identities = {config.id: {server_identity(config)} for config in configs.values()}
     for server, kind, row in await _read_listings(store, configs, identities, kinds or ("tool",)):
         rows = row.facts.get("disabled")
         tools = disabled.setdefault(server, [])
