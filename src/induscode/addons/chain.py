@@ -78,7 +78,7 @@ class InterceptorChain:
         self._calls = 0
 
     def wrap(self, card: Capability) -> Capability:
-        """Put the interceptors around a card."""
+        """Put the interceptors around a card, which must already have its permission checks."""
         return InterceptedCard(card, self)
 
     async def run(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> ToolResult:

@@ -15,7 +15,7 @@ import os
 import re
 import site
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -284,7 +284,7 @@ _MAX_DEADLINE_S = 60.0
 _FACTORY = "addon"
 
 
-class AddonSet:
+class AddonSet(InterceptorChain):
     """The addons of one session: their cards, their chain of interceptors, and notes. Arguments as in the chain."""
 
     def __init__(
@@ -303,21 +303,16 @@ class AddonSet:
         """Whether calls pass interceptors, or fail because a required addon is missing."""
         self.has_cards = any(one.addon.cards for one in self.loaded)
         """Whether an addon contributes a card."""
-        self._chain = InterceptorChain(self.loaded, main, self.missing, self._report)
+        super().__init__(self.loaded, main, self.missing, self._add_note)
 
     @property
     def notes(self) -> Sequence[Note]:
         """Notes about addons skipped at the start or since."""
         return tuple(self._notes)
 
-    def _report(self, note: Note) -> None:
+    def _add_note(self, note: Note) -> None:
         self._notes.append(note)
         self._on_note(note)
-
-    @property
-    def skipped(self) -> Collection[str]:
-        """Names of addons whose hooks aren't called any more after a failure."""
-        return self._chain.skipped
 
     def select_cards(self, taken: Iterable[str]) -> tuple[Sequence[Capability], Sequence[Note]]:
         """Select the cards with unused names, in order. Returns them, and a note for each of the others."""
@@ -335,10 +330,6 @@ class AddonSet:
                     cards.append(card)
         return cards, notes
 
-    def wrap(self, card: Capability) -> Capability:
-        """Put the interceptors around a card, which must already have its permission checks."""
-        return self._chain.wrap(card)
-
     async def aclose(self) -> None:
         """Call every addon's closing function, last loaded first."""
         for loaded in reversed(self.loaded):
@@ -346,7 +337,7 @@ class AddonSet:
                 try:
                     await call_hook(loaded.addon.close, deadline_s=loaded.addon.deadline_s)
                 except AddonError as exc:
-                    self._report(Note(f"addon {loaded.name!r} of {loaded.source}", f"could not be closed: {exc}"))
+                    self._add_note(Note(f"addon {loaded.name!r} of {loaded.source}", f"could not be closed: {exc}"))
 
 
 async def load_addons(

@@ -33,7 +33,7 @@ from indusagi.runtime.contract import (
 from induscode.code_mode.contract import RUN_CODE, CallReport, CodeLimits, EngineUnavailable, ScriptCallError
 from induscode.code_mode.process import MontyEngine, find_engine_problem
 from induscode.code_mode.stubs import FunctionTable, ToolFunction, format_stub, list_descriptors
-from induscode.deck.contract import BackendFault
+from induscode.deck.contract import BackendFault, CardWrapper
 from induscode.deck.provision import DeckToolBox
 from induscode.launch.settings import CODE_CALLS, CODE_MEMORY_MB, CODE_TIMEOUT_S
 from induscode.search.options import FIND_TOOLS
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.tool import DefinedTool
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.code_mode.contract import FunctionCall, ScriptFault, ScriptResult
     from induscode.launch.settings import Settings
@@ -242,11 +241,8 @@ _FAULT_CODES = {"syntax": "syntax_error", "exception": "script_failed", "limit":
 _MAX_LISTED = 12
 
 
-class RunCodeCard:
+class RunCodeCard(CardWrapper):
     """The `run_code` card. Its calls never overlap with others of the same response: they may change something."""
-
-    label = "Run a script"
-    read_only = False
 
     def __init__(self, engine: MontyEngine, limits: CodeLimits | None = None) -> None:
         self.engine = engine
@@ -257,24 +253,17 @@ class RunCodeCard:
             "required": ["code"],
             "additionalProperties": False,
         }
-        self._tool: DefinedTool = define_tool(
-            ToolSpec(
-                RUN_CODE,
-                _DESCRIPTION.format(calls=self._limits.calls),
-                schema,
-                self._run,
-                title=self.label,
-                # It can do anything its tools can, so a client should ask as for the strongest of them.
-                annotations={"destructiveHint": True, "openWorldHint": True},
-                terse=True,
-            )
+        spec = ToolSpec(
+            RUN_CODE,
+            _DESCRIPTION.format(calls=self._limits.calls),
+            schema,
+            self._run,
+            title="Run a script",
+            # It can do anything its tools can, so a client should ask as for the strongest of them.
+            annotations={"destructiveHint": True, "openWorldHint": True},
+            terse=True,
         )
-        self.name, self.description = self._tool.name, self._tool.description
-        self.parameters, self.descriptor = self._tool.parameters, self._tool.descriptor
-
-    async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
-        """Run a script. Whatever happens to it is a result."""
-        return await self._tool.run(arguments, ctx)
+        super().__init__(define_tool(spec))
 
     async def _run(self, arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         entry, code = current_entry.get(), str(arguments["code"])

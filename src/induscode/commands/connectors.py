@@ -36,6 +36,7 @@ from induscode.connectors.auth import (
     SECRET_METHODS,
     OAuthReference,
     check_variable,
+    find_unset,
     parse_auth,
     parse_scopes,
 )
@@ -464,7 +465,7 @@ async def _find_address_problem(row: ConnectorRow, web: WebSettings) -> str | No
 def _list_warnings(row: ConnectorRow, problem: str | None) -> Sequence[str]:
     warnings = [] if problem is None else [problem]
     if row.auth is not None:
-        warnings += [f"the variable {name} is not set here" for name in row.auth.find_missing(os.environ)]
+        warnings += [f"the variable {name} is not set here" for name in find_unset(row.auth.variables, os.environ)]
         if row.base_url.startswith("http://") and urlsplit(row.base_url).hostname not in _LOOPBACK_HOSTS:
             warnings.append(f"{row.base_url} is not encrypted: the credentials can be read on the way")
     return warnings

@@ -59,10 +59,6 @@ class AuthReference:
             return frozenset({(str(self.kind), self.name.lower())})
         return frozenset({("header", "authorization")})
 
-    def find_missing(self, environ: Mapping[str, str]) -> list[str]:
-        """List the variables without a value."""
-        return find_unset(self.variables, environ)
-
     def read_credentials(self, environ: Mapping[str, str]) -> Credentials:
         """Read the values of the variables.
 
@@ -187,10 +183,6 @@ class OAuthReference:
     def sends(self) -> frozenset[tuple[str, str]]:
         """The parameter it fills, as place and lower-case name."""
         return frozenset({("header", "authorization")})
-
-    def find_missing(self, environ: Mapping[str, str]) -> list[str]:
-        """List the variables without a value."""
-        return find_unset(self.variables, environ)
 
     @property
     def variables(self) -> tuple[str, ...]:

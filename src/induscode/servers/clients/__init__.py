@@ -118,7 +118,15 @@ class Client:
     """Where to paste an entry by hand."""
     keys: tuple[str, ...]
     """The path to the object with the servers."""
-    row: Callable[[Entry], JsonObject]
+    local: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    """Fields of a row before its command."""
+    remote: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    """Fields of a row before its address."""
+    more: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    """Fields at the end of a row."""
+    url_key: str = "url"
+    reference: str = ""
+    """How its configuration refers to the token. `NAME` stands for the name of the entry."""
     replaces: re.Pattern[str] | None = None
     """Command-line text the client replaces with a variable's value; no client can escape it."""
     lacks: tuple[str, ...] = ()
@@ -132,6 +140,22 @@ class Client:
     def is_toml(self) -> bool:
         """Whether its configuration is TOML (https://toml.io/en/v1.0.0). The others are JSON, some with comments."""
         return self.program == "codex"
+
+    def row(self, entry: Entry) -> JsonObject:
+        """Build the row of an entry."""
+        address = entry.address
+        if address is None:
+            program, *arguments = entry.command
+            command: JsonObject = {"command": program, "args": [*arguments]}
+            if self.program == "opencode":
+                command = {"command": [*entry.command]}
+            return {**self.local, **command, **self.more}
+        token: JsonObject = {}
+        if address.with_token and self.is_toml:
+            token["bearer_token_env_var"] = TOKEN_VARIABLE
+        elif address.with_token:
+            token["headers"] = {"Authorization": f"Bearer {self.reference.replace('NAME', entry.name)}"}
+        return {**self.remote, self.url_key: address.url, **token, **self.more}
 
     def format(self, entry: Entry) -> str:
         """Format a configuration with just this entry."""
@@ -231,33 +255,11 @@ def format_toml_string(text: str) -> str:
     return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04X}", quoted)
 
 
-# -- rows -------------------------------------------------------------------------------------
-
-
-def _build_command_row(entry: Entry) -> JsonObject:
-    return {"command": entry.command[0], "args": [*entry.command[1:]]}
-
-
-def _build_header(address: Address, reference: str) -> JsonObject:
-    return {"headers": {"Authorization": f"Bearer {reference}"}} if address.with_token else {}
-
-
-def _build_typed_row(entry: Entry, reference: str) -> JsonObject:
-    if entry.address is None:
-        return {"type": "stdio", **_build_command_row(entry)}
-    return {"type": "http", "url": entry.address.url, **_build_header(entry.address, reference)}
-
-
-def _claude_row(entry: Entry) -> JsonObject:
-    return _build_typed_row(entry, f"${{{TOKEN_VARIABLE}}}")
+# -- the clients' own questions and commands --------------------------------------------------
 
 
 def _format_input(name: str) -> str:
     return f"${{input:{name}-token}}"
-
-
-def _vscode_row(entry: Entry) -> JsonObject:
-    return _build_typed_row(entry, _format_input(entry.name))
 
 
 def _vscode_inputs(entry: Entry) -> Sequence[JsonObject]:
@@ -272,48 +274,8 @@ def _vscode_inputs(entry: Entry) -> Sequence[JsonObject]:
     return (question,)
 
 
-def _build_editor_row(entry: Entry, key: str) -> JsonObject:
-    if entry.address is None:
-        return _build_command_row(entry)
-    return {key: entry.address.url, **_build_header(entry.address, f"${{env:{TOKEN_VARIABLE}}}")}
-
-
-def _zed_row(entry: Entry) -> JsonObject:
-    return _build_command_row(entry) if entry.address is None else {"url": entry.address.url}
-
-
-def _gemini_row(entry: Entry) -> JsonObject:
-    if entry.address is None:
-        return _build_command_row(entry)
-    return {"httpUrl": entry.address.url, **_build_header(entry.address, f"${TOKEN_VARIABLE}")}
-
-
-def _codex_row(entry: Entry) -> JsonObject:
-    if entry.address is None:
-        return _build_command_row(entry)
-    token: JsonObject = {"bearer_token_env_var": TOKEN_VARIABLE}
-    return {"url": entry.address.url, **(token if entry.address.with_token else {})}
-
-
-def _copilot_row(entry: Entry) -> JsonObject:
-    if entry.address is None:
-        return {"type": "local", **_build_command_row(entry), "tools": ["*"]}
-    header = _build_header(entry.address, f"${{{TOKEN_VARIABLE}}}")
-    return {"type": "http", "url": entry.address.url, **header, "tools": ["*"]}
-
-
-def _opencode_row(entry: Entry) -> JsonObject:
-    if entry.address is None:
-        return {"type": "local", "command": [*entry.command], "enabled": True}
-    header = _build_header(entry.address, f"{{env:{TOKEN_VARIABLE}}}")
-    return {"type": "remote", "url": entry.address.url, **header, "enabled": True}
-
-
-# -- the clients' own commands ----------------------------------------------------------------
-
-
 def _claude_add(entry: Entry) -> Sequence[str]:
-    row = json.dumps(_claude_row(entry))
+    row = json.dumps(_CLAUDE_CODE.row(entry))
     return ("claude", "mcp", "add-json", "--scope", "user", entry.name, row)
 
 
@@ -340,7 +302,9 @@ _CLAUDE_CODE = Client(
     program="claude-code",
     place=".mcp.json of a project, or ~/.claude.json",
     keys=("mcpServers",),
-    row=_claude_row,
+    local={"type": "stdio"},
+    remote={"type": "http"},
+    reference=f"${{{TOKEN_VARIABLE}}}",
     replaces=_BRACED,
     add_command=_claude_add,
 )
@@ -352,7 +316,6 @@ CLIENTS: dict[str, Client] = {
         program="claude-desktop",
         place="claude_desktop_config.json (Settings, Developer, Edit Config)",
         keys=("mcpServers",),
-        row=_build_command_row,
         lacks=("http",),
     ),
     "cursor": Client(
@@ -360,7 +323,7 @@ CLIENTS: dict[str, Client] = {
         program="cursor",
         place=".cursor/mcp.json of a project, or ~/.cursor/mcp.json",
         keys=("mcpServers",),
-        row=partial(_build_editor_row, key="url"),
+        reference=f"${{env:{TOKEN_VARIABLE}}}",
         replaces=_BRACED,
     ),
     "vscode": Client(
@@ -368,7 +331,9 @@ CLIENTS: dict[str, Client] = {
         program="vscode",
         place=".vscode/mcp.json of a workspace, or 'MCP: Open User Configuration'",
         keys=("servers",),
-        row=_vscode_row,
+        local={"type": "stdio"},
+        remote={"type": "http"},
+        reference=_format_input("NAME"),
         replaces=_BRACED,
         inputs=_vscode_inputs,
     ),
@@ -377,7 +342,6 @@ CLIENTS: dict[str, Client] = {
         program="codex",
         place="~/.codex/config.toml",
         keys=("mcp_servers",),
-        row=_codex_row,
         add_command=partial(_build_add_command, program="codex", token=("--bearer-token-env-var", TOKEN_VARIABLE)),
     ),
     "gemini": Client(
@@ -385,7 +349,8 @@ CLIENTS: dict[str, Client] = {
         program="gemini",
         place=".gemini/settings.json of a project, or ~/.gemini/settings.json",
         keys=("mcpServers",),
-        row=_gemini_row,
+        url_key="httpUrl",
+        reference=f"${TOKEN_VARIABLE}",
         replaces=_DOLLARED,
         add_command=_gemini_add,
     ),
@@ -394,7 +359,8 @@ CLIENTS: dict[str, Client] = {
         program="windsurf",
         place="~/.codeium/windsurf/mcp_config.json",
         keys=("mcpServers",),
-        row=partial(_build_editor_row, key="serverUrl"),
+        url_key="serverUrl",
+        reference=f"${{env:{TOKEN_VARIABLE}}}",
         replaces=_BRACED,
     ),
     "zed": Client(
@@ -402,7 +368,6 @@ CLIENTS: dict[str, Client] = {
         program="zed",
         place="settings.json of Zed (zed: open settings)",
         keys=("context_servers",),
-        row=_zed_row,
         lacks=("token",),
     ),
     "opencode": Client(
@@ -410,7 +375,10 @@ CLIENTS: dict[str, Client] = {
         program="opencode",
         place="opencode.json of a project, or ~/.config/opencode/opencode.json",
         keys=("mcp",),
-        row=_opencode_row,
+        local={"type": "local"},
+        remote={"type": "remote"},
+        more={"enabled": True},
+        reference=f"{{env:{TOKEN_VARIABLE}}}",
         replaces=_OPENCODE_WORD,
         add_command=partial(
             _build_add_command, program="opencode", token=("--header", f"Authorization=Bearer {{env:{TOKEN_VARIABLE}}}")
@@ -421,7 +389,8 @@ CLIENTS: dict[str, Client] = {
         program="qwen",
         place=".qwen/settings.json of a project, or ~/.qwen/settings.json",
         keys=("mcpServers",),
-        row=_gemini_row,
+        url_key="httpUrl",
+        reference=f"${TOKEN_VARIABLE}",
         replaces=_DOLLARED,
         add_command=partial(_gemini_add, program="qwen"),
     ),
@@ -430,7 +399,10 @@ CLIENTS: dict[str, Client] = {
         program="copilot",
         place="~/.copilot/mcp-config.json",
         keys=("mcpServers",),
-        row=_copilot_row,
+        local={"type": "local"},
+        remote={"type": "http"},
+        more={"tools": ["*"]},
+        reference=f"${{{TOKEN_VARIABLE}}}",
         replaces=_BRACED,
     ),
 }
