@@ -129,7 +129,7 @@ async def enrolled(
     journal = Journal(store, [config])
     await follow_rows(journal, [config], places or {})
     pins = await open_pins(journal, [config])
-    pins.allow_additions({config.id} if growing else ())
+    pins.growing = {config.id} if growing else ()
     enrolment = Enrolment(ServerFleetImpl(), BridgeLedger.empty(), pins=pins, sink=journal)
     try:
         yield enrolment

@@ -183,7 +183,7 @@ async def test_finding_x6_a_lock_holds_the_first_item_of_a_kind_that_a_server_ad
     assert compare_lock(locked, {known: {"name": "x"}}) == ()
     store = await memory_store()
     pins = StorePins(Journal(store))
-    pins.lock(locked)
+    pins.locked = locked
     assert pins.judge(known, {"name": "x"}).served is not None
     assert pins.judge(added, {}).served is None
     assert pins.judge(RemoteToolRef("b", "y", kind), {}).served is not None

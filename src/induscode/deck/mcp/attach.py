@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.records import record
@@ -26,10 +26,8 @@ from induscode.deck.contract import BridgeFault, Capability, CapabilityCard, Dec
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger, BridgeOp
-
-if TYPE_CHECKING:
-    from induscode.deck.mcp.store.journal import Journal
-    from induscode.deck.mcp.store.pins import StorePins
+from induscode.deck.mcp.store.journal import Journal
+from induscode.deck.mcp.store.pins import StorePins
 
 _log = logging.getLogger(__name__)
 _SUMMARY_CHARS = 100

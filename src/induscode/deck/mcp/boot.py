@@ -368,8 +368,7 @@ class BootedBridge:
         Until the store answers, nothing from these servers counts as approved.
         """
         self.journal.add_servers(servers)
-        self._pins.lock(plan.locked)
-        self._pins.allow_additions(plan.growing)
+        self._pins.locked, self._pins.growing = plan.locked, plan.growing
         self._pins.forget([config.id for config in servers], unread=True)
         known: Mapping[str, Sequence[RemoteTool]] = {}
         disabled: Mapping[str, Sequence[DisabledTool]] = {}

@@ -57,7 +57,7 @@ def bridge_content_key(server: str, tool: str, parameters: JsonLike = None) -> B
 
     In a schema, key order doesn't matter but array order does. No schema differs from an empty one.
     """
-    return _hash_key({"name": qualify_bridge_name(server, tool), "schema": parameters})
+    return _hash_key({"name": qualify_tool_name(RemoteToolRef(server, tool)), "schema": parameters})
 
 
 def bridge_identity_key(server: str, tool: str, parameters: JsonLike = None) -> BridgeKey:

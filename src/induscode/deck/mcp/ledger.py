@@ -314,8 +314,9 @@ class BridgeLedger:
 
     def since(self, seq: int) -> Sequence[BridgeEntry]:
         """List the events from a sequence number on; raises `BridgeFault` if some were compacted."""
-        if max(seq, 1) <= self.folded:
-            raise BridgeFault(f"the events {seq} to {self.folded} of the ledger were compacted: they are in the store")
+        folded = self._chain.base.high_water
+        if max(seq, 1) <= folded:
+            raise BridgeFault(f"the events {seq} to {folded} of the ledger were compacted: they are in the store")
         # Numbers increase, but a continued log may have gaps.
         entries = self._chain.entries
         start = self._events
@@ -367,4 +368,4 @@ def content_key_of(capability: BridgeCapability) -> BridgeKey:
     name = qualify_tool_name(capability.ref)
     if capability.name != name and is_accepted_name(name):
         return _identity_key_of(capability)
-    return bridge_content_key(capability.ref.server, capability.ref.name, dict(capability.parameters))
+    return bridge_content_key(capability.ref.server, capability.ref.name, dict(capability.descriptor.parameters))

@@ -178,10 +178,11 @@ def read_rows(
     rows: dict[str, ServerRow] = {}
     origin = Origin(os.path.abspath(path), scope, dialect.name)
     for number, raw in enumerate(dialect.read_rows(document), start=1):
+        owner = f"server {raw.name!r} of {origin}" if raw.name else f"row {number} of {origin}"
         if is_json_object(raw.fields) and is_switched_off(raw.fields) and raw.name not in switched_on:
-            notes.append(Note(_name_owner(number, raw.name, origin), _SWITCHED_OFF))
+            notes.append(Note(owner, _SWITCHED_OFF))
             continue
-        row = _parse_row(number, raw, origin, dialect, notes)
+        row = _parse_row(owner, raw, origin, dialect, notes)
         if row is None:
             continue
         if row.id in rows and rows[row.id] != row:
@@ -203,8 +204,7 @@ def parse_given_rows(servers: Mapping[str, JsonObject], given_by: str) -> tuple[
     return rows, notes
 
 
-def _parse_row(number: int, raw: RawRow, origin: Origin, dialect: Dialect, notes: list[Note]) -> ServerRow | None:
-    owner = _name_owner(number, raw.name, origin)
+def _parse_row(owner: str, raw: RawRow, origin: Origin, dialect: Dialect, notes: list[Note]) -> ServerRow | None:
     if not is_json_object(raw.fields) or not is_json_object(raw.written):
         notes.append(Note(owner, "skipped: it is not an object"))
         return None
@@ -215,10 +215,6 @@ def _parse_row(number: int, raw: RawRow, origin: Origin, dialect: Dialect, notes
         return None
     notes.extend(Note(owner, remark) for remark in row.remarks)
     return row
-
-
-def _name_owner(number: int, identity: str, origin: Origin) -> str:
-    return f"server {identity!r} of {origin}" if identity else f"row {number} of {origin}"
 
 
 def resolve_rows(

@@ -88,11 +88,12 @@ class StorePins:
         """The tool filter of each server's last listing."""
         self._unread: set[str] = set()
         """Servers whose forms we couldn't read (yet): nothing of theirs gets approved or pinned."""
-        self._growing: Collection[str] = ()
+        self.growing: Collection[str] = ()
         """Servers whose rows approve additions (`"added": "allow"`)."""
         self.added = 0
         """Number of forms approved by this process so far."""
-        self._locked: Mapping[RemoteToolRef, JsonObject] = {}
+        self.locked: Mapping[RemoteToolRef, JsonObject] = {}
+        """The definitions of the project's lock file, which first definitions must match."""
 
     # -- from the store ---------------------------------------------------------------------
 
@@ -127,14 +128,6 @@ class StorePins:
             if server in self._listed:  # a server that never listed anything is still new
                 self._listed[server].add(facts.get("kind", "tool"))
 
-    def lock(self, definitions: Mapping[RemoteToolRef, JsonObject]) -> None:
-        """Check first definitions against the project's lock file."""
-        self._locked = definitions
-
-    def allow_additions(self, servers: Collection[str]) -> None:
-        """Approve additions of these servers, and of no others."""
-        self._growing = servers
-
     # -- verdicts ---------------------------------------------------------------------------
 
     def is_first(self, server: str, kind: ItemKind) -> bool:
@@ -168,7 +161,7 @@ class StorePins:
 
     def _judge_first(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> PinVerdict:
         """Judge an item without approved forms: by the lock file, then by whether its server is known."""
-        locked = self._locked.get(ref)
+        locked = self.locked.get(ref)
         if locked is not None:
             is_same = definition_pin(locked) == pin or canonical_digest(locked) == canonical_digest(raw)
             drift = None if is_same else closest_drift(ref, [locked], raw)
@@ -176,7 +169,7 @@ class StorePins:
                 return PinVerdict(drift)
             self._pin_first(ref, definition_pin(locked), locked)
             return PinVerdict(drift, locked)
-        if any((other.server, other.kind) == (ref.server, ref.kind) for other in self._locked):
+        if any((other.server, other.kind) == (ref.server, ref.kind) for other in self.locked):
             return PinVerdict(Drift(ref, DriftGrade.ROUTING, None, raw, is_added=True))
         if self._is_addition(ref):
             plain = self._describe_plainly(ref)
@@ -187,7 +180,7 @@ class StorePins:
 
     def _is_addition(self, ref: RemoteToolRef) -> bool:
         # App content is read, not listed: its resource was the addition.
-        if ref.kind == "content" or ref.server in self._growing:
+        if ref.kind == "content" or ref.server in self.growing:
             return False
         if ref.kind not in self._listed.get(ref.server, ()):
             return False
@@ -332,7 +325,7 @@ async def follow_rows(journal: Journal, servers: Iterable[ServerConfig], places:
     A server is its name in its file: a new version, option or command under that name is checked against the earlier
     approvals. Raises `SilentStoreError` if the store doesn't answer.
     """
-    store, identities = journal.store, build_identities(servers)
+    store, identities = journal.store, {config.id: server_identity(config) for config in servers}
     known = {server: str(row.facts.get("identity")) for server, row in await _read_places(store, places)}
     moved = {server: {known[server]} for server in identities if known.get(server, "") not in {"", identities[server]}}
     if moved:
