@@ -14,7 +14,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from induscode.commands import program
-from induscode.connectors.store import web_settings
+from induscode.connectors.live import web_settings
 from induscode.launch.flags import flag_specs
 from induscode.launch.invocation import build_invocation
 from induscode.launch.settings import (

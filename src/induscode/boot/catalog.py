@@ -122,7 +122,7 @@ def list_native_tools(invocation: Invocation, name: str | None = None) -> list[L
 
     Raises `click.UsageError` if `--tools` names an unknown tool.
     """
-    from induscode.connectors.store import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
+    from induscode.connectors.live import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
 
     if invocation.no_tools:
         return []

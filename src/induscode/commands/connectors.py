@@ -403,7 +403,7 @@ async def _read_sign_in(store: ConnectorStore, row: ConnectorRow) -> JsonObject 
 
 def _run(context: click.Context, work: Callable[[WebSettings, CancelToken], Awaitable[int]]) -> int:
     """Run a command in an event loop. Connector faults exit with 3, sign-in faults with 1."""
-    from induscode.connectors.store import web_settings  # noqa: PLC0415 — for requests to a service
+    from induscode.connectors.live import web_settings  # noqa: PLC0415 — for requests to a service
 
     web = web_settings(read_invocation(context).settings)
 

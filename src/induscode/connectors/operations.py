@@ -14,8 +14,8 @@ from indusagi.core.json import exact_hash, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.auth import is_public, list_alternatives
 from induscode.connectors.openapi import DocumentFault, SchemaBuilder, expand_server, find_path_problem, resolve_object
-from induscode.search.index import HUMP, ToolIndex
-from induscode.search.items import SearchItem, build_item
+from induscode.search.index import ToolIndex
+from induscode.search.items import HUMP, SearchItem, build_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

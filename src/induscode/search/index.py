@@ -27,7 +27,7 @@ from weakref import finalize
 
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
-from induscode.search.items import SEARCH_KINDS
+from induscode.search.items import HUMP, SEARCH_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -166,7 +166,6 @@ def _list_fields(item: SearchItem) -> tuple[str, ...]:
 
 
 _HUMPED = re.compile(r"[a-z0-9][A-Z]|[A-Z][A-Z][a-z]")
-HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"[^\W_]+")
 _UNSPACED = re.compile(
     "[\u3041-\u3096\u30a1-\u30fa\u30fc\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7a3\uf900-\ufaff\U00020000-\U0002fa1f]+"

@@ -29,7 +29,7 @@ from indusagi.core.sqlite import (
     transaction,
 )
 from induscode.search.encoder import np
-from induscode.search.index import HUMP
+from induscode.search.items import HUMP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

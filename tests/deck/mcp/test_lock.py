@@ -196,7 +196,7 @@ async def test_finding_x6_an_older_lock_holds_tools_of_a_server_that_had_none(tm
     path.write_text(lock_text([BridgeCapability.from_definition(capability("a", "x").descriptor, prompt, {})]))
     store = await memory_store()
     pins = StorePins(Journal(store))
-    pins.lock(read_lock(str(path)))
+    pins.locked = read_lock(str(path))
     assert pins.judge(RemoteToolRef("a", "evil"), {}).served is None
     # It is older than the other kinds, as far as it has no entries for them.
     assert pins.judge(RemoteToolRef("a", "y", "resource"), {}).served is not None
