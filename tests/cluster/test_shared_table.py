@@ -161,7 +161,7 @@ async def test_definition_approved_at_one_node_is_approved_at_all(broker: Broker
         heard = asyncio.Event()
         two.on_pins.add(heard.set)
         pins = await open_pins(Journal(one.store, [server], node="one"), [server])
-        assert pins.check(tool, first) is None
+        assert pins.judge(tool, first).drift is None
         pins.approve(tool, changed)
         async with asyncio.timeout(60):
             while len(two.table.list("pin")) < 2:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.core.json import JsonObject
-    from induscode.search.finder import SearchReport
+    from induscode.search.cards import SearchReport
 
 pytestmark = pytest.mark.anyio
 CARDS = ["find_tools", "describe_tools", "call_tool"]

@@ -84,11 +84,12 @@ class InterceptorChain:
     async def run(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Run a call of a card between the interceptors. Raises only if its task is cancelled."""
         self._calls += 1
+        refs = (getattr(layer, "ref", None) for layer in iter_layers(card))
         call = InterceptedCall(
             tool=card.name,
             arguments=await _prepare(card, arguments),
             read_only=card.read_only,
-            server=_find_server(card),
+            server=next((ref.server for ref in refs if isinstance(ref, RemoteToolRef)), None),
             cwd=ctx.cwd,
             agent=str(ctx.context_id),
             is_sub_agent=ctx.context_id != self._main,
@@ -228,11 +229,6 @@ def copy_result(result: ToolResult) -> ToolResult:
     details: JsonObject = copy.deepcopy(dict(result.details))
     structured = copy.deepcopy(result.structured)
     return replace(result, content=copy.deepcopy([*result.content]), structured=structured, details=details)
-
-
-def _find_server(card: Capability) -> str | None:
-    refs = (getattr(layer, "ref", None) for layer in iter_layers(card))
-    return next((ref.server for ref in refs if isinstance(ref, RemoteToolRef)), None)
 
 
 class InterceptedCard(CardWrapper):

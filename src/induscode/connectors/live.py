@@ -34,7 +34,6 @@ class LiveConnectors:
     """The gateway to this user's connectors, as of the last refresh."""
 
     def __init__(self, web: WebSettings) -> None:
-
         self._web = web
         self._store = ConnectorStore()
         self._gateway: ConnectorGateway | None = None

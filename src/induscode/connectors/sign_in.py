@@ -72,8 +72,7 @@ class ConnectorSignIn:
     async def _open_driver(self, prompt: SignInPrompt | None) -> tuple[AuthDriver, Challenge]:
         row = self._row
         if row.oauth is None:
-            message = f"connector {row.name!r} has no sign-in: it was not added with --auth oauth"
-            raise ConnectorFault(message)
+            raise ConnectorFault(f"connector {row.name!r} has no sign-in: it was not added with --auth oauth")
         scheme = row.oauth.scheme
 
         def build() -> tuple[AuthDriver, Challenge]:

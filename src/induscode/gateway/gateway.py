@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from induscode.gateway.status_lines import StatusLines
     from induscode.launch.invocation import Invocation
     from induscode.permissions.gate import CardChecks
-    from induscode.search.finder import SearchReport
+    from induscode.search.cards import SearchReport
     from induscode.servers.plan import ServerPlan
 
 FIRST_S = 5.0

@@ -231,7 +231,8 @@ def _split(text: str) -> Iterator[str]:
     for word in text.lower().split():
         start = 0
         for position, character in enumerate(word):
-            if _is_punctuation(character):
+            is_sign = character.isascii() and not character.isalnum()
+            if is_sign or unicodedata.category(character).startswith("P"):
                 if start < position:
                     yield word[start:position]
                 yield character
@@ -250,7 +251,3 @@ def _clean(character: str) -> str:
     if character.isspace():
         return " "
     return f" {character} " if any(low <= code <= high for low, high in _IDEOGRAPHS) else character
-
-
-def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character).startswith("P") or (character.isascii() and not character.isalnum())

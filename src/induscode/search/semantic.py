@@ -78,7 +78,9 @@ class VectorCache:
                     vectors.update(row for row in rows if isinstance(row[1], bytes) and len(row[1]) == size)
         except sqlite3.Error as exc:
             if is_damage(exc) or isinstance(exc, ForeignDatabaseError):
-                self._begin_again(exc)
+                self.notes.append(Note(f"the search cache {self.path}", f"it is damaged ({exc}), and was begun again"))
+                with suppress(OSError):
+                    remove_database(self.path)
             else:  # locked by another process, no space …
                 self._give_up(exc)
         except OSError as exc:
@@ -99,11 +101,6 @@ class VectorCache:
     def _open(self) -> sqlite3.Connection:
         prepare_database_file(self.path)
         return connect(self.path, _VECTORS)
-
-    def _begin_again(self, exc: sqlite3.Error) -> None:
-        self.notes.append(Note(f"the search cache {self.path}", f"it is damaged ({exc}), and was begun again"))
-        with suppress(OSError):
-            remove_database(self.path)
 
     def _give_up(self, exc: Exception) -> None:
         note = Note(

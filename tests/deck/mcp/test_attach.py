@@ -215,7 +215,7 @@ async def test_r41_a_definition_that_drifted_is_kept_out_until_it_is_approved() 
         assert enrolment.notes == ()
         assert sink.usable["h"] == list(HONEST_TOOLS)
         assert sink.disabled["h"] == []
-        assert pins.check(echo.ref, echo.raw) is None
+        assert pins.judge(echo.ref, echo.raw).drift is None
 
 
 @pytest.mark.parametrize(

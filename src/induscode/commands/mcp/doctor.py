@@ -224,7 +224,7 @@ def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins:
     disabled: list[DisabledTool] = []
     for remote in listed:
         try:
-            drift = pins.check(remote.ref, remote.raw)
+            drift = pins.judge(remote.ref, remote.raw).drift
         except NotJson:
             continue  # it has no digest, as a note of the listing says
         if drift is not None and drift.disables:

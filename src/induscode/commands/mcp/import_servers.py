@@ -31,8 +31,7 @@ from induscode.servers.config.dialects import detect_dialect, find_dialect
 from induscode.servers.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
 from induscode.servers.config.trust import describe_row
 from induscode.servers.config.writer import edit_own_config, own_config_path, read_own_config
-from induscode.servers.new_row import is_server_name, parse_server_row
-from induscode.servers.plan import name_transport, scope_option
+from induscode.servers.plan import is_server_name, name_transport, parse_server_row, scope_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

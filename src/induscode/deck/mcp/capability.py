@@ -244,8 +244,7 @@ def _check(name: object, description: object, parameters: object, runner: object
 
 def definition_pin(raw: JsonObject) -> str:
     """Digest a definition, ignoring key order."""
-    text = compact_json(raw, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return hashlib.sha256(compact_json(raw, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def read_definitions(

@@ -105,7 +105,9 @@ class WorktreeSnapshots:
         for path in sorted({**before.entries, **after.entries, **after.left_out}):
             old, new = before.entries.get(path), after.entries.get(path)
             is_known = path not in after.left_out
-            if path in before.left_out or (old == new and is_known) or _is_cover(path, old, new):
+            # An empty directory that the sandbox of a running command has created.
+            is_cover = path in PROTECTED and all(one is None or one.kind is FileKind.DIRECTORY for one in (old, new))
+            if path in before.left_out or (old == new and is_known) or is_cover:
                 continue
             full = os.path.join(self._workspace, path)
             if new is None and old is not None and old.kind is FileKind.DIRECTORY and os.path.isdir(full):
@@ -173,11 +175,6 @@ class WorktreeSnapshots:
 
 def _build_empty(node: str, note: str) -> Snapshot:
     return Snapshot(node=node, method="none", entries={}, left_out={}, notes=(note,))
-
-
-def _is_cover(path: str, old: TreeEntry | None, new: TreeEntry | None) -> bool:
-    """Tell whether a path is an empty directory created by a running command's sandbox."""
-    return path in PROTECTED and all(one is None or one.kind is FileKind.DIRECTORY for one in (old, new))
 
 
 # -- file tree --------------------------------------------------------------------------------

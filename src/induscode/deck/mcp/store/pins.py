@@ -134,10 +134,6 @@ class StorePins:
         """Tell whether the next listing of a kind would be approved as the first."""
         return self._journal is not None and kind not in self._listed.get(server, ())
 
-    def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
-        """Return the drift of `judge`, or `None` if the definition is approved or nothing is known."""
-        return self.judge(ref, raw).drift
-
     def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
         """Compare a definition with the approved forms, adding it if it's part of the first listing.
 
