@@ -68,7 +68,7 @@ async def test_a_definition_is_pinned_when_it_is_seen_first_and_compared_from_th
         assert grade(pins.judge(X.ref, CHANGED).drift) == "routing"
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert pins.check(X.ref, dict(reversed(X.raw.items()))) is None
+        assert pins.judge(X.ref, dict(reversed(X.raw.items()))).drift is None
         drift = pins.judge(X.ref, CHANGED).drift
         assert drift is not None
         assert (drift.before, drift.after, drift.fields) == (X.raw, CHANGED, ("description",))
@@ -178,8 +178,8 @@ async def test_another_server_under_the_same_id_starts_without_pins(tmp_path: Pa
         assert pins.judge(X.ref, CHANGED).drift is None
         assert await read_pinned(store, [OTHER]) == {}
         again = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert again.check(X.ref, X.raw) is None
-        assert grade(again.check(X.ref, CHANGED)) == "routing"
+        assert again.judge(X.ref, X.raw).drift is None
+        assert grade(again.judge(X.ref, CHANGED).drift) == "routing"
 
 
 async def test_pins_that_are_only_read_pin_nothing(tmp_path: Path) -> None:
