@@ -30,7 +30,6 @@ from induscode.servers.config import (
     UnusableFileError,
     discover_mcp_config,
     find_shape_problem,
-    list_config_paths,
     parse_given_rows,
     read_named_rows,
     read_rows,
@@ -38,7 +37,7 @@ from induscode.servers.config import (
 )
 from induscode.servers.config.rows import ServerRow
 from induscode.servers.config.trust import TrustStore, consent_facts
-from induscode.servers.plan import ServerPlan
+from induscode.servers.plan import ServerPlan, list_run_files
 from induscode.servers.remedies import format_command, format_server_command
 
 if TYPE_CHECKING:
@@ -295,17 +294,8 @@ _STABLE_S = 0.2
 
 def list_config_files(invocation: Invocation) -> Sequence[str]:
     """List every file that may configure this run's servers, existing or not."""
-    if invocation.no_mcp:
-        return ()
-    files: list[str] = []
-    for name in invocation.mcp or (invocation.cwd,):
-        path = os.path.join(invocation.cwd, os.path.expanduser(name))
-        if os.path.isdir(path):
-            files += [place for place, _ in list_config_paths(path)]
-            files.append(os.path.join(path, ".mcp.json"))
-        else:
-            files.append(path)
-    if invocation.cluster_config:
+    files = [path for path, _ in list_run_files(invocation)]
+    if files and invocation.cluster_config:
         files.append(invocation.cluster_config)
     return tuple(dict.fromkeys(files))
 
@@ -315,6 +305,8 @@ def list_config_files(invocation: Invocation) -> Sequence[str]:
 
 class ConfigFiles:
     """Detects changes of the configuration files. Consent from another process counts as a change."""
+
+    poll_s = _POLL_S
 
     def __init__(self, files: Sequence[str]) -> None:
         try:
@@ -341,12 +333,6 @@ class ConfigFiles:
             except OSError as exc:
                 signatures.append(exc.errno)
         return tuple(signatures)
-
-
-class FileWatch(ConfigFiles):
-    """Polls the files of a gateway for changes."""
-
-    poll_s = _POLL_S
 
     async def wait_for_change(self, signals: SignalState) -> None:
         """Wait for a changed file, or for SIGHUP, after which all files are reread."""

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.uris import Convert
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
-    from induscode.boot.plans import ConsentedRows, FileWatch
+    from induscode.boot.plans import ConfigFiles, ConsentedRows
     from induscode.boot.session import Session
     from induscode.cli.process import SignalState
     from induscode.cluster.node import ClusterNode
@@ -83,7 +83,7 @@ class GatewayContext:
     boot: BootOptions
     address: ListenAddress | None
     consented: ConsentedRows
-    watch: FileWatch | None
+    watch: ConfigFiles | None
     """`None` without configuration files (`--no-mcp`)."""
     files: Sequence[str]
     node: ClusterNode | None = None

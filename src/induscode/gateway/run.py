@@ -20,7 +20,7 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
-from induscode.boot.plans import ConsentedRows, FileWatch, list_config_files, load_plan, usage_errors
+from induscode.boot.plans import ConfigFiles, ConsentedRows, list_config_files, load_plan, usage_errors
 from induscode.cli.collector import spare_start_objects
 from induscode.cli.output import can_ask_user
 from induscode.cli.process import handle_signals, non_blocking_stderr
@@ -72,7 +72,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             invocation = replace(invocation, cluster_config=find_config_path(options.cluster.node))
         files = list_config_files(invocation)
         # Before reading the files, so that a change while reading counts as one.
-        watch = FileWatch(files) if files else None
+        watch = ConfigFiles(files) if files else None
         plan = load_plan(invocation)
         if options.cluster is None:  # a node also gets servers that its configuration doesn't have
             report_unknown_servers(invocation.settings.get(SERVE_VIEWS).values(), [row.id for row in plan.rows])

@@ -22,7 +22,7 @@ from indusagi.interop.protocol_bridge.contract import QUALIFIER, StdioServerConf
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import print_status
 from induscode.core.consent import digest_facts
-from induscode.servers.config import list_config_paths, read_rows, resolve_rows
+from induscode.servers.config import list_all_paths, read_rows, resolve_rows
 from induscode.servers.config.dialects import detect_dialect
 from induscode.servers.config.rows import InvalidRowError, Origin, is_switched_off, parse_row
 from induscode.servers.config.trust import find_references, show_url
@@ -152,19 +152,19 @@ def build_unknown_server(name: str, names: Sequence[str]) -> click.UsageError:
     return build_unknown_name(f"There is no server {name!r}, and no other: 'indus mcp add' adds one", name, ())
 
 
+def list_run_files(invocation: Invocation) -> Sequence[tuple[str, Scope]]:
+    """List every file that may configure servers of a run, existing or not."""
+    files: list[tuple[str, Scope]] = []
+    for name in () if invocation.no_mcp else invocation.mcp or (invocation.cwd,):
+        path = os.path.join(invocation.cwd, os.path.expanduser(name))
+        files += list_all_paths(path) if os.path.isdir(path) else [(path, "given")]
+    return files
+
+
 def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
     """List the rows switched off in this run's files."""
-    if invocation.no_mcp:
-        return ()
-    files: list[tuple[str, Scope]] = []
-    for name in invocation.mcp if invocation.mcp is not None else (invocation.cwd,):
-        path = os.path.join(invocation.cwd, os.path.expanduser(name))
-        if os.path.isdir(path):
-            files += _list_all_files(path)
-        else:
-            files.append((path, "given"))
     rows: list[DisabledRow] = []
-    for path, scope in files:
+    for path, scope in list_run_files(invocation):
         document = read_config_file(path).document if os.path.isfile(path) else None
         dialect = detect_dialect(path, document) if is_json_object(document) else None
         if dialect is not None and is_json_object(document):
@@ -174,11 +174,6 @@ def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
                 if is_json_object(draft.fields) and is_switched_off(draft.fields)
             )
     return rows
-
-
-def _list_all_files(folder: str) -> list[tuple[str, Scope]]:
-    """List the files that could configure servers in a directory, existing or not."""
-    return [*list_config_paths(folder), (os.path.join(folder, ".mcp.json"), "project")]
 
 
 def list_own_files(cwd: str, scope: str | None) -> Sequence[tuple[str, Scope]]:
@@ -201,7 +196,7 @@ def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
     if having:
         raise click.UsageError(f"{name!r} is in both files: choose one with -s user or -s project", context)
     ours = {path for path, _ in places}
-    for path, whose in _list_all_files(cwd) if scope is None else ():
+    for path, whose in list_all_paths(cwd) if scope is None else ():
         if path not in ours and os.path.isfile(path) and any(row.id == name for row in read_rows(path, whose)[0]):
             raise click.UsageError(f"{name!r} is in {path}, which indus does not write: change it there", context)
     raise build_unknown_server(name, [server for path, _ in places for server in read_own_config(path).rows()])

@@ -78,8 +78,7 @@ def discover_mcp_config(path_or_cwd: str | os.PathLike[str], *, switched_on: Col
     target = os.fspath(path_or_cwd)
     if os.path.isfile(target):
         return merge_config_files([(target, "given")], switched_on=switched_on)
-    project = os.path.join(target, ".mcp.json")
-    return merge_config_files([*list_config_paths(target), (project, "project")], switched_on=switched_on)
+    return merge_config_files(list_all_paths(target), switched_on=switched_on)
 
 
 def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
@@ -95,6 +94,11 @@ def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
         (os.path.join(legacy, "mcp.json"), "user"),
         (os.path.join(legacy, "mcp-servers.json"), "user"),
     )
+
+
+def list_all_paths(folder: str) -> Sequence[tuple[str, Scope]]:
+    """List every file that could configure servers in a directory, existing or not."""
+    return (*list_config_paths(folder), (os.path.join(folder, ".mcp.json"), "project"))
 
 
 def merge_config_files(paths: Iterable[tuple[str, Scope]], *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
