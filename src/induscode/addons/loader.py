@@ -275,7 +275,7 @@ def _dump_consents(consents: dict[str, JsonObject]) -> JsonValue:
     return {"version": _VERSION, "approved": dict(sorted(consents.items()))}
 
 
-# -- loading ----------------------------------------------------------------------------------------
+# -- loading ----------------------------------------------------------------------------------
 
 
 LOAD_S = 15.0

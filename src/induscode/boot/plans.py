@@ -280,14 +280,13 @@ def build_unseen_note(server: str) -> Note:
     return Note(f"server {server!r}", message, f"{format_command('tools')} starts it once")
 
 
-# -- changed files ----------------------------------------------------------------------------------
+# -- changed files ----------------------------------------------------------------------------
 #
 # A temporarily broken file changes nothing. A `git pull` or the model itself may change an `--mcp` file inside the
 # workspace, so its changed rows wait for the user's yes.
 
 
 _UNCHANGED = "the servers stay as they were"
-_POLL_S = 1.0
 _STABLE_S = 0.2
 """A changed file is read once it's been stable for this long, as it may still be being written."""
 
@@ -300,13 +299,10 @@ def list_config_files(invocation: Invocation) -> Sequence[str]:
     return tuple(dict.fromkeys(files))
 
 
-# -- changes ----------------------------------------------------------------------------------
-
-
 class ConfigFiles:
     """Detects changes of the configuration files. Consent from another process counts as a change."""
 
-    poll_s = _POLL_S
+    poll_s = 1.0
 
     def __init__(self, files: Sequence[str]) -> None:
         try:

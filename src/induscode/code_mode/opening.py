@@ -204,7 +204,7 @@ def _measure(value: JsonValue, subject: str, limits: CodeLimits) -> None:
         raise ScriptCallError("MemoryError", message)
 
 
-# -- card -------------------------------------------------------------------------------------------
+# -- opening ----------------------------------------------------------------------------------
 
 
 async def open_code_card(stack: AsyncExitStack, settings: Settings) -> RunCodeCard:

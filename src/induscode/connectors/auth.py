@@ -146,7 +146,7 @@ def parse_auth(text: str) -> AuthReference:
     return AuthReference(kind, tuple(parts), name)
 
 
-# -- OAuth ------------------------------------------------------------------------------------------
+# -- OAuth ------------------------------------------------------------------------------------
 
 
 ConnectorGrant: TypeAlias = Literal["authorization_code", "client_credentials"]
@@ -251,7 +251,7 @@ def _parse_reference(value: JsonObject) -> OAuthReference | None:
     )
 
 
-# -- schemes of a document ------------------------------------------------------------------------
+# -- schemes of a document --------------------------------------------------------------------
 
 
 @record(kw_only=True)
@@ -369,7 +369,7 @@ def _read_url(owner: JsonObject, key: str, scheme: str, base_url: str) -> str:
     return check_endpoint(urljoin(f"{base_url}/", value) if isinstance(value, str) else "", key, f"scheme {scheme!r}")
 
 
-# -- requirements of operations -------------------------------------------------------------------
+# -- requirements of operations ---------------------------------------------------------------
 
 
 def list_alternatives(security: JsonValue, scheme: str) -> tuple[tuple[str, ...], ...]:

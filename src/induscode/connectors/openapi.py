@@ -137,7 +137,7 @@ def _check_size(root: object) -> None:
             pending.extend((inner, depth + 1) for inner in cast("list[object]", value))
 
 
-# -- references -----------------------------------------------------------------------------------
+# -- references -------------------------------------------------------------------------------
 
 
 def find_pointer(root: JsonObject, reference: str) -> JsonValue:
@@ -174,7 +174,7 @@ def resolve_object(root: JsonObject, value: JsonValue) -> JsonObject:
     raise DocumentFault("references of the document lead in a circle")
 
 
-# -- paths ----------------------------------------------------------------------------------------
+# -- paths ------------------------------------------------------------------------------------
 
 
 def find_path_problem(path: str) -> str | None:
@@ -196,7 +196,7 @@ def find_path_problem(path: str) -> str | None:
     return "it's percent-encoded too often"
 
 
-# -- servers --------------------------------------------------------------------------------------
+# -- servers ----------------------------------------------------------------------------------
 
 
 def find_server_url(document: JsonObject, source: str) -> str | None:
@@ -245,7 +245,7 @@ class DocumentFault(ConnectorFault):
     """An OpenAPI document, or a part of one, can't be used."""
 
 
-# -- schemas ----------------------------------------------------------------------------------------
+# -- schemas ----------------------------------------------------------------------------------
 #
 # OpenAPI 3.0 keywords that differ (`nullable`, boolean `exclusiveMinimum`) are rewritten, read-only properties are
 # dropped from requests, and references become `$defs`. The result is never stricter than the document: `oneOf` becomes

@@ -79,7 +79,7 @@ def open_semantic() -> SemanticIndex | None:
     return SemanticIndex(encoder, VectorCache(vectors_path()))
 
 
-# -- background ------------------------------------------------------------------------------
+# -- background -------------------------------------------------------------------------------
 
 
 class BackgroundIndex:

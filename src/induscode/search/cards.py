@@ -235,7 +235,7 @@ def _describe_disabled_tool(tool: DisabledTool) -> str:
     return f"Not callable: {tool.name}, {cut_text(tool.reason, 120)}; a person can run: {command}"
 
 
-# -- cards ------------------------------------------------------------------------------------------
+# -- cards ------------------------------------------------------------------------------------
 
 
 _MAX_NAMES: Final = 10

@@ -106,7 +106,7 @@ def digest_place(file: str, server: str) -> str:
     return digest_facts([os.path.realpath(file), server])
 
 
-# -- rows -------------------------------------------------------------------------------------------
+# -- rows -------------------------------------------------------------------------------------
 
 
 STATE_REMEDIES = {
@@ -260,7 +260,7 @@ def list_secret_warnings(row: ServerRow) -> Sequence[str]:
     return [reference.warning for reference in find_references(row) if reference.looks_secret]
 
 
-# -- new rows ---------------------------------------------------------------------------------------
+# -- new rows ---------------------------------------------------------------------------------
 #
 # These come from command-line words, for `indus mcp add` and `indus call --stdio/--url`.
 

@@ -208,7 +208,7 @@ class StandardInputDialog:
         return Reply(text=text, cancelled=not text or problem is not None)
 
 
-# -- servers -------------------------------------------------------------------------------------
+# -- servers ----------------------------------------------------------------------------------
 
 
 def find_auth_problem(config: ServerConfig) -> tuple[str, str] | None:

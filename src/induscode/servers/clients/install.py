@@ -258,7 +258,7 @@ def _format_position(text: str, at: int) -> str:
     return f"line {text.count(chr(10), 0, at) + 1} column {at - text.rfind(chr(10), 0, at)}"
 
 
-# -- client files -----------------------------------------------------------------------------------
+# -- client files -----------------------------------------------------------------------------
 
 
 _MAX_BYTES = 16 * 1024 * 1024

@@ -121,7 +121,7 @@ def _find_value(rule: Expansion, match: re.Match[str], context: ExpansionContext
     raise UnresolvedVariableError(f"${{{kind}}} has no value here")
 
 
-# -- dialects ---------------------------------------------------------------------------------------
+# -- dialects ---------------------------------------------------------------------------------
 
 
 class RawRow(NamedTuple):
@@ -336,7 +336,7 @@ def cline(document: JsonObject) -> Iterator[RawRow]:
         yield row
 
 
-# -- detection --------------------------------------------------------------------------
+# -- detection --------------------------------------------------------------------------------
 
 
 def _has(*keys: str) -> Callable[[JsonObject], bool]:

@@ -170,7 +170,7 @@ def build_auth_settings(auth: JsonObject, expand: Callable[[str], str]) -> AuthS
     )
 
 
-# -- rows -------------------------------------------------------------------------------------------
+# -- rows -------------------------------------------------------------------------------------
 
 
 Scope: TypeAlias = Literal["project", "user", "given"]

@@ -309,7 +309,7 @@ def _remove_documents(db: LedgerDb) -> None:
     db.connection.executemany("DELETE FROM documents WHERE address = ?", unused)
 
 
-# -- publication ------------------------------------------------------------------------------------
+# -- publication ------------------------------------------------------------------------------
 #
 # A chain has a random id, stored with its ends in the file. A file that doesn't continue the rows published under its
 # id (restored from a backup, or copied to another machine) gets a new one.

@@ -455,7 +455,7 @@ def _parse_definition(text: str | None) -> JsonObject | None:
     return definition if is_json_object(definition) else None
 
 
-# -- from earlier runs ------------------------------------------------------------------------------
+# -- from earlier runs ------------------------------------------------------------------------
 
 
 async def read_known_tools(
