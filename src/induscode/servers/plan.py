@@ -157,7 +157,10 @@ def list_run_files(invocation: Invocation) -> Sequence[tuple[str, Scope]]:
     files: list[tuple[str, Scope]] = []
     for name in () if invocation.no_mcp else invocation.mcp or (invocation.cwd,):
         path = os.path.join(invocation.cwd, os.path.expanduser(name))
-        files += list_all_paths(path) if os.path.isdir(path) else [(path, "given")]
+        if os.path.isdir(path):
+            files += list_all_paths(path)
+        else:
+            files.append((path, "given"))
     return files
 
 

@@ -383,7 +383,7 @@ async def test_finding_a6_an_edited_row_is_compared_with_what_was_approved_befor
             enrolment.sync_tools("s", (), kind="prompt")
         # Doctor looks before any run has followed the row.
         looked = await read_pins(store, [newer], places)
-        assert looked.check(items("tool", changed)[0].ref, changed) is not None
+        assert looked.judge(items("tool", changed)[0].ref, changed).drift is not None
         for config in (newer, other):
             async with enrolled(store, config, places) as enrolment:
                 enrolment.sync_tools("s", items("tool", changed, another("tool")))
