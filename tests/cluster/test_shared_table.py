@@ -169,9 +169,9 @@ async def test_definition_approved_at_one_node_is_approved_at_all(broker: Broker
                 await heard.wait()
         others = await open_pins(Journal(two.store, [server], node="two"), [server])
         # The first definition of the one node is the first one of the other.
-        assert others.check(tool, first) is None
-        assert others.check(tool, changed) is None
-        drift = others.check(tool, third)
+        assert others.judge(tool, first).drift is None
+        assert others.judge(tool, changed).drift is None
+        drift = others.judge(tool, third).drift
         assert drift is not None
         assert drift.before is not None
 
