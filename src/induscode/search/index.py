@@ -46,7 +46,7 @@ FIELDS: Final = {
     "parameter_texts": 0.3,
     "keywords": 0.5,
 }
-"""Indexed fields and their weights. docs/search.md explains how they were chosen."""
+"""Indexed fields and their weights. docs/evidence/search.md explains how they were chosen."""
 _COVERAGE: Final = 0.8
 _FITTING_VERB: Final = 1.3
 _VERB_PLACES: Final = 2
@@ -272,7 +272,7 @@ FOUND: Final = 5
 """Default number of hits."""
 _MAX_QUERIES: Final = 10
 _LEXICAL_SHARE: Final = 0.005
-"""Weight of one lexical point relative to the cosine. docs/search.md explains how it was chosen."""
+"""Weight of one lexical point relative to the cosine. docs/evidence/search.md explains how it was chosen."""
 _MIN_COSINE: Final = 0.3
 """Minimum cosine for an item without a word of the query."""
 
