@@ -1,6 +1,9 @@
 """Addons: cards and interceptors from installed distributions and project files.
 
-An addon only needs `from induscode.addons.contract import Addon as Addon
+An addon only needs `from induscode.addons import Addon, Deny, Interceptor`.
+"""
+
+from induscode.addons.contract import Addon as Addon
 from induscode.addons.contract import AddonContext as AddonContext
 from induscode.addons.contract import AddonError as AddonError
 from induscode.addons.contract import Allow as Allow
