@@ -10,3 +10,16 @@ from induscode.deck.contract import DeckFramework as DeckFramework
 from induscode.deck.contract import DeckResult as DeckResult
 from induscode.deck.contract import Profile as Profile
 from induscode.deck.contract import capability_id as capability_id
+
+__all__ = [
+    "Capability",
+    "CapabilityCard",
+    "CapabilityId",
+    "Card",
+    "DeckContext",
+    "DeckFault",
+    "DeckFramework",
+    "DeckResult",
+    "Profile",
+    "capability_id",
+]

@@ -13,6 +13,17 @@ from induscode.deck.cards.task import task_card as task_card
 from induscode.deck.cards.todo import todo_card as todo_card
 from induscode.deck.contract import CapabilityCard
 
+__all__ = [
+    "daemon_card",
+    "memory_card",
+    "enter_plan_mode_card",
+    "exit_plan_mode_card",
+    "saas_card",
+    "task_card",
+    "todo_card",
+    "app_novel_cards",
+]
+
 
 def app_novel_cards() -> Sequence[CapabilityCard]:
     """Return the seven rows in catalog order."""
