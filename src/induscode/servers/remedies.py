@@ -169,7 +169,11 @@ def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, en
         return f"install {_PROGRAMS[program]}, or correct the command: {{get}}" if program in _PROGRAMS else None
     lines = (*fault.detail.stderr, *fault.detail.stdout)
     if needs_sdk_1(lines):
-        return _pin_sdk(known)
+        cause = "it was written for version 1 of the Python SDK and got a newer one"
+        if known not in {"uvx", "uv"}:
+            return f"{cause}: install 'mcp<2' where it runs"
+        command = "uvx" if known == "uvx" else "uv run"
+        return f"{cause}: add --with 'mcp<2' to its row: {command} --with 'mcp<2' … ({{get}})"
     for text in (find_cause(lines), output):
         for pattern, remedy in _NAMED_CAUSES:
             if pattern.search(text):
@@ -183,15 +187,6 @@ def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, en
     return (
         f'it needs the variable {name}: add it to its row, as in "env": {{{{"{name}": "${{{{{name}}}}}"}}}} ({{get}})'
     )
-
-
-def _pin_sdk(manager: str) -> str:
-    """Return the remedy for a server written for version 1 of the SDK."""
-    cause = "it was written for version 1 of the Python SDK and got a newer one"
-    if manager in {"uvx", "uv"}:
-        command = "uvx" if manager == "uvx" else "uv run"
-        return f"{cause}: add --with 'mcp<2' to its row: {command} --with 'mcp<2' … ({{get}})"
-    return f"{cause}: install 'mcp<2' where it runs"
 
 
 def _find_damage(
