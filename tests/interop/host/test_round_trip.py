@@ -27,8 +27,9 @@ from indusagi.interop import (
     mount_protocol_bridge,
 )
 from indusagi.interop.protocol_bridge.contract import to_blocks
-from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, build_tool_row
+from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import SERVER_INFO
 from indusagi.runtime.calls import CallingClient, current_client, current_requests, current_trace
 from indusagi.runtime.contract import ToolCall
 

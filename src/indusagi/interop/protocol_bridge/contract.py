@@ -60,6 +60,30 @@ FaultReason: TypeAlias = Literal[
     "version",
 ]
 """Finer cause of a fault; a closed set."""
+Recovery: TypeAlias = Literal["wait", "reconnect", "user"]
+"""The remedy: time, a new connection or process, or a change by the user."""
+
+RECOVERIES: Mapping[FaultReason, Recovery] = {
+    "auth": "user",
+    "cancelled": "reconnect",
+    "closed": "wait",
+    "exited": "reconnect",
+    "frame_too_large": "reconnect",
+    "malformed": "user",
+    "moved": "wait",
+    "node_changed": "wait",
+    "not_found": "user",
+    "outcome_unknown": "wait",
+    "rate_limited": "wait",
+    "redirect": "user",
+    "refused": "wait",
+    "sign_in": "user",
+    "untrusted": "user",
+    "upstream": "wait",
+    "version": "user",
+}
+"""What a failure calls for, for everything that retries: subscriptions, task polls, lists, restarts. An answer from the
+server is final; a failure on the way to it, or an answer that says "later", isn't."""
 CLUSTER_PREFIX = "cluster:"
 """The command `cluster:NODE/SERVER` refers to a server on a cluster node, not to a program."""
 LATER_START_S = 10.0
@@ -217,7 +241,7 @@ class StdioServerConfig:
     command: str
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Added to the variables every server inherits (see `client.start.policy`)."""
+    """Added to the variables every server inherits (see `client.start`)."""
     cwd: str | None = field(default=None, kw_only=True)
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)

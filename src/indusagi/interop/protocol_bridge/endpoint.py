@@ -28,11 +28,16 @@ from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protoco
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
 from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, read_instructions, read_items
-from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPolicy
-from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout, StartWatch
+from indusagi.interop.protocol_bridge.client.start import (
+    PROCESS_HISTORY,
+    StartedProcess,
+    StartHistory,
+    StartPolicy,
+    StartTimeout,
+    StartWatch,
+)
 from indusagi.interop.protocol_bridge.client.tasks import read_task_support
 from indusagi.interop.protocol_bridge.client.tools import read_tools
-from indusagi.interop.protocol_bridge.client.transient import is_transient
 from indusagi.interop.protocol_bridge.client.watches import ChangedLists, ServerWatches, keep_listening
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
@@ -53,6 +58,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     ConnectionClosedError,
     RequestOptions,
     RequestTimeoutError,
+    is_transient,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.contract import ProgressSink, ToolProgress

@@ -23,7 +23,7 @@ from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
-from indusagi.interop.protocol_bridge.client.start.policy import (
+from indusagi.interop.protocol_bridge.client.start import (
     PROCESS_HISTORY,
     StartHistory,
     StartPacer,

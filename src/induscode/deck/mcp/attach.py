@@ -11,7 +11,7 @@ from typing import Protocol, cast, runtime_checkable
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     FleetStatus,

@@ -19,7 +19,7 @@ from tests.support.scripts import ROOT
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HostLimits, HttpSettings
-from indusagi.interop.protocol_bridge.host import waiting
+from indusagi.interop.protocol_bridge.host import outgoing as waiting
 from indusagi.interop.protocol_bridge.host.http.site import SiteResponse
 from indusagi.runtime.contract import JsonContentBlock, ToolResult
 
@@ -153,7 +153,7 @@ FEW_FILES = """
 import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
 from indusagi.interop import HostLimits, HttpSettings
-from indusagi.interop.protocol_bridge.host import waiting
+from indusagi.interop.protocol_bridge.host import outgoing as waiting
 from tests.support.host_clients import TOKEN, host_of
 from tests.support.host_tools import Bench
 

@@ -24,9 +24,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
     ACKNOWLEDGED,
     CALLER,
-    CAPABILITIES,
     HOPS,
-    LOG_LEVEL,
     MOVED,
     MOVED_DETAIL,
     Caller,
@@ -38,7 +36,6 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     read_acknowledgement,
 )
 from indusagi.interop.protocol_bridge.client.tasks import (
-    MISSING_CAPABILITY,
     TASK_STATUSES,
     TASKS,
     ServerTasks,
@@ -64,20 +61,27 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     is_final,
     requires_modern,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
+    CAPABILITIES,
+    CLIENT_INFO,
+    LEGACY_VERSIONS,
+    LOG_LEVEL,
+    MISSING_CAPABILITY,
+    MODERN_VERSIONS,
+    SERVER_INFO,
+    VERSION,
+)
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, Transport, get_object
 from indusagi.runtime.calls import acting_subject, current_requests, current_subject, current_trace, current_wait
 
 Era: TypeAlias = Literal["modern", "legacy"]
 
-MODERN_VERSIONS = ("2026-07-28",)
-LEGACY_VERSIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 INPUT_ROUNDS = 10
 """How many times one call may return `input_required`."""
 _EMPTY_ROUND_PAUSE_S = 0.1
 """Pause after a round that requests no input, to avoid polling the server in a tight loop."""
 _MAX_NOTES = 100
 _MORE_NOTES = "there is more of this kind, which is not listed"
-_META = "io.modelcontextprotocol/"
 SUBSCRIPTIONS = frozenset({"resources/subscribe", "resources/unsubscribe"})
 """Legacy requests about resource updates."""
 LISTEN_PREFIX = "listen-"
@@ -102,7 +106,7 @@ class ServerFacts:
     @property
     def server_info(self) -> JsonObject | None:
         """The server's `Implementation`: `serverInfo`, which revision 2026-07-28 moved to `_meta`."""
-        info = self.result.get("serverInfo", get_object(self.result, "_meta").get(f"{_META}serverInfo"))
+        info = self.result.get("serverInfo", get_object(self.result, "_meta").get(SERVER_INFO))
         return info if is_json_object(info) else None
 
     @property
@@ -537,11 +541,7 @@ class ClientSession:
     # -- metadata ---------------------------------------------------------------------------
 
     def _build_meta(self, version: str) -> JsonObject:
-        return {
-            f"{_META}protocolVersion": version,
-            f"{_META}clientInfo": self._client_info,
-            f"{_META}clientCapabilities": self._handlers.capabilities(),
-        }
+        return {VERSION: version, CLIENT_INFO: self._client_info, CAPABILITIES: self._handlers.capabilities()}
 
     def _add_meta(self, params: JsonObject | None) -> JsonObject | None:
         if self.facts is None or self.facts.era == "legacy":

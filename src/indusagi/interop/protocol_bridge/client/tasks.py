@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.interop.protocol_bridge.client.transient import get_retry_after, is_transient
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
     InvalidResponseError,
     OnProgress,
     RequestTimeoutError,
     RpcError,
+    get_retry_after,
+    is_transient,
     parse_error,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import MISSING_CAPABILITY
 from indusagi.interop.protocol_bridge.rpc.transport import get_object
 from indusagi.runtime.calls import CallCompletion
 
@@ -42,8 +44,6 @@ RELATED_TASK = "io.modelcontextprotocol/related-task"
 TASK_STATUSES = frozenset({"notifications/tasks", "notifications/tasks/status"})
 """Task notifications of both revisions."""
 TERMINAL = frozenset({"completed", "failed", "cancelled"})
-MISSING_CAPABILITY = -32021
-"""`MissingRequiredClientCapabilityError` of the modern protocol."""
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 60.0
 """Bounds of the server's `pollIntervalMs`."""
 _FIRST_POLL_S, _MAX_DEFAULT_POLL_S = 0.1, 2.0

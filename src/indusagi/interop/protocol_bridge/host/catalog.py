@@ -20,6 +20,7 @@ from indusagi.interop.protocol_bridge.client.tasks import (
 from indusagi.interop.protocol_bridge.contract import ItemKind, to_blocks
 from indusagi.interop.protocol_bridge.host.content import TOOL_FIELDS, ContentSource, keep_fields
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import SERVER_INFO
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject
 from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolResult
 
@@ -27,8 +28,6 @@ BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
 """A tool box, or a function that returns the current one."""
 
 _log = logging.getLogger(__name__)
-
-SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 
 
 @record

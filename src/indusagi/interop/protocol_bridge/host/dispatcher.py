@@ -16,8 +16,13 @@ from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
-from indusagi.interop.protocol_bridge.host.outgoing import BUSY, OutgoingRequests, ResponseChannel, new_closed_error
-from indusagi.interop.protocol_bridge.host.waiting import WaitingResponse
+from indusagi.interop.protocol_bridge.host.outgoing import (
+    BUSY,
+    OutgoingRequests,
+    ResponseChannel,
+    WaitingResponse,
+    new_closed_error,
+)
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, decode_frame
 

@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text
-from indusagi.interop.protocol_bridge.client.handlers import (
-    ACKNOWLEDGED,
-    CAPABILITIES,
-    LOG_LEVEL,
-    SUBSCRIPTION,
-    UNKNOWN_CALLER,
-    InputExchange,
-    current_caller,
-)
-from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
+from indusagi.interop.protocol_bridge.client.handlers import ACKNOWLEDGED, UNKNOWN_CALLER, InputExchange, current_caller
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, READ_DIRECTORY
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange, to_core_task
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
@@ -34,7 +25,6 @@ from indusagi.interop.protocol_bridge.host.catalog import (
     CORE_TASK_METHODS,
     CORE_TASKS,
     CORE_VERSION,
-    SERVER_INFO,
     TASK_METHODS,
     TASKS_EXTENSION,
     add_extensions,
@@ -64,6 +54,16 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RequestTimeoutError,
     RpcError,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
+    CAPABILITIES,
+    CLIENT_INFO,
+    LEGACY_VERSIONS,
+    LOG_LEVEL,
+    MODERN_VERSIONS,
+    SERVER_INFO,
+    SUBSCRIPTION,
+    VERSION,
+)
 from indusagi.interop.protocol_bridge.rpc.transport import encode_object
 from indusagi.runtime.calls import CallingClient, current_client, current_completion, current_trace, read_trace
 from indusagi.runtime.contract import ToolCall, ToolResult
@@ -87,8 +87,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-VERSION = "io.modelcontextprotocol/protocolVersion"
-CLIENT_INFO = "io.modelcontextprotocol/clientInfo"
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 _MAX_NAME_CHARS = 100
 """Limit for a client's name and version."""

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, cast
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_transport
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
-from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, Supervision
+from indusagi.interop.protocol_bridge.client.start import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.host.boundary import RateLimitedLog, log_failure
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError, parse_error
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import SUBSCRIPTION
 from indusagi.interop.protocol_bridge.rpc.transport import (
     decode_frame_verbatim,
     estimate_size,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LISTEN = "subscriptions/listen"
-SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 CANCELLED = "notifications/cancelled"
 PROGRESS = "notifications/progress"
 UNAVAILABLE = -32000
@@ -114,7 +114,7 @@ class UpstreamConnection:
     def _handle_end(self, end: TransportEnd) -> None:
         if end.detail.stderr and not self._ended.is_set():
             # For the relay's log only: its clients may be anyone.
-            from indusagi.interop.protocol_bridge.client.start.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
+            from indusagi.interop.protocol_bridge.client.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
 
             cause = find_cause(end.detail.stderr)
             _log.warning("standard error of server %r: %s", self._config.id, cause)

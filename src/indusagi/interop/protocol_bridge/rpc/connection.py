@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from indusagi.core.backoff import TRANSIENT_STATUSES
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.contract import RECOVERIES, FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import (
     RequestId,
     Transport,
@@ -106,6 +107,34 @@ def find_supported_versions(exc: RpcError) -> list[JsonValue]:
 def requires_modern(exc: BaseException | None) -> bool:
     """Return whether a server refused because it only speaks the modern protocol."""
     return isinstance(exc, RpcError) and exc.code == UNSUPPORTED_VERSION
+
+
+def is_transient(exc: BaseException) -> bool:
+    """Return whether the same request may succeed later, over the same connection."""
+    if isinstance(exc, (TimeoutError, RequestTimeoutError)) or (
+        isinstance(exc, ProtocolFault) and exc.kind == "timeout"
+    ):
+        return True
+    detail = _get_detail(exc)
+    return detail is not None and is_passing(detail)
+
+
+def is_passing(detail: FaultDetail) -> bool:
+    """Return whether a failure is transient, from its details."""
+    if detail.reason == "refused" and detail.http_status is not None:
+        return detail.http_status in TRANSIENT_STATUSES
+    is_expected = detail.reason is not None and RECOVERIES[detail.reason] == "wait"
+    return is_expected or detail.http_status in TRANSIENT_STATUSES
+
+
+def get_retry_after(exc: BaseException) -> float | None:
+    """Return the server's `Retry-After` in seconds, if any."""
+    detail = _get_detail(exc)
+    return None if detail is None else detail.retry_after_s
+
+
+def _get_detail(exc: BaseException) -> FaultDetail | None:
+    return exc.detail if isinstance(exc, (RpcError, ProtocolFault)) else None
 
 
 @dataclass(slots=True)

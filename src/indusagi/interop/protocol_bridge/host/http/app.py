@@ -19,17 +19,9 @@ import anyio
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import compact_json, is_json_object
-from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, is_request_id
 from indusagi.interop.protocol_bridge.host.http.access import check_request, check_user_token
-from indusagi.interop.protocol_bridge.host.http.headers import (
-    STATUSES,
-    VERSION_HEADER,
-    RequestProblem,
-    check_headers,
-    check_version,
-)
 from indusagi.interop.protocol_bridge.host.http.request import (
     CLIENT_GONE,
     EVENTS,
@@ -41,6 +33,14 @@ from indusagi.interop.protocol_bridge.host.http.request import (
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
 from indusagi.interop.protocol_bridge.host.http.site import refuse_method, serve_site
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
+    LEGACY_VERSIONS,
+    STATUSES,
+    VERSION_HEADER,
+    RequestProblem,
+    check_headers,
+    check_version,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -11,8 +11,7 @@ from urllib.parse import unquote
 from indusagi.core.json import compact_json
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.identity import NOBODY
-from indusagi.interop.protocol_bridge.host.outgoing import BUSY
-from indusagi.interop.protocol_bridge.host.waiting import SMALL_BYTES
+from indusagi.interop.protocol_bridge.host.outgoing import BUSY, SMALL_BYTES
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_REQUEST
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 
