@@ -29,8 +29,9 @@ class Child:
         """What is in its pipe, unread."""
         self.told: list[Any] = []
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
         self.written += data
+        return self.unwritten
 
     def pause_output(self) -> None:
         self.told.append("pause")
@@ -55,7 +56,7 @@ def start(monkeypatch: pytest.MonkeyPatch, *, downloads: bool = False, **limits:
     monkeypatch.setattr(module, "ChildProcess", Child)
     transport: Any = StdioTransport("s", ServerLimits(close_s=8.0, **limits), downloads=downloads)
     got: list[Any] = []
-    transport.deliver = got.append
+    transport.attach(got.append, lambda _: None)
     finish = transport.finish
 
     def note(message: str, detail: Any = None) -> None:

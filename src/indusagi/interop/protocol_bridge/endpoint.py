@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -122,6 +122,8 @@ class ServerEndpointImpl:
         self._listing_fault: ProtocolFault | None = None
         self._session: ClientSession | None = None
         self._items: dict[ItemKind, tuple[RemoteTool, ...]] = {}
+        self.known_tools: Sequence[RemoteTool] | None = None
+        """The last list of tools, or `None` before the first one."""
         self._lists = ChangedLists(config.limits.relist_gap_s, self._relist)
         self._notes: tuple[Note, ...] = ()
         self._item_notes: dict[ItemKind, tuple[Note, ...]] = {}
@@ -152,11 +154,6 @@ class ServerEndpointImpl:
         """The server's declarations; `None` before the handshake and after the end."""
         return None if self._session is None else self._session.facts
 
-    @property
-    def known_tools(self) -> Sequence[RemoteTool] | None:
-        """The last list of tools, or `None` before the first one."""
-        return self._items.get("tool")
-
     def known_items(self, kind: ItemKind) -> Sequence[RemoteTool] | None:
         """Return the last list of a kind, or `None` before the first one."""
         return self._items.get(kind)
@@ -181,7 +178,7 @@ class ServerEndpointImpl:
         fault, watch, slow_start = self._fault or self._listing_fault, self._start_watch, None
         if watch is not None and watch.is_slow and self._phase is EndpointPhase.CONNECTING:
             slow_start = SlowStart(watch.allowance.first, watch.allowance.package_manager)
-        count = len(self._items.get("tool", ()))
+        count = len(self.known_tools or ())
         return EndpointStatus(
             self._config.id, self._phase, count, fault, notes=notes, slow_start=slow_start, answer_s=self._answer_s
         )
@@ -376,8 +373,10 @@ class ServerEndpointImpl:
             # A server that declares only other capabilities has no tools.
             is_offered = is_offered or not (facts and facts.capabilities)
         try:
-            with self._measure() if kind == "tool" and is_offered else nullcontext():
-                rows = await session.read_pages(listed.method, listed.key) if is_offered else ()
+            began = asyncio.get_running_loop().time()
+            rows = await session.read_pages(listed.method, listed.key) if is_offered else ()
+            if kind == "tool" and is_offered:
+                self._answer_s = asyncio.get_running_loop().time() - began
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.LIST)
             if kind == "tool":
@@ -394,6 +393,7 @@ class ServerEndpointImpl:
             self._report("items")
             return
         self._items[kind], notes = read_tools(rows, config)
+        self.known_tools = self._items[kind]
         owner = f"server {config.id!r}"
         self._notes = (*(Note(owner, note) for note in session.notes), *notes)
         self._listing_fault = None
@@ -479,7 +479,9 @@ class ServerEndpointImpl:
         Raises:
             ProtocolFault: Not ready, refused, timed out, cancelled, or the connection was lost.
         """
-        session = self._require_ready()
+        session, clock = self._session, asyncio.get_running_loop().time
+        if session is None or self._phase is not EndpointPhase.READY:
+            session = self._require_ready()
         arguments = {} if args is None else args
         if not is_json_object(arguments):
             detail = FaultDetail(server=self._config.id, reason="malformed")
@@ -495,8 +497,9 @@ class ServerEndpointImpl:
         tasks = None if caller is None else caller.tasks
         try:
             with nullcontext() if cancel is None else cancel.guard():
-                with self._measure():
-                    result = await session.call("tools/call", params, progress)
+                began = clock()
+                result = await session.call("tools/call", params, progress)
+                self._answer_s = clock() - began
                 if result.get("resultType") == "input_required":
                     return RemoteCallResult(())  # the caller's `exchange` holds the request for input
                 if tasks is not None and tasks.created is not None:
@@ -515,7 +518,7 @@ class ServerEndpointImpl:
 
     def _ask_for_task(self, name: str) -> JsonObject:
         """Return the parameter that turns a call to a legacy server into a task, if tool or caller want one."""
-        support = next((read_task_support(one.raw) for one in self._items.get("tool", ()) if one.ref.name == name), "")
+        support = next((read_task_support(one.raw) for one in self.known_tools or () if one.ref.name == name), "")
         caller = current_caller.get()
         wanted = None if caller is None or caller.tasks is None else caller.tasks.core
         if wanted is not None and support in {"optional", "required"}:
@@ -561,14 +564,6 @@ class ServerEndpointImpl:
             ProtocolFault: Not ready.
         """
         self._require_ready().connection.notify(method, params)
-
-    @contextmanager
-    def _measure(self) -> Generator[None]:
-        """Record the response time of the block, unless it fails."""
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        yield
-        self._answer_s = clock() - began
 
     def _to_fault(self, exc: Exception, site: FaultSite, subject: str = "") -> ProtocolFault:
         if isinstance(exc, RequestTimeoutError):

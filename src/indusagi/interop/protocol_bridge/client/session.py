@@ -155,7 +155,7 @@ class ClientSession:
         """The server's last log messages, one line each."""
         self.makes_core_tasks = False
         """Whether the server turns tool calls into tasks as revision 2025-11-25 defines them."""
-        self._is_modern = self._offers_tasks = False
+        self.is_modern = self._offers_tasks = False
         self._limits = limits
         self._handlers = handlers
         self._handlers_by_method = handlers.by_method()
@@ -189,10 +189,10 @@ class ClientSession:
             ConnectionClosedError: The transport ended.
         """
         self.facts = await (self._initialize() if first == "legacy" else self._negotiate())
-        self._is_modern = self.facts.era == "modern"
+        self.is_modern = self.facts.era == "modern"
         self._offers_tasks = self.facts.offers(TASKS)
-        self.makes_core_tasks = not self._is_modern and offers_core_tasks(self.facts.capabilities)
-        if not self._is_modern:
+        self.makes_core_tasks = not self.is_modern and offers_core_tasks(self.facts.capabilities)
+        if not self.is_modern:
             self.connection.notify("notifications/initialized")
         return self.facts
 
@@ -356,7 +356,16 @@ class ClientSession:
         if method == "tasks/result":  # in both eras, although only the legacy one has this request
             return await self._follow(params, call, options.on_progress, cancels=False)
         caller = call.caller
-        sent, result = await self._request_call(method, self._add_caller(method, params, caller), call, options)
+        sent = self._add_caller(method, params, caller)
+        try:
+            result = await self.connection.request(method, self._add_meta(sent) if self.is_modern else sent, options)
+        except RpcError as exc:
+            if not (method == "tools/call" and self._handlers.follow_tasks and requires_tasks(exc)):
+                raise
+            # Nothing has run yet. The caller doesn't support tasks, so we follow them for it.
+            options.request_id = call.request_id = next(self.connection.ids)
+            sent = self._declare_tasks(sent)
+            result = await self.connection.request(method, self._add_meta(sent), options)
         if result.get("resultType") == "input_required":
             # Names with invisible characters are translated both ways, which only `_provide_input` does.
             exchange = None if caller is None else caller.exchange
@@ -365,11 +374,11 @@ class ClientSession:
                 return result
             result = await self._provide_input(method, sent, result, call, options)
         task = None
-        if method == "tools/call" and (self._is_modern or "task" in params):
-            task = read_created_task(result, is_modern=self._is_modern)
+        if method == "tools/call" and (self.is_modern or "task" in params):
+            task = read_created_task(result, is_modern=self.is_modern)
         if task is not None:
             tasks = None if caller is None else caller.tasks
-            if tasks is None or not tasks.takes(is_modern=self._is_modern):
+            if tasks is None or not tasks.takes(is_modern=self.is_modern):
                 return await self._follow(task, call, options.on_progress)
             tasks.created = task
             return result
@@ -378,20 +387,6 @@ class ClientSession:
         if kind != "complete" and (method, kind) != ("tasks/get", "task"):
             raise InvalidResponseError(f"{method} answered with a result of type {kind!r}")
         return result
-
-    async def _request_call(
-        self, method: str, params: JsonObject, call: PendingCall, options: RequestOptions
-    ) -> tuple[JsonObject, JsonObject]:
-        """Send a request, again if the server requires task support; return the sent parameters and the result."""
-        try:
-            return params, await self.connection.request(method, self._add_meta(params), options)
-        except RpcError as exc:
-            if not (method == "tools/call" and self._handlers.follow_tasks and requires_tasks(exc)):
-                raise
-        # Nothing has run yet. The caller doesn't support tasks, so we follow them for it.
-        options.request_id = call.request_id = next(self.connection.ids)
-        params = self._declare_tasks(params)
-        return params, await self.connection.request(method, self._add_meta(params), options)
 
     async def _follow(
         self, task: JsonObject, call: PendingCall, on_progress: OnProgress | None, *, cancels: bool = True
@@ -404,7 +399,7 @@ class ClientSession:
         try:
             return await self._tasks.follow(
                 task,
-                is_modern=self._is_modern,
+                is_modern=self.is_modern,
                 limit_s=self._limits.call_hard_s,
                 on_progress=on_progress,
                 cancels=cancels,
@@ -434,7 +429,7 @@ class ClientSession:
         if caller is None:
             sent: JsonObject = {**params, "_meta": meta} if meta else params
             follows = method == "tools/call" and self._handlers.follow_tasks and self._offers_tasks
-            return self._declare_tasks(sent) if self._is_modern and (follows or about_task) else sent
+            return self._declare_tasks(sent) if self.is_modern and (follows or about_task) else sent
         meta[HOPS] = caller.hops + 1
         if self.describe_caller is not None:
             meta[CALLER] = self.describe_caller(caller)
@@ -493,11 +488,6 @@ class ClientSession:
         finally:
             self._acknowledgements.pop(request_id, None)
 
-    @property
-    def is_modern(self) -> bool:
-        """Whether the handshake agreed on the modern protocol."""
-        return self.facts is not None and self.facts.era == "modern"
-
     # -- inbound ----------------------------------------------------------------------------
 
     async def _handle_server_request(self, method: str, params: JsonObject) -> JsonObject:
@@ -544,7 +534,7 @@ class ClientSession:
         return {VERSION: version, CLIENT_INFO: self._client_info, CAPABILITIES: self._handlers.capabilities()}
 
     def _add_meta(self, params: JsonObject | None) -> JsonObject | None:
-        if self.facts is None or self.facts.era == "legacy":
+        if self.facts is None or not self.is_modern:
             return params
         params = params or {}
         return {**params, "_meta": {**self._build_meta(self.facts.version), **get_object(params, "_meta")}}

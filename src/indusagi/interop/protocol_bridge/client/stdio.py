@@ -126,9 +126,9 @@ class StdioTransport(BaseTransport):
             self._outgoing.append(b"")
             data = b"\n".join(self._outgoing)
             self._outgoing.clear()
-            self.child.write(data)
+            unwritten = self.child.write(data)
             self._bytes_sent += len(data)
-            if self._stall is None and self.child.unwritten:
+            if self._stall is None and unwritten:
                 self._watch_stall(asyncio.get_running_loop().time())
 
     def _watch_stall(self, since: float) -> None:
@@ -166,12 +166,12 @@ class StdioTransport(BaseTransport):
 
     def _take_turn(self) -> None:
         """Deliver one iteration's share of lines; pause the pipe until everything read so far is delivered."""
-        self._next_turn = None
+        is_paused, self._next_turn = self._next_turn is not None, None
         self._deliver_lines(_TURN_FRAMES, _TURN_BYTES)
         if self._unread:
             self.child.pause_output()
             self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
-        else:
+        elif is_paused:
             self.child.resume_output()
 
     def _deliver_lines(self, frames: float, size: float) -> None:
@@ -201,7 +201,7 @@ class StdioTransport(BaseTransport):
                 self._refuse_large_frame()
             elif line and not line.isspace():
                 self._may_unpack = False
-                self.deliver(line)
+                self._on_frame(line)
         if self._end is not None:
             self._unread.clear()
 

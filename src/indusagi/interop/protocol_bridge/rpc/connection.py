@@ -274,8 +274,9 @@ class JsonRpcConnection:
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
         if options.hard_s is not None:
             # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
-            params = params or {}
-            frame["params"] = {**params, "_meta": {**get_object(params, "_meta"), "progressToken": identity}}
+            meta = None if params is None else params.get("_meta")
+            known = meta if isinstance(meta, dict) else {}
+            frame["params"] = {**(params or {}), "_meta": {**known, "progressToken": identity}}
         elif params is not None:
             frame["params"] = params
         self._pending[identity] = pending
@@ -403,7 +404,8 @@ class JsonRpcConnection:
             self.invalid_frames += 1
 
     def _settle(self, identity: JsonValue, outcome: JsonObject | Exception) -> None:
-        pending = find_by_id(self._pending, identity)
+        # Our ids are integers, but some servers return them as `1.0` or `"1"`.
+        pending = self._pending.get(identity) if type(identity) is int else find_by_id(self._pending, identity)
         if pending is None:
             self._on_unmatched(identity, "response")
         elif not pending.response.done():

@@ -70,7 +70,7 @@ class BaseTransport:
     def __init__(self, writable: asyncio.Event | None = None) -> None:
         self.writable = writable or asyncio.Event()
         self._early: list[bytes | JsonValue] = []
-        self._on_frame: Callable[[bytes | JsonValue], None] | None = None
+        self._on_frame: Callable[[bytes | JsonValue], None] = self._early.append
         self._on_end: Callable[[TransportEnd], None] | None = None
         self._end: TransportEnd | None = None
         if writable is None:
@@ -89,9 +89,9 @@ class BaseTransport:
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         """Start delivery, beginning with the frames received so far; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
-        early, self._early = self._early, []
-        for frame in early:
+        for frame in self._early:
             on_frame(frame)
+        self._early.clear()
         if self._end is not None:
             on_end(self._end)
 
@@ -101,11 +101,7 @@ class BaseTransport:
 
     def deliver(self, frame: bytes | JsonValue) -> None:
         """Deliver a frame, unless the transport has ended."""
-        if self._end is not None:
-            return
-        if self._on_frame is None:
-            self._early.append(frame)
-        else:
+        if self._end is None:
             self._on_frame(frame)
 
     def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
@@ -408,12 +404,19 @@ def encode_frame(frame: JsonObject) -> bytes:
     Raises:
         EncodeError: It contains a number that JSON can't represent.
     """
+    payload = None
     for key in _PAYLOAD_KEYS:
         value = frame.get(key)
         if type(value) is EncodedObject:
-            envelope = _encode({name: other for name, other in frame.items() if name != key})
-            return b'%b,"%b":%b}' % (envelope[:-1], key.encode(), value.encoded)
-    return _encode(frame)
+            payload = key.encode(), value.encoded
+            frame = {name: other for name, other in frame.items() if name != key}
+            break
+    try:
+        text = _ENCODER.encode(frame)
+    except ValueError as exc:  # an infinity (also a decoded `1e999`), or too many digits
+        raise EncodeError(f"it holds a number that cannot be written: {exc}") from exc
+    data = text.encode("utf-8", "backslashreplace")
+    return data if payload is None else b'%b,"%b":%b}' % (data[:-1], *payload)
 
 
 def encode_object(value: JsonObject) -> EncodedObject:
@@ -422,21 +425,13 @@ def encode_object(value: JsonObject) -> EncodedObject:
     Raises:
         EncodeError: It contains a number that JSON can't represent.
     """
-    return EncodedObject(value, _encode(value))
-
-
-def _encode(value: JsonValue) -> bytes:
-    try:
-        text = _ENCODER.encode(value)
-    except ValueError as exc:  # an infinity (also a decoded `1e999`), or too many digits
-        raise EncodeError(f"it holds a number that cannot be written: {exc}") from exc
-    return text.encode("utf-8", "backslashreplace")
+    return EncodedObject(value, encode_frame(value))
 
 
 def _check_encodable(value: JsonValue) -> JsonValue:
     # Strings and integers always are encodable.
     if isinstance(value, (float, list, dict)):
-        _encode(value)
+        encode_frame({"": value})
     return value
 
 
