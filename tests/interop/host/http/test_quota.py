@@ -23,8 +23,7 @@ from tests.support.waiting import LIMIT_S, until
 from indusagi.interop import HostLimits, HttpSettings
 from indusagi.interop.protocol_bridge.host import outgoing as waiting
 from indusagi.interop.protocol_bridge.host.http.quota import Place, Quota
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
-from indusagi.interop.protocol_bridge.host.http.site import SiteResponse
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, SiteResponse
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.contract import JsonContentBlock, ToolResult
 

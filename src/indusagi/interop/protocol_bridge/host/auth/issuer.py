@@ -15,8 +15,8 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object, parse_strict_json
-from indusagi.interop.protocol_bridge.host.auth.resource import IssuerError
-from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS, import_key, is_key_for
+from indusagi.interop.protocol_bridge.host.auth.proofs import import_key, is_key_for
+from indusagi.interop.protocol_bridge.host.auth.resource import ALGORITHMS, IssuerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

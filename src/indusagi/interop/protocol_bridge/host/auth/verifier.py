@@ -20,9 +20,14 @@ from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.time import SYSTEM_CLOCK
 from indusagi.interop.protocol_bridge.host.auth.issuer import IssuerClient
-from indusagi.interop.protocol_bridge.host.auth.proofs import NonceSource, ProofChecker
+from indusagi.interop.protocol_bridge.host.auth.proofs import (
+    InvalidSignature,
+    NonceSource,
+    ProofChecker,
+    parse_signed,
+    verify_signed,
+)
 from indusagi.interop.protocol_bridge.host.auth.resource import IssuerError, TokenRefusal
-from indusagi.interop.protocol_bridge.host.auth.signatures import InvalidSignature, parse_signed, verify_signed
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
@@ -30,13 +35,13 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.core.time import Clock
     from indusagi.interop.protocol_bridge.host.auth.issuer import KeySet
+    from indusagi.interop.protocol_bridge.host.auth.proofs import SignedText
     from indusagi.interop.protocol_bridge.host.auth.resource import (
         IntrospectionClient,
         PresentedToken,
         ProtectedResource,
         ResourceSettings,
     )
-    from indusagi.interop.protocol_bridge.host.auth.signatures import SignedText
 
 _KNOWN_TOKENS = 4_096
 _IDENTITIES = 4_096

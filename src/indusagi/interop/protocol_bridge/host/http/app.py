@@ -30,9 +30,10 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     HttpRefusal,
     HttpResponse,
     NoResponse,
+    refuse_method,
+    serve_site,
 )
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
-from indusagi.interop.protocol_bridge.host.http.site import refuse_method, serve_site
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
 from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
     LEGACY_VERSIONS,

@@ -8,6 +8,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import unquote
 
+import anyio
+
 from indusagi.core.json import compact_json
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.identity import NOBODY
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
     Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+    from collections.abc import AsyncGenerator
+
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
@@ -349,3 +354,72 @@ def check_head(received: bytes, body_limit: int) -> HeadFault | None:  # noqa: C
     if len(digits) > _LENGTH_DIGITS or int(digits or b"0") > body_limit:
         return HeadFault(413, f"the body has more than {body_limit:,} bytes")
     return None
+
+
+@record
+class SiteResponse:
+    """A site's answer: a body, or an event stream."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: Headers = ()
+    events: AsyncGenerator[bytes] | None = None
+    """Complete server-sent events; each is sent once the client has taken the previous one."""
+
+
+class Site(Protocol):
+    """Answers the requests below `prefix`."""
+
+    @property
+    def prefix(self) -> str:
+        """Path of its first page, without a trailing slash."""
+        ...
+
+    def accept(self, request: HttpRequest) -> bool:
+        """Check a request whose token the host hasn't checked, before reading its body.
+
+        Return whether to go on. If not, it was answered.
+
+        Raises:
+            HttpRefusal: Refused.
+        """
+        ...
+
+    async def respond(self, request: HttpRequest) -> SiteResponse:
+        """Answer an accepted request; cancelled if the client disconnects."""
+        ...
+
+
+async def serve_site(
+    site: Site, request: HttpRequest, take_stream: Callable[[], None], give: Callable[[], None]
+) -> None:
+    """Answer a request from a site; `take_stream` and `give` count event streams.
+
+    Raises:
+        HttpRefusal: Refused.
+    """
+    with anyio.CancelScope() as scope:
+        request.on_disconnect = scope.cancel
+        if request.is_finished:
+            return
+        response = await site.respond(request)
+        if response.events is None:
+            request.respond(response.status, response.body, response.headers)
+            return
+        take_stream()
+        try:
+            connection = request.connection
+            connection.start_stream([*STREAM_HEADERS, *response.headers])
+            async for event in response.events:
+                await connection.writable.wait()
+                connection.write_stream(event)
+            connection.end_stream()
+        finally:
+            give()
+            with anyio.CancelScope(shield=True):
+                await response.events.aclose()
+
+
+def refuse_method(method: str) -> HttpRefusal:
+    """Build the refusal of any other method: https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6."""
+    return HttpRefusal(405, f"only {method}", headers=[(b"allow", method.encode())])

@@ -17,7 +17,7 @@ from indusagi.core.json import JsonObject
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
 from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
-from indusagi.interop.protocol_bridge.host.http.site import Site
+from indusagi.interop.protocol_bridge.host.http.request import Site
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
 if TYPE_CHECKING:
