@@ -553,11 +553,6 @@ def from_block(block: JsonValue) -> ToolContentBlock:
     return JsonContentBlock(block)
 
 
-def to_blocks(content: Sequence[ToolContentBlock]) -> list[JsonObject]:
-    """Convert kernel blocks into MCP blocks."""
-    return [to_block(block) for block in content]
-
-
 def to_block(block: ToolContentBlock) -> JsonObject:
     """Convert a kernel block into an MCP block; JSON that isn't a block becomes text."""
     if isinstance(block, TextContentBlock):

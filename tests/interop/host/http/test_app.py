@@ -65,7 +65,8 @@ async def test_a_session_gives_way_some_time_after_its_last_use_and_the_oldest_f
     third = await opened(sessions)
     assert client_of(second).reasons == ["another client needs its place"]
     assert client_of(first).reasons == []
-    assert sessions.find(third.id, b"") is third
+    request: Any = SimpleNamespace(headers={"mcp-session-id": third.id}, identity=ANONYMOUS)
+    assert sessions.find(request) is third
     assert sessions.find(second.id, b"") is None
     assert len(sessions) == 2
 

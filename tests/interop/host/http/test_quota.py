@@ -394,7 +394,7 @@ def test_every_place_is_used_and_no_limit_is_passed(asks: list[tuple[str, str]],
                 with suppress(HttpRefusal):
                     places.append(quota.enter(owner.encode(), ClientIdentity(principal=principal), 1))
             elif places:
-                places.pop(random.randrange(len(places))).leave()
+                quota.leave(places.pop(random.randrange(len(places))))
             running = [place for place in places if place.is_taken]
             waiting = [place for place in places if not place.is_taken]
             owners = Counter(place.owner for place in running)

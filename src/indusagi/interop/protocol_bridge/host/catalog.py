@@ -17,7 +17,7 @@ from indusagi.interop.protocol_bridge.client.tasks import (
     new_missing_error,
     to_core_task,
 )
-from indusagi.interop.protocol_bridge.contract import ItemKind, to_blocks
+from indusagi.interop.protocol_bridge.contract import ItemKind, to_block
 from indusagi.interop.protocol_bridge.host.content import TOOL_FIELDS, ContentSource, keep_fields
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.interop.protocol_bridge.rpc.mcp_headers import SERVER_INFO
@@ -104,7 +104,7 @@ def build_remote_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObje
 def build_call_result(result: ToolResult, server_info: JsonObject, *, is_modern: bool) -> JsonObject:
     """Convert a tool's result: https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result."""
     structured = result.structured
-    message: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
+    message: JsonObject = {"content": [to_block(block) for block in result.content], "isError": result.is_error}
     # Up to 2025-11-25, structured content has to be an object.
     if isinstance(structured, dict) or (is_modern and structured is not None):
         message["structuredContent"] = structured
@@ -229,17 +229,12 @@ class Catalog:
         """None: tools only."""
         self.opened = opened
         """Set once the instructions are known; None if they are from the start."""
-        self._source = box
+        self.box = cast("Callable[[], ToolBox]", (lambda: box) if hasattr(box, "descriptors") else box)
+        """Returns the current box."""
         self._listing: ToolListing | None = None
         self._listed: ToolBox | None = None
         """The box of the cached listing."""
         self._listeners: dict[object, tuple[ItemKind, Callable[[], None]]] = {}
-
-    def box(self) -> ToolBox:
-        """Return the current box."""
-        if hasattr(self._source, "descriptors"):
-            return cast("ToolBox", self._source)
-        return cast("Callable[[], ToolBox]", self._source)()
 
     def listing(self) -> ToolListing:
         """Return the current listing, cached once the box is ready."""
@@ -258,7 +253,7 @@ class Catalog:
 
     def may_call(self, name: str) -> bool:
         """Return whether the box answers a call: it lists the tool, or returns the reason it doesn't."""
-        if name in self.listing().schemas:
+        if name in (self._listing or self.listing()).schemas:
             return True
         box = self.box()
         if isinstance(box, AnswersUnlisted) and box.answers_unlisted(name):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
@@ -82,36 +83,27 @@ def new_sink(request: HostRequest) -> ProgressSink | None:
     return report
 
 
+@dataclass(slots=True, eq=False)
 class LegacyCaller:
     """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
 
-    exchange = None  # we ask the client while its request is open
-
-    def __init__(
-        self,
-        request: HostRequest,
-        client: RequestDispatcher,
-        capabilities: JsonObject,
-        hops: int,
-        log_level: str | None = None,
-        tasks: TaskExchange | None = None,
-    ) -> None:
-        self.tasks = tasks
-        self.client = client
-        self.capabilities = capabilities
-        self.hops = hops
-        self.log_level = log_level
-        self._request = request
+    request: HostRequest
+    client: RequestDispatcher
+    capabilities: JsonObject
+    hops: int
+    log_level: str | None = None
+    tasks: TaskExchange | None = None
+    exchange: ClassVar[None] = None  # we ask the client while its request is open
 
     def notify(self, method: str, params: JsonObject) -> None:
         """Send a notification for the call, unless the client doesn't read."""
-        if self._request.channel.writable.is_set():
-            self._request.notify(method, params)
+        if self.request.channel.writable.is_set():
+            self.request.notify(method, params)
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Send a request to the client and wait for the result."""
         try:
-            return await self._request.send_request(method, params, within_s=ANSWER_S)
+            return await self.request.send_request(method, params, within_s=ANSWER_S)
         except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
             raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
 

@@ -18,13 +18,14 @@ from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.outgoing import (
     BUSY,
+    SMALL_BYTES,
     OutgoingRequests,
     ResponseChannel,
     WaitingResponse,
     new_closed_error,
 )
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RpcError
-from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, decode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, EncodeError, RequestId, decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -361,7 +362,8 @@ class RequestDispatcher:
             result.close()
             self._remove(request)
             request.respond()
-            self._begin_queued()
+            if self._queue:
+                self._begin_queued()
 
         task.add_done_callback(finish)
 
@@ -384,7 +386,13 @@ class RequestDispatcher:
             if takes_slot and request.cancel.cancelled:
                 return
             # Hold the slot until the response is written: the next requests would only add to the unread data.
-            frame: JsonObject = {"jsonrpc": "2.0", "id": request.id, "result": await self._collect(request, result)}
+            value = await result
+            is_large = isinstance(value, EncodedObject) and len(value.encoded) > SMALL_BYTES
+            if not request.channel.writable.is_set() or (is_large and not request.channel.room.is_set()):
+                with WaitingResponse(value) as waiting:
+                    del value  # it may move to disk
+                    value = await self._wait_for_client(request, waiting)
+            frame: JsonObject = {"jsonrpc": "2.0", "id": request.id, "result": value}
         except Exception as exc:  # noqa: BLE001 — boundary: answer every request
             frame = _failure_frame(request, exc)
         finally:
@@ -393,16 +401,11 @@ class RequestDispatcher:
         self._remove(request)
         request.respond(frame)
 
-    async def _collect(self, request: HostRequest, result: PendingResult) -> JsonObject:
-        """Await a result, then wait until its client has read the earlier responses."""
-        value = await result
-        channel = request.channel
-        if channel.writable.is_set() and channel.room.is_set():
-            return value
-        with WaitingResponse(value) as waiting, request.cancel.guard():
-            del value  # it may move to disk
+    async def _wait_for_client(self, request: HostRequest, waiting: WaitingResponse) -> JsonObject:
+        """Wait until a request's client has read the earlier responses."""
+        with request.cancel.guard():
             await waiting.store(self._limits.unread_bytes)
-            await waiting.wait(channel)
+            await waiting.wait(request.channel)
             return waiting.load()
         return NO_PARAMS  # cancelled
 

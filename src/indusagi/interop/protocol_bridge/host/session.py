@@ -143,6 +143,8 @@ class HostSession:
         self._instructions: JsonObject = {} if instructions is None else {"instructions": instructions}
         self.level_set: str | None = None
         """Lowest log level the client asked for."""
+        self.log_level: str | None = None
+        """Lowest level of log messages to send outside of calls."""
         self._stops: list[Callable[[], None]] = []
         """Undo the registrations of the handshake."""
         self._watched: dict[str, Callable[[], None]] = {}
@@ -196,11 +198,6 @@ class HostSession:
 
         return method
 
-    @property
-    def log_level(self) -> str | None:
-        """Lowest level of log messages to send outside of calls."""
-        return self.level_set or (None if self.version is None else _DEFAULT_LEVEL)
-
     async def close(self, reason: str) -> None:
         """Cancel the client's requests and wait for them to end."""
         for stop in (*self._stops, *self._watched.values()):
@@ -249,6 +246,7 @@ class HostSession:
         if not isinstance(wanted, str):
             raise RpcError(INVALID_PARAMS, "initialize must name a protocolVersion")
         self.version = wanted if wanted in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
+        self.log_level = self.level_set or _DEFAULT_LEVEL
         declared = request.params.get("capabilities")
         self.capabilities = declared if isinstance(declared, dict) else {}
         self._client = _read_client(request.params.get("clientInfo"), self.principal)
@@ -473,7 +471,7 @@ class HostSession:
         if content is not None:
             if level not in LOG_LEVELS:
                 raise RpcError(INVALID_PARAMS, f"level must be one of: {', '.join(LOG_LEVELS)}")
-            self.level_set = str(level)
+            self.level_set = self.log_level = str(level)
             content.change_client(self, request.method)
         return {}
 
@@ -489,8 +487,9 @@ class HostSession:
             raise RpcError(INVALID_PARAMS, self._catalog.describe_unknown(name))
         call = self._catalog.resolve_call(ToolCall(str(request.id), name, arguments or {}))
         run = partial(self._run_tool, request, call)
-        declared = request.meta[CAPABILITIES] if VERSION in request.meta else None
-        tasks = new_exchange(self._catalog.tasks, request.params, declared)
+        declared, tasks = request.meta[CAPABILITIES] if VERSION in request.meta else None, None
+        if declared is not None or "task" in request.params:
+            tasks = new_exchange(self._catalog.tasks, request.params, declared)
         is_remote = VERSION in request.meta and self._catalog.forwards_input(call.name)
         return self._answer(request, call.name, run, is_remote=is_remote, tasks=tasks)
 
@@ -507,7 +506,7 @@ class HostSession:
         if VERSION not in meta:
             level = self.log_level if self._catalog.content is not None else None
             caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops, level, tasks)
-            return run(caller, request.cancel, new_sink(request))
+            return run(caller, request.cancel, new_sink(request) if "progressToken" in meta else None)
         if "requestState" in params and (self._suspended.holds(params["requestState"]) or not is_remote):
             return self._stamp_questions(self._suspended.resume(request, subject, self._owner))
         capabilities, level = meta[CAPABILITIES], meta.get(LOG_LEVEL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import unquote
 
@@ -41,7 +40,6 @@ STREAM_HEADERS: Headers = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
-_NO_STATUSES: Mapping[int, int] = MappingProxyType({})
 
 
 class HttpRefusal(Exception):
@@ -110,8 +108,8 @@ class Connection(Protocol):
 class HttpRequest:
     """A request with its body and the callbacks for its end."""
 
-    __slots__ = ("_on_finish", "body", "connection", "has_unread_body", "headers", "identity", "is_answered",
-                 "is_finished", "lines", "method", "on_disconnect", "path", "query", "token")  # fmt: skip
+    __slots__ = ("body", "connection", "has_unread_body", "headers", "identity", "is_answered",
+                 "is_finished", "lines", "method", "on_disconnect", "on_finish", "path", "query", "token")  # fmt: skip
 
     def __init__(self, connection: Connection, event: h11.Request) -> None:
         self.connection = connection
@@ -134,7 +132,8 @@ class HttpRequest:
         self.is_finished = False
         """The client has taken the response or is gone."""
         self.on_disconnect: Callable[[], None] | None = None
-        self._on_finish: Callable[[], None] | None = None
+        self.on_finish: list[Callable[[], None]] = []
+        """Called in reverse order when the client has taken the response or its connection is lost."""
 
     def accepts(self, media_type: str) -> bool:
         """Return whether the Accept header allows a media type (RFC 9110 §12.5.1)."""
@@ -144,10 +143,6 @@ class HttpRequest:
     def respond(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
         """Answer in one piece."""
         self.connection.send_response(status, body, headers)
-
-    def when_finished(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when the client has taken the response or its connection is lost."""
-        self._on_finish = callback
 
     def disconnect(self) -> None:
         """Report to the work on this request that the client is gone."""
@@ -160,9 +155,8 @@ class HttpRequest:
         """Release everything this request holds."""
         self.is_finished = True
         self.on_disconnect = None
-        callback, self._on_finish = self._on_finish, None
-        if callback is not None:
-            callback()
+        while self.on_finish:
+            self.on_finish.pop()()
 
 
 @lru_cache(maxsize=64)
@@ -179,7 +173,7 @@ class HttpResponse:
     """
 
     __slots__ = ("_connection", "_headers", "_json_only", "_ping_s", "_request", "_response", "_statuses", "_streams",
-                 "is_abandoned", "is_ended", "request_id")  # fmt: skip
+                 "is_abandoned", "is_ended", "request_id", "writable")  # fmt: skip
 
     def __init__(
         self,
@@ -189,7 +183,7 @@ class HttpResponse:
         *,
         json_only: bool = False,
         request_id: RequestId | None = None,
-        statuses: Mapping[int, int] = _NO_STATUSES,
+        statuses: Mapping[int, int] | None = None,
         is_abandoned: Callable[[], bool] = bool,
     ) -> None:
         self.is_ended = False
@@ -198,21 +192,18 @@ class HttpResponse:
         self.request_id = request_id
         self._request = request
         self._connection = request.connection
+        self.writable = request.connection.writable
+        """Set while the client has taken everything we wrote."""
         self._headers = headers
         self._json_only = json_only
         self._ping_s = ping_s
-        self._statuses = statuses
+        self._statuses = statuses or {}
         """HTTP status by JSON-RPC error code; 200 for all others."""
         self._response: tuple[int, bytes] | None = None
         """Status and body of a one-piece response."""
         self._streams = False
         if not json_only:
             self._connection.set_deadline(ping_s, self._keep_alive)
-
-    @property
-    def writable(self) -> asyncio.Event:
-        """Set while the client has taken everything we wrote."""
-        return self._connection.writable
 
     @property
     def room(self) -> asyncio.Event:
