@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
@@ -364,15 +364,19 @@ class ServerFleetImpl:
 
 async def send_past_move(send: Callable[[], Awaitable[T]]) -> T:
     """Send a request, retrying for up to a minute while its server moves to another node."""
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + _MOVE_S
+    give_up_at = asyncio.get_running_loop().time() + _MOVE_S
     while True:
         try:
             return await send()
         except ProtocolFault as fault:
-            if fault.detail.reason != "moved" or loop.time() > give_up_at:
-                raise
-        await asyncio.sleep(_MOVE_PAUSE_S)
+            await _wait_for_move(fault, give_up_at)
+
+
+async def _wait_for_move(fault: ProtocolFault, give_up_at: float) -> None:
+    """Pause before another attempt, or raise the fault of the last one."""
+    if fault.detail.reason != "moved" or asyncio.get_running_loop().time() > give_up_at:
+        raise fault
+    await asyncio.sleep(_MOVE_PAUSE_S)
 
 
 class MountedTool:
@@ -414,19 +418,24 @@ class MountedTool:
         return define_tool(spec)
 
     async def _invoke(self, arguments: JsonObject, ctx: ToolContext) -> RemoteCallResult | ToolResult:
-        """Call the tool once, after starting its server if necessary."""
+        """Call the tool, after starting its server if necessary; retry like `send_past_move`."""
         ref, fleet = self.remote.ref, self._fleet
-        endpoint = fleet.endpoint(ref.server)
-        if endpoint is not None and endpoint.known_tools is None:
-            # The only place that starts a sleeping server for a call, or waits for its start.
-            await fleet.wake(ref.server)
-            endpoint = fleet.endpoint(ref.server)
-        if endpoint is None:
-            return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
-        if self._check is not None and (refusal := self._check(ref)) is not None:
-            return refusal
         sent = arguments if self._spelling is None else self._spelling.restore(arguments)
-        return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
+        give_up_at = asyncio.get_running_loop().time() + _MOVE_S
+        while True:
+            try:
+                endpoint = fleet.endpoint(ref.server)
+                if endpoint is not None and endpoint.known_tools is None:
+                    # The only place that starts a sleeping server for a call, or waits for its start.
+                    await fleet.wake(ref.server)
+                    endpoint = fleet.endpoint(ref.server)
+                if endpoint is None:
+                    return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
+                if self._check is not None and (refusal := self._check(ref)) is not None:
+                    return refusal
+                return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
+            except ProtocolFault as fault:
+                await _wait_for_move(fault, give_up_at)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Call the tool, retrying while its server moves to another node; failures become error results."""
@@ -438,7 +447,7 @@ class MountedTool:
             return ToolResult.stopped(name, ctx.cancel)
         with ctx.cancel.guard():
             try:
-                result = await send_past_move(partial(self._invoke, prepared, ctx))
+                result = await self._invoke(prepared, ctx)
                 if isinstance(result, ToolResult):
                     return result
             except ProtocolFault as fault:

@@ -162,16 +162,18 @@ class StdioTransport(BaseTransport):
         self.bytes_received += len(data)
         self._unread.append(data)
         if self._next_turn is None:
-            self._take_turn()
+            self._deliver_lines(_TURN_FRAMES, _TURN_BYTES)
+            if self._unread:
+                # Pause the pipe until everything read so far is delivered.
+                self.child.pause_output()
+                self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
-        """Deliver one iteration's share of lines; pause the pipe until everything read so far is delivered."""
-        is_paused, self._next_turn = self._next_turn is not None, None
+        self._next_turn = None
         self._deliver_lines(_TURN_FRAMES, _TURN_BYTES)
         if self._unread:
-            self.child.pause_output()
             self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
-        elif is_paused:
+        else:
             self.child.resume_output()
 
     def _deliver_lines(self, frames: float, size: float) -> None:

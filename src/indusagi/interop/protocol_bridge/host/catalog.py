@@ -253,7 +253,7 @@ class Catalog:
 
     def may_call(self, name: str) -> bool:
         """Return whether the box answers a call: it lists the tool, or returns the reason it doesn't."""
-        if name in (self._listing or self.listing()).schemas:
+        if name in self.listing().schemas:
             return True
         box = self.box()
         if isinstance(box, AnswersUnlisted) and box.answers_unlisted(name):
@@ -262,8 +262,10 @@ class Catalog:
         is_changed = self._listing is not None and box is not self._listed
         return is_changed and any(tool.name == name for tool in box.descriptors())
 
-    def resolve_call(self, call: ToolCall) -> ToolCall:
-        """Return the effective call: a tool may call another one by name."""
+    def resolve_call(self, call: ToolCall) -> ToolCall | None:
+        """Return the effective call: a tool may call another one by name. `None` if the box doesn't answer it."""
+        if call.name not in (self._listing or self.listing()).schemas and not self.may_call(call.name):
+            return None
         box = self.box()
         return box.resolve_call(call) if isinstance(box, RedirectsCalls) else call
 

@@ -483,9 +483,9 @@ class HostSession:
             raise RpcError(INVALID_PARAMS, "tools/call must name a tool")
         if arguments is not None and not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, f"the arguments of {name!r} must be an object")
-        if not self._catalog.may_call(name):
-            raise RpcError(INVALID_PARAMS, self._catalog.describe_unknown(name))
         call = self._catalog.resolve_call(ToolCall(str(request.id), name, arguments or {}))
+        if call is None:
+            raise RpcError(INVALID_PARAMS, self._catalog.describe_unknown(name))
         run = partial(self._run_tool, request, call)
         declared, tasks = request.meta[CAPABILITIES] if VERSION in request.meta else None, None
         if declared is not None or "task" in request.params:

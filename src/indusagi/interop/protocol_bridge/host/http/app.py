@@ -83,7 +83,7 @@ class HttpSession:
     is_ended: bool = False
     is_ended_by_client: bool = False
     """The client sent DELETE, so it won't read the responses to the requests this cancels."""
-    waiting: dict[RequestId, Place] = field(default_factory=dict["RequestId", "Place"])
+    waiting: dict[RequestId | None, Place] = field(default_factory=dict["RequestId | None", "Place"])
     """Requests that wait until fewer are running."""
 
     @property
@@ -131,13 +131,9 @@ class HttpSessions:
             try:
                 await self._end(spare, "another client needs its place")
             finally:
-                self.release(session)
+                session.busy -= 1
+                session.used_at = asyncio.get_running_loop().time()
         return session
-
-    def release(self, session: HttpSession) -> None:
-        """Record the end of a request."""
-        session.busy -= 1
-        session.used_at = asyncio.get_running_loop().time()
 
     def find(self, request: HttpRequest) -> HttpSession:
         """Find the session of a request's client.
@@ -355,15 +351,18 @@ class HostApp:
         owner, request_id = request.identity.owner + session.id.encode(), cast("RequestId", message["id"])
         session.busy += 1
 
-        def release() -> None:
-            session.waiting.pop(request_id, None)
-            self.sessions.release(session)
-            if session.client.version is None:  # opened for a handshake that failed
-                self._start(partial(self.sessions.drop, session, "it was never initialized"))
-
-        place = self._run(request, owner, partial(self._send, request, session.client, message, session), release)
+        send = partial(self._send, request, session.client, message, session)
+        place = self._run(request, owner, send, partial(self._release, session, request_id))
         if place.turn is not None:
             session.waiting[request_id] = place
+
+    def _release(self, session: HttpSession, request_id: RequestId | None = None) -> None:
+        """Record the end of a request."""
+        session.busy -= 1
+        session.used_at = asyncio.get_running_loop().time()
+        session.waiting.pop(request_id, None)
+        if session.client.version is None:  # opened for a handshake that failed
+            self._start(partial(self.sessions.drop, session, "it was never initialized"))
 
     def _run(
         self, request: HttpRequest, owner: bytes, work: Callable[[], None], release: Callable[[], None] | None = None
@@ -430,7 +429,7 @@ class HostApp:
         def finish() -> None:
             session.stream = session.client.notification_channel = None
             self._quota.give_stream()
-            self.sessions.release(session)
+            self._release(session)
 
         request.on_finish.append(finish)
         headers = [(_SESSION.encode(), session.id.encode())]

@@ -214,11 +214,6 @@ class HttpConnection(asyncio.Protocol):
         """Set while more bytes may wait for this client, on all its connections together."""
         return self.writable if self._request is None else self._quota.find_room(self._request.identity.owner)
 
-    def _write(self, data: bytes) -> None:
-        self.transport.write(data)
-        if self._progress_timer is not None:
-            self._count_unread(self.transport.get_write_buffer_size())
-
     def _count_unread(self, unread: int) -> None:
         if self._request is not None and unread != self._counted:
             self._quota.change_unread(self._request.identity.owner, unread - self._counted)
@@ -407,7 +402,7 @@ class HttpConnection(asyncio.Protocol):
         """Answer the current request in one piece."""
         if self._is_closing or self._request is None or self._request.is_answered:
             return
-        self._write(self._encode_response(status, body, headers))
+        self.transport.write(self._encode_response(status, body, headers))
         self._finish_exchange()
 
     def _encode_response(self, status: int, body: bytes, headers: Headers) -> bytes:
@@ -427,7 +422,9 @@ class HttpConnection(asyncio.Protocol):
     def write_stream(self, data: bytes) -> None:
         """Write part of a response of unknown length."""
         if not self._is_closing:
-            self._write(self._parser.send(h11.Data(data=data)) or b"")
+            self.transport.write(self._parser.send(h11.Data(data=data)) or b"")
+            if self._progress_timer is not None:
+                self._count_unread(self.transport.get_write_buffer_size())
 
     def end_stream(self) -> None:
         """End a response of unknown length."""
@@ -450,6 +447,7 @@ class HttpConnection(asyncio.Protocol):
             request.is_answered = True
         self._due = math.inf
         if not self.writable.is_set():
+            self._count_unread(self.transport.get_write_buffer_size())
             return
         if request is not None:
             request.finish()
