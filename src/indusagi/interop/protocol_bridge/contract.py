@@ -142,11 +142,7 @@ class ProtocolFault(CoreError):
 
 
 def protocol_fault(kind: FaultKind, message: str, cause: FaultCause | None = None) -> ProtocolFault:
-    """Create a fault without details.
-
-    Raises:
-        ValueError: `kind` isn't one of `FAULT_KINDS`.
-    """
+    """Create a fault without details; raise `ValueError` if `kind` isn't one of `FAULT_KINDS`."""
     return ProtocolFault(kind, message, cause)
 
 
@@ -172,20 +168,12 @@ class EndpointPhase(StrEnum):
 
 
 def is_usable_phase(phase: EndpointPhase | str) -> bool:
-    """Return whether tools can be called in a phase (a member or its value).
-
-    Raises:
-        ValueError: Unknown phase.
-    """
+    """Return whether tools can be called in a phase (a member or its value); raise `ValueError` if it's unknown."""
     return EndpointPhase(phase) is EndpointPhase.READY
 
 
 def is_terminal_phase(phase: EndpointPhase | str) -> bool:
-    """Return whether a phase is final.
-
-    Raises:
-        ValueError: Unknown phase.
-    """
+    """Return whether a phase is final; raise `ValueError` if it's unknown."""
     return EndpointPhase(phase) in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
 
 
@@ -434,19 +422,11 @@ class ServerEndpoint(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect; concurrent callers share one attempt.
-
-        Raises:
-            ProtocolFault: It couldn't be opened, or was already closed.
-        """
+        """Connect; concurrent callers share one attempt. Raises `ProtocolFault` if it can't be opened or was closed."""
         ...
 
     async def list_tools(self) -> Sequence[RemoteTool]:
-        """List the tools, cached until the server reports a change.
-
-        Raises:
-            ProtocolFault: Not ready, or the listing failed.
-        """
+        """List the tools, cached until the server reports a change, or raise `ProtocolFault`."""
         ...
 
     async def invoke(
@@ -454,8 +434,7 @@ class ServerEndpoint(Protocol):
     ) -> RemoteCallResult:
         """Call a tool by its name on the server.
 
-        Raises:
-            ProtocolFault: Not ready, refused, timed out, cancelled, or the connection was lost.
+        Raises `ProtocolFault` if it isn't ready, refuses, times out or is cancelled, or the connection is lost.
         """
         ...
 
@@ -472,11 +451,7 @@ class ServerFleet(Protocol):
     """Endpoints by server id, in configuration order. Servers fail independently."""
 
     async def spin_up(self) -> None:
-        """Start the last configuration again.
-
-        Raises:
-            ProtocolFault: The fleet was never started.
-        """
+        """Start the last configuration again; raise `ProtocolFault` if there was none."""
         ...
 
     async def tear_down(self) -> None:

@@ -199,11 +199,7 @@ class ServerEndpointImpl:
     # -- opening and closing ----------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect; concurrent callers share one attempt.
-
-        Raises:
-            ProtocolFault: It couldn't be opened, or was already closed.
-        """
+        """Connect; concurrent callers share one attempt. Raises `ProtocolFault` if it can't be opened or was closed."""
         if self._phase is EndpointPhase.IDLE and not self._task.started:
             self._opened = Attempt[None]()
             self._enter(EndpointPhase.CONNECTING)
@@ -333,20 +329,13 @@ class ServerEndpointImpl:
     # -- tools ------------------------------------------------------------------------------
 
     async def list_tools(self) -> Sequence[RemoteTool]:
-        """List the tools, cached until the server reports a change.
-
-        Raises:
-            ProtocolFault: Not ready, or the listing failed.
-        """
+        """List the tools, cached until the server reports a change, or raise `ProtocolFault`."""
         return await self.list_items("tool")
 
     async def list_items(self, kind: ItemKind) -> Sequence[RemoteTool]:
-        """List the items of one kind, cached until the server reports a change.
+        """List the items of one kind, cached until the server reports a change, or raise `ProtocolFault`.
 
         Empty if the server doesn't declare the capability.
-
-        Raises:
-            ProtocolFault: Not ready, or the listing failed.
         """
         session = self._require_ready()
         self._lists.wanted.add(kind)
@@ -432,11 +421,7 @@ class ServerEndpointImpl:
     # -- watches ----------------------------------------------------------------------------
 
     async def watch_resource(self, uri: str) -> None:
-        """Subscribe to updates of a resource (`notifications/resources/updated`).
-
-        Raises:
-            ProtocolFault: See `invoke`.
-        """
+        """Subscribe to updates of a resource (`notifications/resources/updated`)."""
         self._require_ready()
         try:
             if self._watches is not None:
@@ -446,20 +431,12 @@ class ServerEndpointImpl:
             raise fault from fault.cause
 
     async def unwatch_resource(self, uri: str) -> None:
-        """Unsubscribe from updates of a resource.
-
-        Raises:
-            ProtocolFault: See `invoke`.
-        """
+        """Unsubscribe from updates of a resource."""
         if self._watches is not None and self._phase is EndpointPhase.READY:
             await self._watches.unwatch_resource(uri)
 
     async def watch_task(self, task_id: str) -> None:
-        """Subscribe to changes of a modern server's task (`notifications/tasks`); legacy servers send them unasked.
-
-        Raises:
-            ProtocolFault: Not ready.
-        """
+        """Subscribe to changes of a modern server's task (`notifications/tasks`); legacy servers send them unasked."""
         self._require_ready()
         if self._watches is not None:
             self._watches.watch_task(task_id)
@@ -476,8 +453,7 @@ class ServerEndpointImpl:
     ) -> RemoteCallResult:
         """Call a tool by its name on the server.
 
-        Raises:
-            ProtocolFault: Not ready, refused, timed out, cancelled, or the connection was lost.
+        Raises `ProtocolFault` if it isn't ready, refuses, times out or is cancelled, or the connection is lost.
         """
         session, clock = self._session, asyncio.get_running_loop().time
         if session is None or self._phase is not EndpointPhase.READY:
@@ -529,12 +505,9 @@ class ServerEndpointImpl:
     async def request(
         self, method: str, params: JsonObject | None = None, *, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Send any other request (resources, prompts, completion, tasks, …) as plain JSON.
+        """Send any other request (resources, prompts, completion, tasks, …) as plain JSON; raise like `invoke`.
 
         `tasks/result` waits for a task's result in both eras.
-
-        Raises:
-            ProtocolFault: See `invoke`.
         """
         session = self._require_ready()
         progress = None if on_progress is None else partial(_report_progress, on_progress)
@@ -545,11 +518,7 @@ class ServerEndpointImpl:
             raise fault from fault.cause
 
     async def list_all(self, method: str, key: str) -> Sequence[JsonValue]:
-        """Read a list (such as `resources/list`, `resources`) page by page.
-
-        Raises:
-            ProtocolFault: See `list_tools`.
-        """
+        """Read a list (such as `resources/list`, `resources`) page by page; raise like `list_tools`."""
         session = self._require_ready()
         try:
             return await session.read_pages(method, key)
@@ -558,11 +527,7 @@ class ServerEndpointImpl:
             raise fault from fault.cause
 
     def notify(self, method: str, params: JsonObject | None = None) -> None:
-        """Send a notification.
-
-        Raises:
-            ProtocolFault: Not ready.
-        """
+        """Send a notification; raise `ProtocolFault` if it isn't ready."""
         self._require_ready().connection.notify(method, params)
 
     def _to_fault(self, exc: Exception, site: FaultSite, subject: str = "") -> ProtocolFault:

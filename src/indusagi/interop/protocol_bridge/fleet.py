@@ -93,7 +93,7 @@ async def start_server_fleet(
 
 
 class ServerFleetImpl:
-    """The implementation of `ServerFleet`; it starts empty."""
+    """The implementation of `ServerFleet`; it starts empty. An unknown server id raises `ProtocolFault`."""
 
     def __init__(
         self,
@@ -193,9 +193,6 @@ class ServerFleetImpl:
 
         If it's already starting, wait for that; if it waits for a sign-in, try once more; if it's untrusted, do
         nothing. Unless it's `urgent`, the start waits for a free core. Other servers aren't affected.
-
-        Raises:
-            ProtocolFault: Unknown id.
         """
         await self._require(server).start(urgent=urgent)
 
@@ -204,19 +201,11 @@ class ServerFleetImpl:
         return server in self._owners and self._owners[server].is_starting
 
     async def wait_listed(self, server: str) -> None:
-        """Wait until a started server has listed everything or has failed.
-
-        Raises:
-            ProtocolFault: Unknown id.
-        """
+        """Wait until a started server has listed everything or has failed."""
         await self._require(server).wait_listed()
 
     async def add(self, server: ServerConfig, *, waiting: Waiting | None = None) -> None:
-        """Add a server, replacing one with the same id, and wait as `start` does.
-
-        Raises:
-            ProtocolFault: The fleet was torn down.
-        """
+        """Add a server or replace the one with its id, and wait as `start` does; raise if the fleet was torn down."""
         while (present := self._owners.get(server.id)) is not None:
             if await present.replace(server, waiting):
                 return
@@ -232,11 +221,7 @@ class ServerFleetImpl:
             await owner.wait_up()
 
     async def remove(self, server: str) -> None:
-        """Close and forget a server.
-
-        Raises:
-            ProtocolFault: Unknown id.
-        """
+        """Close and forget a server."""
         owner = self._require(server)
         try:
             await owner.close()
@@ -245,11 +230,7 @@ class ServerFleetImpl:
                 del self._owners[server]
 
     async def spin_up(self) -> None:
-        """Start the last configuration again.
-
-        Raises:
-            ProtocolFault: The fleet was never started.
-        """
+        """Start the last configuration again; raise `ProtocolFault` if there was none."""
         if self._config is None:
             raise ProtocolFault("not_connected", "the fleet was never started")
         await self.start(self._config, waiting=self._waiting)
@@ -290,11 +271,7 @@ class ServerFleetImpl:
         return None if owner is None else owner.status()
 
     async def restart(self, server: str) -> None:
-        """Restart a server at once, bypassing supervision, and wait until it's up or has failed.
-
-        Raises:
-            ProtocolFault: Unknown id, or the server needs consent.
-        """
+        """Restart a server at once and wait until it's up or has failed; raise `ProtocolFault` if it needs consent."""
         owner = self._require(server)
         if owner.waiting == "untrusted":
             detail = FaultDetail(server=server, reason="untrusted")
@@ -306,30 +283,19 @@ class ServerFleetImpl:
             raise ProtocolFault("not_connected", message, detail=FaultDetail(server=server))
 
     def read_log(self, server: str) -> Sequence[str]:
-        """Return a server's standard error and log messages, including those from before its restarts.
-
-        Raises:
-            ProtocolFault: Unknown id.
-        """
+        """Return a server's standard error and log messages, including those from before its restarts."""
         return self._require(server).read_log()
 
     async def rest(self, server: str) -> bool:
         """Stop an unused server until its next call; return whether it was unused.
 
         Calls that arrive while its process ends wait for that, then start it again.
-
-        Raises:
-            ProtocolFault: Unknown id.
         """
         owner = self._require(server)
         return not self.leases.find_holders(server) and await owner.rest()
 
     async def stop(self, server: str) -> None:
-        """Close one server and leave it closed.
-
-        Raises:
-            ProtocolFault: Unknown id.
-        """
+        """Close one server and leave it closed."""
         await self._require(server).stop()
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:

@@ -79,11 +79,7 @@ def _load_http():
 
 
 async def load_sdk():
-    """Import the module for values of the MCP SDK, in a thread because that's slow.
-
-    Raises:
-        ProtocolFault: The SDK isn't installed, or too old.
-    """
+    """Import the module for values of the MCP SDK in a thread, or raise `ProtocolFault` if it's missing or too old."""
 
     def load():
         from indusagi.interop.protocol_bridge.client import sdk  # noqa: PLC0415 — few programs need the SDK

@@ -167,11 +167,7 @@ class Caller(Protocol):
         ...
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send a request to the client.
-
-        Raises:
-            RpcError: It refused or didn't respond.
-        """
+        """Send a request to the client; raise `RpcError` if it refuses or doesn't respond."""
         ...
 
 
@@ -194,11 +190,7 @@ def forwarding_handlers() -> Handlers:
 
 
 async def forward_request(method: str, capability: str, params: JsonObject) -> JsonObject:
-    """Forward a server's request to the client behind the current call.
-
-    Raises:
-        RpcError: The client is unknown, lacks the capability, or refused.
-    """
+    """Forward a server's request to the client behind the call; raise `RpcError` if it's unknown, unable or refuses."""
     caller = current_caller.get()
     if caller is None:
         raise RpcError(UNKNOWN_CALLER, f"{method} was refused: it cannot be told which client it is meant for")

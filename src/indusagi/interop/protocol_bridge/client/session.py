@@ -181,12 +181,7 @@ class ClientSession:
         """Negotiate the protocol version; the caller sets the deadline.
 
         With `first="modern"`, send `server/discover`, then also `initialize` if the server stays silent or refuses. The
-        first good response wins.
-
-        Raises:
-            RpcError: The server refused.
-            VersionMismatchError: No version in common.
-            ConnectionClosedError: The transport ended.
+        first good response wins. Raises if the server refuses, shares no version with us, or the transport ends.
         """
         self.facts = await (self._initialize() if first == "legacy" else self._negotiate())
         self.is_modern = self.facts.era == "modern"
@@ -268,12 +263,9 @@ class ClientSession:
         return await self.connection.request(method, self._add_meta(params), options)
 
     async def read_pages(self, method: str, key: str) -> Sequence[JsonValue]:
-        """Read a list page by page; hitting a limit leaves a note.
+        """Read a list page by page; hitting a limit leaves a note, and a page without the list `key` raises.
 
         https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/pagination
-
-        Raises:
-            InvalidResponseError: A page lacks the list `key`.
         """
         rows: list[JsonValue] = []
         cursor: JsonValue = None
@@ -308,11 +300,8 @@ class ClientSession:
         """Send a request, handle `input_required` and tasks, and return the final result.
 
         A caller that speaks the modern protocol gets the server's input request as the result and calls again with the
-        input (`InputExchange`). A caller that supports tasks gets the task's handle (`TaskExchange`).
-
-        Raises:
-            RpcError: The server refused, or requested input that has no handler.
-            InvalidResponseError: It requested input too often, or returned an unknown result type.
+        input (`InputExchange`). A caller that supports tasks gets the task's handle (`TaskExchange`). Raises like
+        `JsonRpcConnection.request`, also if the server requests input too often or without a handler.
         """
         if self.share_subscription is not None and method in SUBSCRIPTIONS:
             return await self.share_subscription(method, params)
@@ -421,8 +410,7 @@ class ClientSession:
     def _add_caller(self, method: str, params: JsonObject, caller: Caller | None) -> JsonObject:
         """Add trace context and the caller's hops, capabilities and input to a request's parameters.
 
-        Raises:
-            RpcError: The caller supplies input that the server didn't request.
+        Raises `RpcError` if the caller supplies input that the server didn't request.
         """
         meta: JsonObject = dict(current_trace.get() or ())
         about_task = method.startswith("tasks/")

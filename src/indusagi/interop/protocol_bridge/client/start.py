@@ -148,12 +148,7 @@ class StartPacer:
     async def turn(
         self, cpu_demand: Callable[[], Awaitable[CpuDemand | None]], urgent: asyncio.Event
     ) -> AsyncGenerator[None]:
-        """Run the block in its turn, or at once if it is or becomes `urgent`.
-
-        Args:
-            cpu_demand: Returns the CPU demand of the process tree, if known.
-            urgent: Set when a caller waits for this start.
-        """
+        """Run the block in its turn, or at once if it is or becomes `urgent`, because a caller waits for this start."""
         start, watching = object(), None
         try:
             await self._wait(start, urgent)
@@ -326,11 +321,7 @@ class StartWatch:
 
     @asynccontextmanager
     async def limit(self) -> AsyncGenerator[None]:
-        """Limit the block to the allowance.
-
-        Raises:
-            StartTimeout: The start took too long.
-        """
+        """Limit the block to the allowance; raise `StartTimeout` if it takes longer."""
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         timeout = asyncio.timeout(self.allowance.limit_s)

@@ -48,11 +48,7 @@ _GENTLE_IDLE_S = 2.0
 
 
 async def start_server_process(config: StdioServerConfig) -> StdioTransport:
-    """Start a configured server process.
-
-    Raises:
-        ProtocolFault: It can't be started; the message says why.
-    """
+    """Start a configured server process, or raise `ProtocolFault` with the reason."""
     downloads = find_package_manager(config.command, config.args) is not None
     transport = StdioTransport(config.id, config.limits, downloads=downloads)
     try:

@@ -152,12 +152,7 @@ def requires_tasks(exc: RpcError) -> bool:
 
 
 def read_task_result(task: JsonObject) -> JsonObject:
-    """Read the result of a finished task.
-
-    Raises:
-        RpcError: It failed or was cancelled.
-        InvalidResponseError: It has no result.
-    """
+    """Read the result of a finished task; raise if it failed, was cancelled or has no result."""
     status, result, error = task.get("status"), task.get("result"), task.get("error")
     if status == "completed" and is_json_object(result):
         return result
@@ -169,13 +164,7 @@ def read_task_result(task: JsonObject) -> JsonObject:
 
 
 class ServerTasks:
-    """The tasks that a session waits for.
-
-    Args:
-        send: Sends a request about a task.
-        run_handler: Answers a server's input request.
-        idle_s: Timeout of a status request.
-    """
+    """The tasks that a session waits for. `idle_s` is the timeout of a status request."""
 
     def __init__(self, send: Send, run_handler: RunHandler, idle_s: float) -> None:
         self.sinks: dict[RequestId, OnProgress] = {}
@@ -208,11 +197,8 @@ class ServerTasks:
         """Wait for a task to end, answer its input requests, and return its result.
 
         Transient poll failures are retried. With `cancels`, cancel the task if we stop waiting before the server has
-        ended the wait.
-
-        Raises:
-            RpcError: The task failed, was cancelled, or requested input that has no handler.
-            RequestTimeoutError: It takes longer than `limit_s`.
+        ended the wait. Raises `RpcError` if the task fails, is cancelled, or requests input that has no handler, and
+        `RequestTimeoutError` after `limit_s`.
         """
         task_id = str(task["taskId"])
         changed = self._changed[task_id] = asyncio.Event()

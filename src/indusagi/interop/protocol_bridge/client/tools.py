@@ -93,10 +93,8 @@ def clean_definition(row: JsonObject) -> tuple[JsonObject, int]:
     r"""Remove invisible characters from a definition, and count them.
 
     Regular expressions keep their meaning: there, each character becomes an escape (`\u200b`), because JSON Schema uses
-    ECMA-262 patterns: https://json-schema.org/understanding-json-schema/reference/regular_expressions.
-
-    Raises:
-        AmbiguousDefinitionError: Names or enum values would become equal.
+    ECMA-262 patterns: https://json-schema.org/understanding-json-schema/reference/regular_expressions. Raises
+    `AmbiguousDefinitionError` if names or enum values would become equal.
     """
     count = clean_json(row)[1]
     if not count:

@@ -35,12 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChangedLists:
-    """Rereads a server's changed lists, at most once per `gap_s`. Transient failures are retried.
-
-    Args:
-        gap_s: Minimum time between two listings.
-        relist: Rereads one list; raises `ProtocolFault`.
-    """
+    """Rereads a server's changed lists, at most once per `gap_s`. Transient failures are retried."""
 
     def __init__(self, gap_s: float, relist: Callable[[ItemKind], Awaitable[None]]) -> None:
         self.wanted: set[ItemKind] = set()
@@ -84,14 +79,7 @@ class ChangedLists:
 
 
 class ServerWatches:
-    """The watched resources and tasks of one session.
-
-    Args:
-        session: The session with the server.
-        limits: The server's limits.
-        tasks: Runs the open requests.
-        request: Sends a request to the server; its exceptions propagate to the caller.
-    """
+    """The watched resources and tasks of one session. `tasks` runs the open requests."""
 
     def __init__(
         self, session: ClientSession, limits: ServerLimits, tasks: asyncio.TaskGroup, request: SendRequest
@@ -111,11 +99,7 @@ class ServerWatches:
         return not self._watched
 
     async def watch_resource(self, uri: str) -> None:
-        """Subscribe to updates of a resource; return once the server has agreed.
-
-        Raises:
-            RpcError: A modern server refused. For a legacy one, raises like `request`.
-        """
+        """Subscribe to updates of a resource; return once the server has agreed, or raise if it refuses."""
         while (settling := self._settling.get(uri)) is not None:
             await settling.wait()
         if uri in self._watched:

@@ -98,11 +98,7 @@ class RunningProviderHost:
         await self.cancel()
 
     async def start(self, transport: HostTransport) -> None:
-        """Start serving; return once requests are received.
-
-        Raises:
-            ProtocolFault: The transport fails at the start (kind `transport`).
-        """
+        """Start serving; return once requests are received, or raise `ProtocolFault` if the transport fails."""
         started = asyncio.Event()
         _running.add(self)
         self._task.start(self._run(transport, started))
@@ -152,11 +148,7 @@ class ServingHost(ABC):
         """Create a session for one client."""
 
     async def connect(self, transport: HostTransport) -> RunningProviderHost:
-        """Serve one client over a transport; return as soon as serving has started.
-
-        Raises:
-            ProtocolFault: `transport` isn't a transport, or fails at the start (kind `transport`).
-        """
+        """Serve one client over a transport; return as soon as serving has started, or raise `ProtocolFault`."""
         if isinstance(transport, tuple):
             pair = [*cast("tuple[object, ...]", transport)]
             is_usable = len(pair) in {2, 3} and hasattr(pair[0], "receive") and hasattr(pair[1], "send")
@@ -173,8 +165,7 @@ class ServingHost(ABC):
     async def serve_stdio(self, stop: CancelToken | None = None) -> None:
         """Serve the client that started this process, until it disconnects or `stop` is cancelled.
 
-        Raises:
-            ProtocolFault: Standard input or output can't be used, or stopped working (kind `transport`).
+        Raises `ProtocolFault` (kind `transport`) if standard input or output can't be used, or stops working.
         """
         async with standard_streams(self.limits.frame_bytes) as streams:
             running = await self.connect(streams)
@@ -323,8 +314,7 @@ class ProviderHost(ServingHost):
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
         """Serve clients over HTTP until the block ends; running calls may then finish within `stop_s`.
 
-        Raises:
-            ProtocolFault: It can't start (kind `transport`); the message says why.
+        Raises `ProtocolFault` (kind `transport`) with the reason if it can't start.
         """
         # Over HTTP a session of revision 2026-07-28 lasts one request, but a suspended call takes several.
         router = None if settings is None else settings.router

@@ -369,16 +369,14 @@ class TaskSource(Protocol):
     ) -> JsonObject:
         """Answer the current caller's `tasks/get`, `tasks/update`, `tasks/cancel` or `tasks/result`.
 
-        Raises:
-            RpcError: This owner has no such task, or the server refused.
+        Raises `RpcError` if this owner has no such task, or the server refuses.
         """
         ...
 
     async def watch(self, task_id: str, owner: bytes, listener: TaskListener) -> Callable[[], None]:
         """Call `listener` on every change of a task, until the returned function is called.
 
-        Raises:
-            RpcError: This owner has no such task, or its server doesn't report changes.
+        Raises `RpcError` if this owner has no such task, or its server doesn't report changes.
         """
         ...
 
@@ -401,11 +399,7 @@ def new_exchange(source: TaskSource | None, params: JsonObject, declared: JsonVa
 
 
 def read_task_id(method: str, params: JsonObject, declared: JsonValue = None) -> str:
-    """Read the task id of a request.
-
-    Raises:
-        RpcError: It's missing, or a modern client didn't declare the extension.
-    """
+    """Read a request's task id; raise `RpcError` if it's missing, or a modern client didn't declare the extension."""
     if declared is not None and not declares_tasks(declared):
         raise new_missing_error()
     task_id = params.get("taskId")

@@ -47,11 +47,7 @@ _SUSPENDED_CALLS = 64
 
 
 def read_hops(meta: JsonObject) -> int:
-    """Read how many gateways a request came through.
-
-    Raises:
-        RpcError: More than `MAX_HOPS`: one of them serves itself.
-    """
+    """Read how many gateways a request came through; refuse more than `MAX_HOPS`, since one of them serves itself."""
     value = meta.get(HOPS)
     hops = value if isinstance(value, int) and not isinstance(value, bool) else 0
     if hops > MAX_HOPS:
@@ -241,11 +237,7 @@ class SuspendedCalls:
         self._waiting: dict[str, tuple[SuspendedCall, asyncio.TimerHandle]] = {}
 
     async def begin(self, request: HostRequest, call: SuspendedCall, run_call: RunCall) -> JsonObject:
-        """Run a call until it has a result or questions.
-
-        Raises:
-            RpcError: Too many calls of its owner wait for answers.
-        """
+        """Run a call until it has a result or questions; refuse it if too many calls of its owner wait for answers."""
         self._check_waiting(call)
         self._running.add(call)
         call.start(run_call, lambda: self._running.discard(call))
@@ -261,11 +253,7 @@ class SuspendedCalls:
         return isinstance(state, str) and state in self._waiting
 
     async def resume(self, request: HostRequest, name: str, owner: bytes = b"") -> JsonObject:
-        """Continue the call that a request of its owner brings answers for.
-
-        Raises:
-            RpcError: No call waits for them.
-        """
+        """Continue the call that a request of its owner brings answers for, or refuse if none waits for them."""
         state, answers = request.params.get("requestState"), request.params.get("inputResponses")
         match = self._waiting.get(state) if isinstance(state, str) else None
         if match is None or (match[0].name, match[0].owner) != (name, owner):

@@ -126,14 +126,7 @@ class HostRequest:
             self.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def send_request(self, method: str, params: JsonObject | None = None, *, within_s: float) -> JsonObject:
-        """Send the client a request as part of this one.
-
-        Raises:
-            RpcError: The client answered with an error, or has too many unanswered requests.
-            InvalidResponseError: The result isn't an object.
-            RequestTimeoutError: No response in time.
-            ConnectionClosedError: The client is gone or unreachable here, or it cancelled this request.
-        """
+        """Send the client a request as part of this one and wait for the result; raise like `OutgoingRequests.send`."""
         with self.cancel.guard():
             return await self.outgoing.send(method, params, self.channel, within_s)
         raise new_closed_error("the request was cancelled")

@@ -72,11 +72,9 @@ class OutgoingRequests:
     ) -> JsonObject:
         """Send a request and wait for its result; notify the client on timeout or cancellation.
 
-        Raises:
-            RpcError: The client answered with an error, or has too many unanswered requests.
-            InvalidResponseError: The result isn't an object.
-            RequestTimeoutError: No response in time.
-            ConnectionClosedError: The client is gone, or `channel` only carries responses.
+        Raises `RpcError` if the client answers with an error or has too many unanswered requests,
+        `InvalidResponseError` if the result isn't an object, `RequestTimeoutError` without a response in time, and
+        `ConnectionClosedError` if the client is gone or `channel` only carries responses.
         """
         if not channel.accepts_notifications:
             raise new_closed_error("cannot be asked: it reads nothing but responses")
@@ -188,11 +186,7 @@ class WaitingResponse:
             self._file.close()
 
     async def store(self, memory_bytes: int) -> None:
-        """Keep the result in memory if all waiting ones together fit into `memory_bytes`, otherwise on disk.
-
-        Raises:
-            RpcError: There's no room on disk either.
-        """
+        """Keep the result in memory if all waiting ones together fit into `memory_bytes`, otherwise on disk."""
         result = self._result
         if (
             not isinstance(result, EncodedObject)

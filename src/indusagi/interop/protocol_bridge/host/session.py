@@ -300,11 +300,7 @@ class HostSession:
             self.notification_channel.send(frame if params is None else {**frame, "params": params})
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send the client a request of ours.
-
-        Raises:
-            RpcError: It refused, didn't answer, or can't be reached.
-        """
+        """Send the client a request of ours; raise `RpcError` if it refuses, doesn't answer, or can't be reached."""
         if self.notification_channel is None:
             raise RpcError(UNKNOWN_CALLER, "the client cannot be asked at the moment")
         try:

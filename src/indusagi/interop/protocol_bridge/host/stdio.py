@@ -292,9 +292,6 @@ async def standard_streams(frame_bytes: int) -> AsyncGenerator[StdioHostTranspor
     """Take over standard input and output for a transport, and restore them at the end.
 
     Duplicates descriptors 0 and 1, and replaces them with an empty file and standard error.
-
-    Raises:
-        ProtocolFault: They can't be used.
     """
     # Python sets these to None if the descriptors were closed at startup; other files may have the numbers now.
     if sys.__stdin__ is None or sys.__stdout__ is None:

@@ -71,11 +71,7 @@ class RelayHost(ServingHost):
 
     @asynccontextmanager
     async def serve_http(self, settings: HttpSettings | None = None) -> AsyncGenerator[HttpHost]:
-        """Serve clients over HTTP until the block exits; running calls may then finish within `stop_s`.
-
-        Raises:
-            ProtocolFault: It can't be started (kind `transport`); the message says why.
-        """
+        """Serve clients over HTTP until the block exits; running calls may then finish within `stop_s`."""
         chosen = settings or HttpSettings()
         chosen = replace(chosen, stop_s=min(chosen.stop_s, self.limits.stop_s))
         pool, schemas = self.pool, self._schemas
@@ -303,8 +299,7 @@ class SharedUpstream:
     def forward(self, request: HostRequest) -> RelayedRequest:
         """Forward a request with an id and progress token of this connection.
 
-        Raises:
-            RpcError: No connection can be opened now, or the request can't be encoded.
+        Raises `RpcError` if no connection can be opened now, or the request can't be encoded.
         """
         self._forwarder.connect()
         upstream_id = next(self._ids)

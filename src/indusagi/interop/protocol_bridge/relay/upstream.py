@@ -205,11 +205,7 @@ class ReconnectBackoff:
         self._fault: ProtocolFault | None = None
 
     def check(self) -> None:
-        """Check that a connection may be opened now.
-
-        Raises:
-            RpcError: The last one broke too recently.
-        """
+        """Raise `RpcError` if the last connection broke too recently to open another."""
         wait_s = self._not_before - asyncio.get_running_loop().time()
         if wait_s > 0:
             message = f"{self._fault}; it is not started again before {wait_s:.0f} s have passed"
@@ -249,11 +245,7 @@ class UpstreamPool:
         backoff: ReconnectBackoff,
         handshake: Sequence[JsonObject] = (),
     ) -> UpstreamConnection:
-        """Start a connection.
-
-        Raises:
-            RpcError: The limit is reached, or the last connection broke too recently.
-        """
+        """Start a connection, or raise `RpcError` if there are too many, or the last one broke too recently."""
         backoff.check()
         if len(self._open) >= self._limit:
             message = (
@@ -410,11 +402,7 @@ class RequestForwarder:
         self._is_closed = False
 
     def connect(self, handshake: Sequence[JsonObject] = ()) -> UpstreamConnection:
-        """Return the connection, starting one with `handshake` if necessary.
-
-        Raises:
-            RpcError: No connection can be started, now or ever.
-        """
+        """Return the connection, starting one with `handshake` if necessary; raise `RpcError` if that's impossible."""
         if self._is_closed:
             raise RpcError(UNAVAILABLE, "the relay has ended")
         if self.connection is None:
@@ -424,8 +412,7 @@ class RequestForwarder:
     def forward(self, request: HostRequest, upstream_id: RequestId, params: JsonObject | None = None) -> RelayedRequest:
         """Forward a request over the open connection, optionally with other `params`.
 
-        Raises:
-            RpcError: The backlog of a server that doesn't read is full.
+        Raises `RpcError` if the backlog of a server that doesn't read is full.
         """
         relayed = RelayedRequest(request, upstream_id, self._withdraw, self._remove)
         self.open[upstream_id] = relayed

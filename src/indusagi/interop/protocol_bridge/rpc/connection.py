@@ -183,16 +183,11 @@ MCP_CANCELLATION = Cancellation(method="notifications/cancelled", facts={"reason
 
 
 class JsonRpcConnection:
-    """One JSON-RPC connection over a transport.
+    """One JSON-RPC connection over a transport, whose owner closes it.
 
-    Args:
-        transport: Carries the frames; its owner closes it.
-        on_request: Answers the peer's requests. Without it, every method but `ping` is unknown.
-        on_notify: Receives the peer's notifications, including progress of requests that are no longer pending.
-        on_unmatched: Receives responses to and progress of requests that are no longer pending.
-        in_flight: Limit of pending requests; further ones wait.
-        inbound: Limit of the peer's concurrent requests; further ones are refused.
-        on_invalid_frame: Receives lines that aren't JSON-RPC messages.
+    Without `on_request`, every method but `ping` is unknown. `on_notify` receives the peer's notifications, including
+    progress of requests that are no longer pending; `on_unmatched` receives their responses, too. `in_flight` limits
+    our requests, and further ones wait; `inbound` limits the peer's, and further ones are refused.
     """
 
     def __init__(

@@ -116,11 +116,7 @@ def build_argument_headers(marked: Sequence[HeaderArgument], arguments: JsonObje
 
 
 def find_header_arguments(schema: JsonObject) -> Sequence[HeaderArgument]:
-    """Find the arguments that headers repeat.
-
-    Raises:
-        ValueError: A mark is invalid, so clients mustn't call the tool.
-    """
+    """Find the arguments that headers repeat; raise `ValueError` for an invalid mark: clients mustn't call the tool."""
     marked: dict[str, HeaderArgument] = {}
     for path, level in _iterate_levels(schema):
         if _KEYWORD not in level:

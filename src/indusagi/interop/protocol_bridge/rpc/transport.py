@@ -278,14 +278,10 @@ class EncodeError(ValueError):
 
 
 def decode_frame(line: bytes) -> JsonValue:
-    """Decode one line.
+    """Decode one line; raise `ValueError` or `RecursionError`.
 
     Unpaired surrogates become U+FFFD, like invalid UTF-8: Python decodes their escapes, which RFC 8259 §8.2 leaves
     open, but couldn't encode the text again. In an id or token they're an error, because it would become another id.
-
-    Raises:
-        ValueError: Invalid JSON, a duplicate key, or an id with an unpaired surrogate.
-        RecursionError: Nested too deeply.
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
     # Not `decode`, whose search for whitespace takes as long as the parsing.
@@ -320,11 +316,9 @@ class EncodedObject(dict[str, "JsonValue"]):
 
 
 def decode_frame_verbatim(line: bytes) -> JsonValue:
-    """Decode a frame and keep the bytes of its payload, so that it can be passed on unchanged.
+    """Decode a frame like `decode_frame`, and keep the bytes of its payload to pass it on unchanged.
 
-    Raises:
-        ValueError: Invalid JSON, a duplicate key, or a value that couldn't be encoded again.
-        RecursionError: Nested too deeply.
+    A value that couldn't be encoded again is an error.
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
     if not text.startswith("{"):
@@ -401,8 +395,7 @@ def find_responses(line: bytes) -> list[JsonObject]:
 def encode_frame(frame: JsonObject) -> bytes:
     """Encode a frame as one line without its newline, reusing the bytes of an `EncodedObject`.
 
-    Raises:
-        EncodeError: It contains a number that JSON can't represent.
+    Raises `EncodeError` for a number that JSON can't represent.
     """
     payload = None
     for key in _PAYLOAD_KEYS:
@@ -420,11 +413,7 @@ def encode_frame(frame: JsonObject) -> bytes:
 
 
 def encode_object(value: JsonObject) -> EncodedObject:
-    """Encode an object once, for several frames.
-
-    Raises:
-        EncodeError: It contains a number that JSON can't represent.
-    """
+    """Encode an object once, for several frames; raise like `encode_frame`."""
     return EncodedObject(value, encode_frame(value))
 
 

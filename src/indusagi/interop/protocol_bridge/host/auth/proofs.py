@@ -58,8 +58,7 @@ class SignedText:
 def parse_signed(text: str, *, brings_key: bool = False) -> SignedText:
     """Parse a signed text. With `brings_key` its header `jwk` must hold its public key; otherwise that's refused.
 
-    Raises:
-        InvalidSignature: Another format, an unlisted algorithm, or a refused header.
+    Raises `InvalidSignature` for another format, an unlisted algorithm, or a refused header.
     """
     match = _PARTS.fullmatch(text) if len(text) <= _MAX_CHARS else None
     if match is None:
@@ -119,11 +118,7 @@ def is_key_for(jwk: JsonObject, algorithm: str) -> bool:
 
 
 def verify_signed(signed: SignedText, key: Key) -> None:
-    """Verify the signature with a key that fits its algorithm.
-
-    Raises:
-        InvalidSignature: It isn't this key's signature.
-    """
+    """Verify the signature with a key that fits its algorithm; raise `InvalidSignature` if it isn't this key's."""
     from joserfc.jws import JWSRegistry  # noqa: PLC0415 — loads the cryptography, for hosts with access tokens
 
     # Use the algorithm directly: the library's functions would parse header and payload again.
@@ -167,11 +162,7 @@ class ReplayCache:
         return len(self._used)
 
     def use(self, thumbprint: str, proof_id: str, now: float) -> bool:
-        """Record the use of a proof; return False if it was used before.
-
-        Raises:
-            ProofLimitError: The cache is full.
-        """
+        """Record the use of a proof; return False if it was used before; raise `ProofLimitError` if full."""
         while self._used:
             digest, (forget_at, owner) = next(iter(self._used.items()))
             if forget_at > now:
@@ -221,9 +212,8 @@ class ProofChecker:
     def check(self, proofs: Sequence[str], token: str, thumbprint: str, method: str, url: str, now: float) -> None:
         """Check that a request comes from the holder of the key its token is bound to (RFC 9449 §4.3).
 
-        Raises:
-            TokenRefusal: The proof is missing, invalid, for another request or key, or was used before.
-            ProofLimitError: The client sent too many proofs.
+        Raises `TokenRefusal` if the proof is missing, invalid, for another request or key, or was used before, and
+        `ProofLimitError` if the client sent too many.
         """
         claims = self._verify(proofs, thumbprint)
         digest = _encode(hashlib.sha256(token.encode("ascii")).digest())

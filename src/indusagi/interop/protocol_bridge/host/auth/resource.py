@@ -56,8 +56,7 @@ class PresentedToken:
 def read_token(lines: Sequence[tuple[str, str]], query: str) -> PresentedToken:
     """Read a request's token from its header lines, which have lower-case names.
 
-    Raises:
-        TokenRefusal: There is none, more than one, or one in the URL (RFC 6750 §5.3).
+    Raises `TokenRefusal` if there is none, more than one, or one in the URL (RFC 6750 §5.3).
     """
     if "access_token" in query and any(name == "access_token" for name, _ in parse_qsl(query, keep_blank_values=True)):
         raise TokenRefusal("invalid_request", "a token belongs in the Authorization header, not in the URL")

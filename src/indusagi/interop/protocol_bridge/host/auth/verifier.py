@@ -152,12 +152,7 @@ class TokenVerifier:
         return ""
 
     def check_known(self, presented: PresentedToken, method: str, path: str) -> ClientIdentity | None:
-        """Check a token without waiting; return None if that takes a request to the issuer.
-
-        Raises:
-            TokenRefusal: The token is invalid.
-            ProofLimitError: The client sent too many proofs.
-        """
+        """Check a token like `check`, but without waiting; return None if that takes a request to the issuer."""
         known = self._find_known(presented.token)
         if known is None and self._settings.introspection is None:
             known = self._verify(presented.token)
@@ -166,9 +161,8 @@ class TokenVerifier:
     async def check(self, presented: PresentedToken, method: str, path: str) -> ClientIdentity:
         """Check a token, asking the issuer if necessary.
 
-        Raises:
-            TokenRefusal: The token is invalid, or the issuer doesn't answer (`unavailable`).
-            ProofLimitError: The client sent too many proofs.
+        Raises `TokenRefusal` if it's invalid, or the issuer doesn't answer (`unavailable`), and `ProofLimitError` if
+        the client sent too many proofs.
         """
         client = self._settings.introspection
         if client is not None:
@@ -290,11 +284,7 @@ class AccessToken:
 
 
 def check_type(signed: SignedText, settings: ResourceSettings) -> None:
-    """Check that a JWT is an access token: an ID token must not serve as one (RFC 9068 §4).
-
-    Raises:
-        TokenRefusal: It's another kind of JWT.
-    """
+    """Refuse a JWT that isn't an access token: an ID token must not serve as one (RFC 9068 §4)."""
     value = signed.header.get("typ", "")
     kind = value.lower() if isinstance(value, str) else None
     if kind not in ACCESS_TYPES and not (settings.accepts_any_type and kind in _PLAIN_TYPES):
@@ -304,11 +294,7 @@ def check_type(signed: SignedText, settings: ResourceSettings) -> None:
 def check_claims(
     claims: JsonObject, settings: ResourceSettings, audiences: frozenset[str], now: float, *, is_introspected: bool
 ) -> AccessToken:
-    """Check a token's issuer, audience and lifetime, and read its identity.
-
-    Raises:
-        TokenRefusal: It isn't valid for this host now; the description names the claim.
-    """
+    """Check a token's issuer, audience and lifetime, and read its identity; a `TokenRefusal` names the claim."""
     leeway = settings.leeway_s
     # The issuer may leave its own name out of an introspection response.
     if claims.get("iss", settings.issuer if is_introspected else None) != settings.issuer:

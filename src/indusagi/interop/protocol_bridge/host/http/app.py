@@ -136,11 +136,7 @@ class HttpSessions:
         return session
 
     def find(self, request: HttpRequest) -> HttpSession:
-        """Find the session of a request's client.
-
-        Raises:
-            HttpRefusal: The request names no session of this client.
-        """
+        """Find the session of a request's client, or refuse the request."""
         session_id = request.headers.get(_SESSION)
         if session_id is None:
             raise HttpRefusal(400, "the header Mcp-Session-Id is missing: send initialize first")
@@ -219,9 +215,6 @@ class HostApp:
         """Check a request's `Host`, `Origin`, path and token before its body is read, and set its identity.
 
         Return whether to go on. If not, it was answered, or a call of `HttpConnection.decide` follows.
-
-        Raises:
-            HttpRefusal: The access policy refuses it, or the host is stopping.
         """
         self._policy.check(request)
         if self._is_stopping:
@@ -235,11 +228,7 @@ class HostApp:
         return self._access is None or self._access.accept(request, self._tasks)
 
     def handle(self, request: HttpRequest) -> None:
-        """Answer a request.
-
-        Raises:
-            HttpRefusal: Refused.
-        """
+        """Answer a request, or refuse it."""
         method, path = request.method, request.path
         if self._settings.router is not None and self._forward(request, request.headers.get(_SESSION)):
             return
@@ -367,11 +356,7 @@ class HostApp:
     def _run(
         self, request: HttpRequest, owner: bytes, work: Callable[[], None], release: Callable[[], None] | None = None
     ) -> Place:
-        """Do `work` as soon as its client has a place for one more request; `release` runs when it's finished.
-
-        Raises:
-            HttpRefusal: The work refuses it, or there are too many requests at once.
-        """
+        """Do `work` as soon as its client has a place for one more request; `release` runs when it's finished."""
         if release is not None:
             request.on_finish.append(release)  # also if there's no place
         place = self._quota.enter(owner, request.identity, len(request.body))
@@ -391,11 +376,7 @@ class HostApp:
     def _send(
         self, request: HttpRequest, client: ServerSession, message: JsonObject, session: HttpSession | None = None
     ) -> None:
-        """Pass a JSON-RPC request to its client. A disconnect cancels it.
-
-        Raises:
-            HttpRefusal: The session has ended.
-        """
+        """Pass a JSON-RPC request to its client. A disconnect cancels it."""
         if session is not None and session.is_ended:
             raise HttpRefusal(404, "the session has ended: send initialize again")
         request_id, params = cast("RequestId", message["id"]), message.get("params")

@@ -69,21 +69,14 @@ class Application(Protocol):
     """Answers requests. `HostApp` implements it."""
 
     def accept(self, request: HttpRequest) -> bool:
-        """Check a request's head before its body is read.
+        """Check a request's head before its body is read, or raise `HttpRefusal`.
 
         Return whether to go on. If not, it was answered, or a call of `HttpConnection.decide` follows.
-
-        Raises:
-            HttpRefusal: Refused.
         """
         ...
 
     def handle(self, request: HttpRequest) -> None:
-        """Answer a request through its connection, now or later.
-
-        Raises:
-            HttpRefusal: Refused.
-        """
+        """Answer a request through its connection, now or later, or raise `HttpRefusal`."""
         ...
 
 

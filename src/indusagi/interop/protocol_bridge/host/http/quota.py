@@ -188,8 +188,7 @@ class Quota:
     def enter(self, owner: bytes, identity: ClientIdentity, size: int) -> Place:
         """Give a request of `size` bytes a place for its session or client and its principal, or queue it for one.
 
-        Raises:
-            HttpRefusal: Too many requests, or too many bytes, are in the queue already.
+        Refuses it if too many requests, or too many bytes, are in the queue already.
         """
         place = Place(owner, identity, size)
         refusal = self._find_refusal(place)
@@ -277,11 +276,7 @@ class Quota:
         self._queued_bytes -= place.size
 
     def take_stream(self) -> None:
-        """Count a stream until `give_stream`.
-
-        Raises:
-            HttpRefusal: The limit is reached.
-        """
+        """Count a stream until `give_stream`, or refuse it."""
         if self.streams >= self.settings.streams:
             raise HttpRefusal(503, "there are too many streams")
         self.streams += 1

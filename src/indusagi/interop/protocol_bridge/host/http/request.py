@@ -216,11 +216,7 @@ class HttpResponse:
         return not self.is_ended and not self._json_only
 
     def send(self, frame: JsonObject) -> None:
-        """Send a frame; a first response waits for `end`.
-
-        Raises:
-            EncodeError: It holds a number that JSON can't represent.
-        """
+        """Send a frame; a first response waits for `end`. Raises `EncodeError` for a number that JSON doesn't have."""
         if self.is_ended or (self._json_only and "method" in frame):
             return
         data = encode_frame(frame)
@@ -367,13 +363,7 @@ class Site(Protocol):
         ...
 
     def accept(self, request: HttpRequest) -> bool:
-        """Check a request whose token the host hasn't checked, before reading its body.
-
-        Return whether to go on. If not, it was answered.
-
-        Raises:
-            HttpRefusal: Refused.
-        """
+        """Check a request whose token the host hasn't checked, or refuse it; return False if it was answered."""
         ...
 
     async def respond(self, request: HttpRequest) -> SiteResponse:
@@ -384,11 +374,7 @@ class Site(Protocol):
 async def serve_site(
     site: Site, request: HttpRequest, take_stream: Callable[[], None], give: Callable[[], None]
 ) -> None:
-    """Answer a request from a site; `take_stream` and `give` count event streams.
-
-    Raises:
-        HttpRefusal: Refused.
-    """
+    """Answer a request from a site; `take_stream` and `give` count event streams."""
     with anyio.CancelScope() as scope:
         request.on_disconnect = scope.cancel
         if request.is_finished:

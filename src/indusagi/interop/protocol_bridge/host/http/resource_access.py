@@ -42,11 +42,7 @@ class ResourceAccess:
         self._rates = RateLimit(settings.rate)
 
     def accept(self, request: HttpRequest, tasks: HostTasks) -> bool:
-        """Check a request's token and set its client's identity; return False if that's decided later.
-
-        Raises:
-            HttpRefusal: The token is missing, invalid or insufficient, or the client sends too many requests.
-        """
+        """Check a request's token and set its client's identity, or refuse it; return False if that's decided later."""
         if request.path in self.resource.metadata_paths:
             if request.method != "GET":
                 raise HttpRefusal(405, "only GET", headers=[(b"allow", b"GET")])
@@ -88,11 +84,7 @@ class ResourceAccess:
         request.identity = identity
 
     def authorize(self, request: HttpRequest, message: JsonObject, find_target: FindTarget) -> None:
-        """Check that the client has the scope for a message, and set the subject token of its calls.
-
-        Raises:
-            HttpRefusal: It doesn't.
-        """
+        """Refuse a message whose client lacks the scope, and set the subject token of its calls."""
         # Always set it: a connection's callbacks share a context.
         current_subject.set(SubjectToken(request.token, self._issuer))
         method, params = message.get("method"), message.get("params")

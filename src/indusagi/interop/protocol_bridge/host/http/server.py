@@ -52,11 +52,7 @@ async def serve_app(
     settings: HttpSettings,
     tokens: Sequence[str],
 ) -> AsyncGenerator[tuple[int, int]]:
-    """Listen until the block ends; yield the port and the number of concurrent connections to accept.
-
-    Raises:
-        OSError: The address can't be listened on.
-    """
+    """Listen until the block ends; yield the port and the number of concurrent connections to accept."""
     # In a thread: resolves the address if it's a name.
     with await asyncio.to_thread(_open_listener, settings) as listener:
         port = listener.getsockname()[1]

@@ -158,11 +158,7 @@ class AccessPolicy:
     """Tokens valid for the protocol only: their clients mustn't see what runs for others."""
 
     def check(self, request: HttpRequest) -> None:
-        """Check a request's `Host`, `Origin` and path.
-
-        Raises:
-            HttpRefusal: The policy refuses it.
-        """
+        """Refuse a request for its `Host`, `Origin` or path."""
         hosts = [value for name, value in request.lines if name == "host"]
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             # https://www.rfc-editor.org/rfc/rfc9110#section-15.5.20
@@ -178,11 +174,7 @@ class AccessPolicy:
             raise HttpRefusal(404, "there is nothing at this path")
 
     def identify(self, request: HttpRequest) -> None:
-        """Check the one-user token and set the client's identity.
-
-        Raises:
-            HttpRefusal: The token is missing or wrong, or valid for the protocol only.
-        """
+        """Check the one-user token, set the client's identity, and refuse what it may not see."""
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         presented = token.strip().encode("utf-8", "replace")
         is_bearer = scheme.lower() == "bearer"
@@ -263,9 +255,7 @@ class StoredToken:
 def load_token() -> StoredToken:
     """Read this user's token from its private file, creating it if it doesn't exist.
 
-    Raises:
-        OSError: It can't be read or created, or other users can read it.
-        ValueError: The file doesn't contain a token.
+    Raises `OSError` if it can't be read or created, or other users can read it, and `ValueError` if it's no token.
     """
     from secrets import token_hex  # noqa: PLC0415 — only `indus serve --http` needs it
 
