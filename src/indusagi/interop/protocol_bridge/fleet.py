@@ -124,15 +124,11 @@ class ServerFleetImpl:
         """Whether the servers are closing or closed: nothing starts until the next `start`."""
         self._epoch = 0
         """Counts starts and ends, so that a start notices when a later one overtakes it."""
-        self._notes: tuple[Note, ...] = ()
+        self.notes: Sequence[Note] = ()
+        """Problems of the configuration."""
         self.leases = ServerLeases()
         """Servers in use by sub-agents."""
         self._listeners: list[Callable[[FleetEvent], None]] = []
-
-    @property
-    def notes(self) -> Sequence[Note]:
-        """Problems of the configuration."""
-        return self._notes
 
     async def start(self, config: BridgeConfig, *, waiting: Mapping[str, Waiting] | None = None) -> None:
         """Connect to the configured servers, replacing the current ones.
@@ -158,7 +154,7 @@ class ServerFleetImpl:
         message = "configured more than once; the last configuration is used"
         duplicates = [server.id for server in usable if by_id[server.id] is not server]
         notes.extend(Note(f"server {server!r}", message, "give one another id") for server in duplicates)
-        self._notes = tuple(notes)
+        self.notes = tuple(notes)
         self._owners = {
             identity: self._make_owner(server, self._waiting.get(identity)) for identity, server in by_id.items()
         }

@@ -42,9 +42,7 @@ async def open_client_session(
     config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None, watch: StartWatch
 ) -> AsyncGenerator[ClientSession]:
     """Connect to a configured server; disconnect on exit. `watch` gets the server process, if any."""
-    if injected is not None and is_transport(injected):
-        opening = transport_session(injected, config, handlers, CLIENT_INFO)
-    elif injected is not None:
+    if injected is not None:
         factory = injected if callable(injected) else partial(nullcontext, injected)
         opening = _injected_session(config, handlers, factory)
     elif config.kind == "stdio":

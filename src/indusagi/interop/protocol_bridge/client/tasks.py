@@ -169,9 +169,9 @@ class ServerTasks:
     def __init__(self, send: Send, run_handler: RunHandler, idle_s: float) -> None:
         self.sinks: dict[RequestId, OnProgress] = {}
         """Progress callbacks of 2025-11-25 tasks, by the id of the request that created the task."""
-        self._send = send
-        self._run_handler = run_handler
-        self._idle_s = idle_s
+        self.send = send
+        self.run_handler = run_handler
+        self.idle_s = idle_s
         self._changed: dict[str, asyncio.Event] = {}
         self._early: deque[str] = deque(maxlen=_MAX_EARLY)
         """Tasks whose notification came before `follow`, in one read with the handle."""
@@ -205,7 +205,7 @@ class ServerTasks:
         if task_id in self._early:
             self._early.remove(task_id)
             changed.set()
-        poll = _TaskPoll(self._send, self._run_handler, self._idle_s, task_id, changed)
+        poll = _TaskPoll(self, task_id, changed)
         try:
             async with asyncio.timeout(limit_s):
                 report = on_progress if is_modern else None  # a legacy server reports progress itself
@@ -223,20 +223,16 @@ class ServerTasks:
         from anyio import move_on_after  # noqa: PLC0415 — only for a call that ends early
 
         with suppress(Exception), move_on_after(_CANCEL_S, shield=True):
-            await self._send("tasks/cancel", {"taskId": task_id}, _CANCEL_S)
+            await self.send("tasks/cancel", {"taskId": task_id}, _CANCEL_S)
 
 
 class _TaskPoll:
     """Polls one task."""
 
-    def __init__(
-        self, send: Send, run_handler: RunHandler, idle_s: float, task_id: str, changed: asyncio.Event
-    ) -> None:
+    def __init__(self, tasks: ServerTasks, task_id: str, changed: asyncio.Event) -> None:
         self.is_over = False
         """Whether the server ended the wait: the task ended, or the server refused to say more about it."""
-        self._send = send
-        self._run_handler = run_handler
-        self._idle_s = idle_s
+        self._tasks = tasks
         self._params: JsonObject = {"taskId": task_id}
         self._changed = changed
         self._backoff = Backoff()
@@ -266,7 +262,7 @@ class _TaskPoll:
             if is_detailed or status == "working":
                 await _pause(task, self._changed, pause_s)
                 pause_s = min(pause_s * 2, _MAX_DEFAULT_POLL_S)
-            task, is_detailed = read_task(await self._request("tasks/get", self._idle_s)), True
+            task, is_detailed = read_task(await self._request("tasks/get", self._tasks.idle_s)), True
             if not is_task(task):
                 raise InvalidResponseError("tasks/get answered without a task")
         raise AssertionError  # `count` has no end
@@ -275,7 +271,7 @@ class _TaskPoll:
         """Send an idempotent request, retrying transient failures."""
         while True:
             try:
-                answer = await self._send(method, self._params, within_s)
+                answer = await self._tasks.send(method, self._params, within_s)
             except Exception as exc:
                 if not is_transient(exc):
                     self.is_over = True
@@ -296,12 +292,14 @@ class _TaskPoll:
                 if len(self._given) >= _MAX_INPUTS:
                     raise InvalidResponseError(f"its task asked more than {_MAX_INPUTS} questions")
                 request = get_object(requests, key)
-                self._given[key] = await self._run_handler(str(request.get("method")), get_object(request, "params"))
+                self._given[key] = await self._tasks.run_handler(
+                    str(request.get("method")), get_object(request, "params")
+                )
             responses[key] = self._given[key]
         if not responses:
             return
         try:
-            await self._send("tasks/update", {**self._params, "inputResponses": responses}, self._idle_s)
+            await self._tasks.send("tasks/update", {**self._params, "inputResponses": responses}, self._tasks.idle_s)
         except Exception as exc:
             if not is_transient(exc):
                 raise

@@ -30,36 +30,18 @@ from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, ServerS
 from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
 from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS, ClientIdentity
+from indusagi.interop.protocol_bridge.host.outgoing import ResponseChannel
 from indusagi.interop.protocol_bridge.host.session import HostSession
 from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport, standard_streams
 from indusagi.interop.protocol_bridge.rpc.transport import MemoryTransport, TransportEnd, decode_frame
 from indusagi.runtime.calls import CallingClient
 
 
-class ServerTransport(Protocol):
-    """Carries frames between a host and one client; also the `ResponseChannel` of all responses."""
-
-    @property
-    def writable(self) -> asyncio.Event:
-        """Set while more can be sent without waiting."""
-        ...
-
-    @property
-    def room(self) -> asyncio.Event:
-        """The same: the client has one connection."""
-        ...
-
-    @property
-    def accepts_notifications(self) -> bool:
-        """Whether the client is still connected."""
-        ...
+class ServerTransport(ResponseChannel, Protocol):
+    """Carries frames between a host and one client; also the channel of all responses."""
 
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         """Deliver received frames to `on_frame`, and call `on_end` once."""
-        ...
-
-    def send(self, frame: JsonObject) -> None:
-        """Send a frame."""
         ...
 
 
@@ -241,19 +223,11 @@ class ProviderHost(ServingHost):
     """Serves a tool box to MCP clients; see `create_provider_host`."""
 
     def __init__(
-        self,
-        box: BoxSource,
-        info: ProviderHostInfo,
-        limits: HostLimits,
-        ready: Ready | None = None,
-        choose_view: ChooseView | None = None,
-        content: ContentSource | None = None,
-        opened: Ready | None = None,
-        tasks: TaskSource | None = None,
+        self, catalog: Catalog, info: ProviderHostInfo, limits: HostLimits, choose_view: ChooseView | None = None
     ) -> None:
         super().__init__(limits)
         self.info = info
-        self.catalog = Catalog(box, info.as_json(), ready, content, opened, tasks)
+        self.catalog = catalog
         self._choose_view = choose_view
         self._catalogs: dict[ServedView, Catalog] = {}
         """Catalogs by view."""
@@ -350,6 +324,6 @@ def create_provider_host(
     set, since it carries the instructions. `choose_view` gives some clients their own tool box and content. With
     `tasks`, clients that support tasks get handles for calls that a server finishes later.
     """
-    return ProviderHost(
-        box, info or ProviderHostInfo(), limits or HostLimits(), ready, choose_view, content, opened, tasks
-    )
+    info = info or ProviderHostInfo()
+    catalog = Catalog(box, info.as_json(), ready, content, opened, tasks)
+    return ProviderHost(catalog, info, limits or HostLimits(), choose_view)

@@ -152,15 +152,6 @@ class Ready(Protocol):
 
 
 @runtime_checkable
-class AnswersUnlisted(Protocol):
-    """A tool box with unlisted tools: calling one returns the reason."""
-
-    def answers_unlisted(self, name: str) -> bool:
-        """Return whether there's an unlisted tool with this name."""
-        ...
-
-
-@runtime_checkable
 class NamesServers(Protocol):
     """A tool box with tools of servers."""
 
@@ -170,7 +161,20 @@ class NamesServers(Protocol):
 
 
 @runtime_checkable
-class RedirectsCalls(Protocol):
+class ServesServers(NamesServers, Protocol):
+    """A tool box with tools of other servers, some of which it may not list."""
+
+    def answers_unlisted(self, name: str) -> bool:
+        """Return whether calls of an unlisted tool get an answer, such as the reason."""
+        ...
+
+    def forwards_input(self, name: str) -> bool:
+        """Return whether a tool belongs to another server, which requests input by itself."""
+        ...
+
+
+@runtime_checkable
+class SearchesTools(Protocol):
     """A tool box with tools about its other tools: one calls another tool by name, others only list."""
 
     def resolve_call(self, call: ToolCall) -> ToolCall:
@@ -181,22 +185,8 @@ class RedirectsCalls(Protocol):
         """Return whether a tool only lists other tools."""
         ...
 
-
-@runtime_checkable
-class SuggestsNames(Protocol):
-    """A tool box that can suggest names for an unknown one."""
-
     def suggest_names(self, name: str) -> Sequence[str]:
-        """List the closest names, best first."""
-        ...
-
-
-@runtime_checkable
-class ForwardsInput(Protocol):
-    """A tool box with tools of other servers, which request input by themselves."""
-
-    def forwards_input(self, name: str) -> bool:
-        """Return whether a tool belongs to another server."""
+        """List the closest names to an unknown one, best first."""
         ...
 
 
@@ -256,7 +246,7 @@ class Catalog:
         if name in self.listing().schemas:
             return True
         box = self.box()
-        if isinstance(box, AnswersUnlisted) and box.answers_unlisted(name):
+        if isinstance(box, ServesServers) and box.answers_unlisted(name):
             return True
         # The box changes a moment before the announcement, and until then the cached listing is old.
         is_changed = self._listing is not None and box is not self._listed
@@ -267,12 +257,12 @@ class Catalog:
         if call.name not in (self._listing or self.listing()).schemas and not self.may_call(call.name):
             return None
         box = self.box()
-        return box.resolve_call(call) if isinstance(box, RedirectsCalls) else call
+        return box.resolve_call(call) if isinstance(box, SearchesTools) else call
 
     def describe_unknown(self, name: str) -> str:
         """Build the error message for an unknown tool, with the closest names."""
         box = self.box()
-        names = box.suggest_names(name) if isinstance(box, SuggestsNames) else ()
+        names = box.suggest_names(name) if isinstance(box, SearchesTools) else ()
         nearest = f"; the nearest: {', '.join(names)}" if names else ""
         return f"there is no tool named {name!r}{nearest}"
 
@@ -283,7 +273,7 @@ class Catalog:
         if method != "tools/call":
             return method, None if self.content is None else self.content.find_server(method, params)
         box, name = self.box(), params.get("name")
-        if isinstance(box, RedirectsCalls) and isinstance(name, str):
+        if isinstance(box, SearchesTools) and isinstance(name, str):
             if box.is_listing(name):
                 return "tools/list", None
             name = box.resolve_call(ToolCall("", name, params.get("arguments"))).name
@@ -292,7 +282,7 @@ class Catalog:
     def forwards_input(self, name: str) -> bool:
         """Return whether a tool belongs to another server, which may request input by itself."""
         box = self.box()
-        return isinstance(box, ForwardsInput) and box.forwards_input(name)
+        return isinstance(box, ServesServers) and box.forwards_input(name)
 
     def refresh(self) -> bool:
         """Read the tools again, call the listeners if they changed, and return whether they did."""

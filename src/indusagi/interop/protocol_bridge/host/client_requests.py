@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
     RunCall: TypeAlias = Callable[["SuspendedCall"], Awaitable[JsonObject]]
-    NewSink: TypeAlias = Callable[[HostRequest], ProgressSink | None]
 
 ANSWER_S = 300.0
 """How long a client may take to answer."""
@@ -114,7 +113,6 @@ class SuspendedCall:
         name: str,
         capabilities: JsonObject,
         hops: int,
-        new_sink: NewSink,
         owner: bytes = b"",
         *,
         log_level: str | None = None,
@@ -132,7 +130,6 @@ class SuspendedCall:
         self.capabilities = capabilities
         self.hops = hops
         self.cancel = CancelToken()
-        self._new_sink = new_sink
         self._sink: ProgressSink | None = None
         self._questions: dict[str, tuple[JsonObject, asyncio.Future[JsonObject]]] = {}
         self._asked = 0
@@ -194,7 +191,7 @@ class SuspendedCall:
 
     async def wait_for_result(self, request: HostRequest) -> JsonObject | None:
         """Wait for the result on behalf of a request; return None if there are questions first."""
-        self._sink, self.request = self._new_sink(request), request
+        self._sink, self.request = new_sink(request), request
 
         def cancel() -> None:
             self.cancel.cancel(request.cancel.reason or "cancelled")

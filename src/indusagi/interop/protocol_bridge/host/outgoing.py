@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import (
-    INTERNAL_ERROR,
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,
     RpcError,
+    parse_error,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, TransportEnd
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import BinaryIO
 
-    from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.core.json import JsonObject
 
 
 BUSY = -32000
@@ -112,7 +112,7 @@ class OutgoingRequests:
         if isinstance(result, dict):
             response.set_result(result)
         elif "error" in frame:
-            response.set_exception(_parse_error(frame["error"]))
+            response.set_exception(parse_error(frame["error"], "client"))
         else:
             response.set_exception(InvalidResponseError("the client's response has no result object and no error"))
 
@@ -127,17 +127,6 @@ class OutgoingRequests:
 def new_closed_error(reason: str) -> ConnectionClosedError:
     """Build the error for a client that can't be reached any more."""
     return ConnectionClosedError(TransportEnd(reason, FaultDetail(reason="closed")))
-
-
-def _parse_error(error: JsonValue) -> RpcError | InvalidResponseError:
-    if not isinstance(error, dict):
-        return InvalidResponseError("the client's error is not an object")
-    code, message = error.get("code"), error.get("message")
-    return RpcError(
-        code if isinstance(code, int) else INTERNAL_ERROR,
-        message if isinstance(message, str) else "the client gave no reason",
-        error.get("data"),
-    )
 
 
 # -- waiting responses ------------------------------------------------------------------------

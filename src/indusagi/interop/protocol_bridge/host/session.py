@@ -101,6 +101,7 @@ _NEED_TOOLS = frozenset(
 _INSTRUCTIONS_TIMEOUT_S = 1.0
 """How long a handshake waits for the servers' instructions."""
 UPDATED = "notifications/resources/updated"
+_STATUS = "notifications/tasks/status"
 _CACHEABLE = frozenset({"resources/read", READ_DIRECTORY, "skills/get"})
 """Requests whose results carry cache hints."""
 _ERA_FIELDS = ("resultType", "ttlMs", "cacheScope")
@@ -358,7 +359,10 @@ class HostSession:
                 honoured["resourceSubscriptions"] = watched
             task_ids, tasks = wanted.get("taskIds"), self._catalog.tasks
             if isinstance(task_ids, list) and tasks is not None:
-                report = partial(_report_task, request, meta)
+
+                def report(task: JsonObject) -> None:
+                    request.notify("notifications/tasks", {**task, "_meta": meta})
+
                 followed: list[JsonValue] = []
                 for task_id in filter(_is_text, task_ids[:_MAX_SUBSCRIPTIONS]):
                     with suppress(RpcError), request.cancel.guard():
@@ -510,7 +514,6 @@ class HostSession:
             subject,
             capabilities if isinstance(capabilities, dict) else {},
             hops,
-            new_sink,
             self._owner,
             log_level=level if isinstance(level, str) else None,
             exchange=InputExchange(params) if is_remote else None,
@@ -542,7 +545,8 @@ class HostSession:
         try:
             outcome = await self._catalog.box().runner.run(call, cancel, on_progress=sink)
             if tasks is not None and tasks.created is not None and source is not None:
-                task = await source.add(tasks, self._owner, None if is_modern else self._report_core_task)
+                report = None if is_modern else lambda task: self.notify(_STATUS, to_core_task(task))
+                task = await source.add(tasks, self._owner, report)
                 return self._finish(request, build_handle(task, is_modern=is_modern), caller)
             exchange = caller.exchange
             if exchange is not None and exchange.refusal is not None:
@@ -558,9 +562,6 @@ class HostSession:
             failure = ToolResult.error(message, code="failed")
             return build_call_result(failure, self._catalog.server_info, is_modern=is_modern)
 
-    def _report_core_task(self, task: JsonObject) -> None:
-        self.notify("notifications/tasks/status", to_core_task(task))
-
     def _identify_call(self, request: HostRequest) -> None:
         """Set the client and trace that call observers see in this task."""
         info = request.meta.get(CLIENT_INFO)
@@ -572,10 +573,6 @@ def _read_client(info: JsonValue, principal: str) -> CallingClient:
     texts = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
     name, version = (clean_text(text[:_MAX_NAME_CHARS])[0] if isinstance(text, str) else "" for text in texts)
     return CallingClient(name, version, principal)
-
-
-def _report_task(request: HostRequest, meta: JsonObject, task: JsonObject) -> None:
-    request.notify("notifications/tasks", {**task, "_meta": meta})
 
 
 def _is_text(value: JsonValue) -> bool:

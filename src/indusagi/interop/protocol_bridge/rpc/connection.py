@@ -486,13 +486,13 @@ def _deadline(due: float) -> asyncio.Timeout:
     return asyncio.timeout_at(None if due == math.inf else due)
 
 
-def parse_error(error: JsonValue) -> Exception:
+def parse_error(error: JsonValue, peer: str = "server") -> RpcError | InvalidResponseError:
     """Parse a response's error."""
     if not isinstance(error, dict):
         return InvalidResponseError("the error is no object")
     code, message = error.get("code"), error.get("message")
     return RpcError(
         code if isinstance(code, int) else INTERNAL_ERROR,
-        message if isinstance(message, str) else "the server gave no reason",
+        message if isinstance(message, str) else f"the {peer} gave no reason",
         error.get("data"),
     )

@@ -32,7 +32,7 @@ _MAX_QUEUE_FRAMES = 64
 """Queue length at which `writable` is cleared."""
 _NOT_SENT = -32000
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
-_CLOSED = FaultDetail(reason="closed")
+CLOSED = FaultDetail(reason="closed")
 
 
 @record
@@ -185,7 +185,7 @@ class MemoryTransport(BaseTransport):
             asyncio.get_running_loop().call_soon(self._deliver_all)
         self._received.append(frame)
 
-    def finish(self, message: str = "closed the connection", detail: FaultDetail = _CLOSED) -> TransportEnd:
+    def finish(self, message: str = "closed the connection", detail: FaultDetail = CLOSED) -> TransportEnd:
         """End both transports after delivering the frames in transit; safe to call twice."""
         self._deliver_all()
         is_first = self._end is None

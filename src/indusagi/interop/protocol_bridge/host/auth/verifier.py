@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -90,20 +91,18 @@ class IssuerKeys:
                 self.keys = fetched  # so tokens verified with the old keys are verified again
 
 
+@dataclass(slots=True, eq=False)
 class KnownToken:
     """A verified token, for as long as it needs no other check."""
 
-    __slots__ = ("expires_at", "is_reported", "keys", "known_until", "token")
-
-    def __init__(self, token: AccessToken, keys: KeySet | None, expires_at: float, known_until: float) -> None:
-        self.token = token
-        self.keys = keys
-        """Keys that verified it; None if introspected."""
-        self.expires_at = expires_at
-        """Including leeway."""
-        self.known_until = known_until
-        self.is_reported = False
-        """Whether `on_identity` has had its identity."""
+    token: AccessToken
+    keys: KeySet | None
+    """Keys that verified it; None if introspected."""
+    expires_at: float
+    """Including leeway."""
+    known_until: float
+    is_reported: bool = False
+    """Whether `on_identity` has had its identity."""
 
 
 class TokenVerifier:

@@ -17,7 +17,7 @@ import select
 from contextlib import suppress
 from functools import lru_cache, wraps
 from time import asctime, gmtime
-from typing import TYPE_CHECKING, ParamSpec, Protocol, cast
+from typing import TYPE_CHECKING, ParamSpec, cast
 
 import h11
 
@@ -27,6 +27,7 @@ from indusagi.interop.protocol_bridge.host.http.request import HEAD_BYTES, HttpR
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from indusagi.interop.protocol_bridge.host.http.app import HostApp
     from indusagi.interop.protocol_bridge.host.http.quota import Quota
     from indusagi.interop.protocol_bridge.host.http.request import Headers
 
@@ -65,27 +66,12 @@ def _guarded(method: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-class Application(Protocol):
-    """Answers requests. `HostApp` implements it."""
-
-    def accept(self, request: HttpRequest) -> bool:
-        """Check a request's head before its body is read, or raise `HttpRefusal`.
-
-        Return whether to go on. If not, it was answered, or a call of `HttpConnection.decide` follows.
-        """
-        ...
-
-    def handle(self, request: HttpRequest) -> None:
-        """Answer a request through its connection, now or later, or raise `HttpRefusal`."""
-        ...
-
-
 class HttpConnection(asyncio.Protocol):
     """One HTTP/1.1 connection."""
 
     transport: asyncio.Transport
 
-    def __init__(self, app: Application, quota: Quota, *, is_surplus: bool = False) -> None:
+    def __init__(self, app: HostApp, quota: Quota, *, is_surplus: bool = False) -> None:
         self.writable = asyncio.Event()
         """Set while the client has taken everything we wrote."""
         self.writable.set()
@@ -271,7 +257,7 @@ class HttpConnection(asyncio.Protocol):
                     self._received = len(received)
                     fault = check_head(received, self._settings.body_bytes)
                     if fault is not None:
-                        self.refuse("garbled", fault.status, fault.message)
+                        self.refuse("garbled", fault.status, str(fault))
                         return
                     if not self._awaits_head:
                         self._awaits_head = True

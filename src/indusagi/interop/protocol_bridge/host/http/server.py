@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
-    from indusagi.interop.protocol_bridge.host.http.connection import Application
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindTarget, HttpSettings, NewSession
 
@@ -60,7 +59,9 @@ async def serve_app(
         quota = Quota(settings, limit)
         auth = settings.auth
         if auth is not None:
-            await asyncio.to_thread(_load_access)
+            # In a thread, because it takes a while.
+            await asyncio.to_thread(import_module, "indusagi.capabilities.web.client")
+            await asyncio.to_thread(import_module, "indusagi.interop.protocol_bridge.host.http.resource_access")
         access = None if auth is None else _open_access(auth, settings, port)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
         tasks = HostTasks()
@@ -79,12 +80,6 @@ async def serve_app(
                 acceptor.close()
                 await quota.connections.close(_CLOSE_S)
                 await tasks.close()
-
-
-def _load_access() -> None:
-    """Import the modules of `_open_access` and its HTTP client. It blocks."""
-    import_module("indusagi.capabilities.web.client")
-    import_module("indusagi.interop.protocol_bridge.host.http.resource_access")
 
 
 def _open_access(auth: ResourceSettings, settings: HttpSettings, port: int) -> ResourceAccess:
@@ -153,7 +148,7 @@ _DRAIN_BYTES = 64 * 1024
 class Acceptor:
     """Accepts the connections of a listening socket."""
 
-    def __init__(self, listener: socket.socket, app: Application, quota: Quota, tasks: HostTasks) -> None:
+    def __init__(self, listener: socket.socket, app: HostApp, quota: Quota, tasks: HostTasks) -> None:
         self._listener = listener
         self._app = app
         self._quota = quota
