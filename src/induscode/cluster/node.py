@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.connect import InjectedTransport
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.client.start import StartWatch
+    from indusagi.interop.protocol_bridge.client.stdio import StartWatch
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
     from induscode.cluster.contract import NodeInfo

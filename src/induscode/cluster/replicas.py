@@ -18,7 +18,8 @@ from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO
 from indusagi.interop.protocol_bridge.client.handlers import MOVED
 from indusagi.interop.protocol_bridge.client.session import LISTEN_PREFIX, ClientSession
-from indusagi.interop.protocol_bridge.client.start import StartPolicy, StartWatch
+from indusagi.interop.protocol_bridge.client.start import StartPolicy
+from indusagi.interop.protocol_bridge.client.stdio import StartWatch
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import (

@@ -28,14 +28,8 @@ from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protoco
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
 from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, read_instructions, read_items
-from indusagi.interop.protocol_bridge.client.start import (
-    PROCESS_HISTORY,
-    StartedProcess,
-    StartHistory,
-    StartPolicy,
-    StartTimeout,
-    StartWatch,
-)
+from indusagi.interop.protocol_bridge.client.start import PROCESS_HISTORY, StartHistory, StartPolicy
+from indusagi.interop.protocol_bridge.client.stdio import StartTimeout, StartWatch, StdioTransport
 from indusagi.interop.protocol_bridge.client.tasks import read_task_support
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.client.watches import ChangedLists, ServerWatches, keep_listening
@@ -179,7 +173,7 @@ class ServerEndpointImpl:
         return (*(f"stderr: {line}" for line in lines), *self._log_messages)
 
     @property
-    def _process(self) -> StartedProcess | None:
+    def _process(self) -> StdioTransport | None:
         return None if self._start_watch is None else self._start_watch.process
 
     async def cpu_demand(self) -> CpuDemand | None:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.session import ClientSession, Era, transport_session
-from indusagi.interop.protocol_bridge.client.start import StartWatch, start_digest
-from indusagi.interop.protocol_bridge.client.stdio import start_server_process
+from indusagi.interop.protocol_bridge.client.start import start_digest
+from indusagi.interop.protocol_bridge.client.stdio import StartWatch, start_server_process
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import Transport, is_transport

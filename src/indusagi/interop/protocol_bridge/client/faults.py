@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text, cut_text
-from indusagi.interop.protocol_bridge.client.start import StartedProcess, StartTimeout
+from indusagi.interop.protocol_bridge.client.start import StdioTransport
+from indusagi.interop.protocol_bridge.client.stdio import StartTimeout
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultKind, ProtocolFault, ServerConfig
 from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.interop.protocol_bridge.rpc.connection import (
@@ -43,7 +44,7 @@ def to_protocol_fault(
     site: FaultSite,
     *,
     subject: str = "",
-    process: StartedProcess | None = None,
+    process: StdioTransport | None = None,
 ) -> ProtocolFault:
     """Turn an exception into a fault without the server's secrets; a `ProtocolFault` stays unchanged.
 
