@@ -56,7 +56,7 @@ def start(monkeypatch: pytest.MonkeyPatch, *, downloads: bool = False, **limits:
     monkeypatch.setattr(module, "ChildProcess", Child)
     transport: Any = StdioTransport("s", ServerLimits(close_s=8.0, **limits), downloads=downloads)
     got: list[Any] = []
-    transport.attach(got.append, lambda _: None)
+    transport.attach(got.append, str)
     finish = transport.finish
 
     def note(message: str, detail: Any = None) -> None:

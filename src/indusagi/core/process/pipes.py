@@ -19,7 +19,7 @@ class PipeReader(asyncio.Protocol):
 
     def __init__(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self.transport: asyncio.ReadTransport | None = None
-        self.data_received = on_data
+        self.data_received = on_data  # pyright: ignore[reportAttributeAccessIssue] — its parameter may have any name
         self._on_end = on_end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

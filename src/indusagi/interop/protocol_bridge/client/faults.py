@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text, cut_text
-from indusagi.interop.protocol_bridge.client.start import StdioTransport
-from indusagi.interop.protocol_bridge.client.stdio import StartTimeout
+from indusagi.interop.protocol_bridge.client.stdio import StartTimeout, StdioTransport
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultKind, ProtocolFault, ServerConfig
 from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.interop.protocol_bridge.rpc.connection import (

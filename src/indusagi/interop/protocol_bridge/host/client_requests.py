@@ -11,7 +11,7 @@ import asyncio
 import math
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
@@ -88,7 +88,8 @@ class LegacyCaller:
     hops: int
     log_level: str | None = None
     tasks: TaskExchange | None = None
-    exchange: ClassVar[None] = None  # we ask the client while its request is open
+    exchange: InputExchange | None = None
+    """None: we ask the client while its request is open."""
 
     def notify(self, method: str, params: JsonObject) -> None:
         """Send a notification for the call, unless the client doesn't read."""

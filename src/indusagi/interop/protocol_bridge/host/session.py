@@ -545,7 +545,7 @@ class HostSession:
         try:
             outcome = await self._catalog.box().runner.run(call, cancel, on_progress=sink)
             if tasks is not None and tasks.created is not None and source is not None:
-                report = None if is_modern else lambda task: self.notify(_STATUS, to_core_task(task))
+                report = None if is_modern else self._report_core_task
                 task = await source.add(tasks, self._owner, report)
                 return self._finish(request, build_handle(task, is_modern=is_modern), caller)
             exchange = caller.exchange
@@ -561,6 +561,9 @@ class HostSession:
             message = f"{call.name} failed inside the host; see its log."
             failure = ToolResult.error(message, code="failed")
             return build_call_result(failure, self._catalog.server_info, is_modern=is_modern)
+
+    def _report_core_task(self, task: JsonObject) -> None:
+        self.notify(_STATUS, to_core_task(task))
 
     def _identify_call(self, request: HostRequest) -> None:
         """Set the client and trace that call observers see in this task."""
