@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.host.auth.issuer import RateLimit
 from indusagi.interop.protocol_bridge.host.auth.proofs import ProofLimitError
-from indusagi.interop.protocol_bridge.host.auth.resource import TokenRefusal, read_token
+from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource, TokenRefusal, read_token
 from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
@@ -20,7 +20,7 @@ from indusagi.runtime.calls import SubjectToken, current_subject
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ProtectedResource, ResourceSettings
+    from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ResourceSettings
     from indusagi.interop.protocol_bridge.host.boundary import HostTasks
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.settings import FindTarget
@@ -35,9 +35,9 @@ _LISTING = frozenset({"subscriptions/listen"})
 class ResourceAccess:
     """Access with tokens of an authorization server."""
 
-    def __init__(self, settings: ResourceSettings, resource: ProtectedResource) -> None:
-        self.resource = resource
-        self.verifier = TokenVerifier(settings, resource)
+    def __init__(self, settings: ResourceSettings, url: str, path: str) -> None:
+        self.resource = ProtectedResource(settings, url, path)
+        self.verifier = TokenVerifier(settings, self.resource)
         self._issuer = settings.issuer
         self._rates = RateLimit(settings.rate)
 

@@ -84,10 +84,9 @@ async def serve_app(
 
 def _open_access(auth: ResourceSettings, settings: HttpSettings, port: int) -> ResourceAccess:
     """Set up access tokens. Their modules load only for hosts that use them."""
-    from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource  # noqa: PLC0415 — see above
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess  # noqa: PLC0415 — see above
 
-    return ResourceAccess(auth, ProtectedResource(auth, build_url(settings, port), settings.path))
+    return ResourceAccess(auth, build_url(settings, port), settings.path)
 
 
 def _open_listener(settings: HttpSettings) -> socket.socket:
