@@ -13,7 +13,7 @@ from time import monotonic
 
 from anyio import CancelScope, to_thread
 
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.plans import canon_tool_name as canon_tool_name  # documented as part of this module

@@ -134,7 +134,7 @@ def advise(
     notes: list[str] = []
     words = {"name": shlex.quote(name), **{verb: format_server_command(verb, name) for verb in ("get", "login")}}
     if isinstance(config, StdioServerConfig):
-        from indusagi.interop.protocol_bridge.client.start.policy import find_withheld  # noqa: PLC0415 — on a fault
+        from indusagi.interop.protocol_bridge.client.stdio import find_withheld  # noqa: PLC0415 — on a fault
 
         output = "\n".join((str(fault), *fault.detail.stderr, *fault.detail.stdout))
         names = find_withheld(environ, config.env, output)
@@ -160,7 +160,8 @@ def advise(
 
 def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, environ: Mapping[str, str]) -> str | None:
     """Recognise why a process failed and return the remedy, a template with literal braces doubled."""
-    from indusagi.interop.protocol_bridge.client.start.causes import find_cause, find_package_manager, needs_sdk_1  # noqa: PLC0415 — on a fault
+    from indusagi.interop.protocol_bridge.client.causes import find_cause, needs_sdk_1  # noqa: PLC0415 — on a fault
+    from indusagi.interop.protocol_bridge.client.start import find_package_manager  # noqa: PLC0415 — on a fault
 
     manager = find_package_manager(config.command, config.args)
     known = "" if manager is None else manager.name
@@ -193,7 +194,7 @@ def _find_damage(
     config: StdioServerConfig, fault: ProtocolFault, manager: str, environ: Mapping[str, str]
 ) -> str | None:
     """Recognise a package manager's damaged cache and return the cause and repair command."""
-    from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage  # noqa: PLC0415 — on a fault
+    from indusagi.interop.protocol_bridge.client.causes import find_cache_damage  # noqa: PLC0415 — on a fault
 
     package = _find_package(config.args)
     name = package.rpartition("@")[0] or package

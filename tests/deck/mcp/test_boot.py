@@ -230,7 +230,7 @@ async def test_tools_are_not_called_before_a_server_that_came_up_has_listed_them
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         endpoint = bridge.fleet.endpoint("h")
         assert endpoint is not None
-        del endpoint._items["tool"]
+        endpoint.known_tools = None
         answer = await call(bridge, "h__echo", tmp_path, text="hi")
         assert (answer.is_error, answer.details["code"]) == (True, "not_connected")
 

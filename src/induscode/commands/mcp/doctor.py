@@ -16,7 +16,7 @@ from anyio import create_task_group
 from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs
 from indusagi.core.json import NotJson
 from indusagi.core.text import clean_text, format_count
-from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
+from indusagi.interop.protocol_bridge.client.start import StartHistory
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 from induscode.boot.plans import load_plan, opened_store

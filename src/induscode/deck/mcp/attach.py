@@ -12,7 +12,7 @@ from indusagi.core.faults import Note, describe_error
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     FleetStatus,

@@ -18,7 +18,7 @@ from indusagi.core.records import record
 from indusagi.core.secrets.names import hide_secrets
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
-from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
+from indusagi.interop.protocol_bridge.client.start import StartHistory
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, BridgeConfig, FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.client.connect import OpenSession
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+    from indusagi.interop.protocol_bridge.client.start import Supervision
     from indusagi.interop.protocol_bridge.contract import (
         EndpointStatus,
         FleetStatus,

@@ -365,7 +365,7 @@ class Enrolment:
         self._mounted.add(remote.ref)
 
     def _find_refusal(self, ref: RemoteToolRef) -> ToolResult | None:
-        if ref in self._disabled:
+        if self._disabled and ref in self._disabled:
             return refuse_disabled(self._disabled[ref])
         endpoint = self.fleet.endpoint(ref.server)
         if endpoint is not None and endpoint.known_tools is None and is_usable_phase(endpoint.phase):
