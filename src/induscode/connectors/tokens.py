@@ -22,9 +22,9 @@ from induscode.connectors.oauth import choose_scheme
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from indusagi.capabilities.web.client import WebResponse
     from indusagi.core.json import JsonObject
     from indusagi.interop.auth.contract import CredentialStore, SignInPrompt
+    from indusagi.net.client import WebResponse
     from induscode.connectors.operations import OperationSpec
     from induscode.connectors.store import ConnectorRow
 

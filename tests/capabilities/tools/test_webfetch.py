@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import pytest
 from PIL import Image
-from tests.capabilities.web.serving import listener, names, open_to, port_of, replying, writing
+from tests.net.serving import listener, names, open_to, port_of, replying, writing
 from tests.support.documents import pdf
 from tests.support.http_peer import http_server
 from tests.support.scripts import unmeasured
@@ -620,5 +620,5 @@ def test_the_tool_loads_no_http_library_until_it_is_used() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=unmeasured()
     )
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert "indusagi.capabilities.web.client" not in done.stdout.split()
+    assert "indusagi.net.client" not in done.stdout.split()
     assert not loaded & {"httpx2", "httpcore2", "h11", "html_to_markdown", "chardet", "idna"}

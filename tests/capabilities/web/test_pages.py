@@ -9,7 +9,7 @@ import pytest
 from indusagi.capabilities.ports import SearchHit, SearchQuery
 from indusagi.capabilities.web.page import detect_medium, file_extension, is_text, media_type
 from indusagi.capabilities.web.results import ResultRow, page_key, select_results
-from indusagi.capabilities.web.url import parse_url
+from indusagi.net.address import parse_url
 
 
 @pytest.mark.parametrize(

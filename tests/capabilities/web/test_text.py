@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.web import fetch as fence
-from indusagi.capabilities.web.body import decode_text
-from indusagi.capabilities.web.convert import LONGEST_JSON, format_json, show_invisible
+from indusagi.capabilities.web.convert import LONGEST_JSON, decode_text, format_json, show_invisible
 from indusagi.capabilities.web.fetch import FENCE_BYTES, fence_text
 
 VALUES = st.recursive(

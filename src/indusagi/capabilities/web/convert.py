@@ -1,23 +1,30 @@
-"""Convert a fetched page: HTML to Markdown or plain text, JSON indented, invisible characters escaped.
+"""Convert a fetched page: bytes to text, HTML to Markdown, JSON indented, invisible characters escaped.
 
 The HTML converter holds the GIL while it works. Short pages are converted in a thread, longer ones in a worker process
 with a time and memory limit, which cancellation kills.
+
+Decoding tries a byte order mark first, then the charset declared by the server or page, then UTF-8 (mislabelled pages
+are common). We replace and count undecodable bytes (https://encoding.spec.whatwg.org/#bom-sniff).
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from html import unescape
 from typing import TYPE_CHECKING, Final
 
-from indusagi.capabilities.ports import FetchError
+from indusagi.capabilities.files.text.codec import shorten_words
 from indusagi.capabilities.web.html_worker import convert_html
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_thread, run_in_worker
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible, remove_break_hints
+from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from indusagi.capabilities.web.html_worker import Style
 
 
@@ -119,3 +126,81 @@ async def convert_page(html: str, base_url: str, style: Style) -> ConvertedPage:
     match = _TITLE.search(html, 0, _HEAD)
     title = "" if match is None else " ".join(unescape(match[1]).split())
     return ConvertedPage(text, title, shortened)
+
+
+# -- text -------------------------------------------------------------------------------------
+
+
+_BOMS: Final = ((codecs.BOM_UTF8, "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+_LABEL = re.compile(r"charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})", re.IGNORECASE)
+_IN_PAGE = re.compile(
+    r"<meta[^>]{0,500}?charset\s*=\s*[\"']?\s*([A-Za-z0-9_:.-]{1,40})"
+    r"|^\s*<\?xml[^>]{0,200}?encoding\s*=\s*[\"']([A-Za-z0-9_:.-]{1,40})",
+    re.IGNORECASE,
+)
+_DECLARATION_BYTES: Final = 1024
+"""Where a page may declare its charset (HTML standard: the first 1024 bytes)."""
+_SNIFFED: Final = 32 * 1024
+_PIECE: Final = 256 * 1024
+_TEXT_CODECS = re.compile(
+    r"ascii|utf-8|utf-16(-[lb]e)?|iso8859-\d+|cp\d+|koi8-[rut]|gb\w+|hz|big5\w*|shift_jis\w*"
+    r"|euc_\w+|iso2022_\w+|mac-\w+|tis-620|johab"
+)
+"""Python codecs for text; others decompress, unescape or are very slow."""
+_AS_BROWSERS_DO: Final = {"ascii": "cp1252", "iso8859-1": "cp1252", "gb2312": "gb18030"}
+
+
+@record
+class DecodedText:
+    """A decoded text, its charset, and the number of replacements."""
+
+    text: str
+    charset: str
+    replaced: int = 0
+
+
+def decode_text(data: bytes, content_type: str, *, whole: bool = True) -> DecodedText:
+    """Decode bytes as text, dropping a truncated character at the end of an incomplete body."""
+    for mark, charset in _BOMS:
+        if data.startswith(mark):
+            return _decode_first(data[len(mark) :], [charset], charset, whole=whole)
+    match = _LABEL.search(content_type)
+    label = None if match is None else _find_codec(match[1])
+    if label is None and (match := _IN_PAGE.search(data[:_DECLARATION_BYTES].decode("latin-1"))):
+        label = _find_codec(match[1] or match[2])
+        # We could read the declaration as ASCII, so the page can't be UTF-16.
+        label = "utf-8" if label is not None and label.startswith("utf-16") else label
+    tried = list(dict.fromkeys(filter(None, (label, "utf-8"))))
+    return _decode_first(data, tried, label, whole=whole)
+
+
+def _decode_first(data: bytes, tried: Sequence[str], label: str | None, *, whole: bool) -> DecodedText:
+    for charset in tried:
+        try:
+            return DecodedText(_decode_in_pieces(data, charset, "strict", whole=whole), charset)
+        except UnicodeError:
+            continue
+    charset = label
+    if charset is None:
+        import chardet  # noqa: PLC0415 — large tables, only for pages without a charset
+
+        guess = chardet.detect(shorten_words(data[:_SNIFFED]))["encoding"]
+        charset = (guess and _find_codec(guess)) or "cp1252"
+    text = _decode_in_pieces(data, charset, "replace", whole=whole)
+    return DecodedText(text, charset, text.count("\N{REPLACEMENT CHARACTER}"))
+
+
+def _find_codec(label: str) -> str | None:
+    try:
+        name = codecs.lookup(label).name
+    except (LookupError, ValueError):
+        return None
+    name = _AS_BROWSERS_DO.get(name, name)
+    return name if _TEXT_CODECS.fullmatch(name) else None
+
+
+def _decode_in_pieces(data: bytes, charset: str, errors: str, *, whole: bool) -> str:
+    """Decode in chunks, because codecs hold the GIL while they work."""
+    decoder = codecs.getincrementaldecoder(charset)(errors)
+    parts = [decoder.decode(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE)]
+    return "".join((*parts, decoder.decode(b"", whole)))

@@ -20,8 +20,7 @@ from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import PerContext
 from indusagi.capabilities.files.media.images import fit_image
 from indusagi.capabilities.files.text.lines import ReadFailure
-from indusagi.capabilities.ports import FetchError, WebSettings
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
+from indusagi.capabilities.ports import WebSettings
 from indusagi.capabilities.web.page import (
     ACCEPT,
     PDF,
@@ -32,11 +31,13 @@ from indusagi.capabilities.web.page import (
     file_extension,
     is_text,
 )
-from indusagi.capabilities.web.url import parse_url
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
+from indusagi.net.address import parse_url
+from indusagi.net.client import CrossSiteRedirect, WebClient
+from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
@@ -44,10 +45,9 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.budget import SessionDir
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.web.body import Truncation
-    from indusagi.capabilities.web.client import WebResponse
     from indusagi.capabilities.web.page import Format
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.net.client import Truncation, WebResponse
 
 
 PageT = TypeVar("PageT")

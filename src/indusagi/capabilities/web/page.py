@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.media.pdf import read_pdf_pages
 from indusagi.capabilities.files.text.lines import ReadFailure
-from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.body import decode_text
-from indusagi.capabilities.web.convert import convert_page, format_json, show_invisible
+from indusagi.capabilities.web.convert import convert_page, decode_text, format_json, show_invisible
 from indusagi.capabilities.worker import run_in_thread
 from indusagi.core.records import record
 from indusagi.core.text import format_count
+from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.capabilities.files.media.pdf import PdfPages
-    from indusagi.capabilities.web.client import WebResponse
+    from indusagi.net.client import WebResponse
 
 
 Medium: TypeAlias = Literal["html", "json", "text", "image", "binary"]

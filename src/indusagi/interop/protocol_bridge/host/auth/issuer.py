@@ -12,11 +12,11 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlencode, urlsplit
 
-from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object, parse_strict_json
 from indusagi.interop.protocol_bridge.host.auth.resource import IssuerError
 from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS, import_key, is_key_for
+from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,22 +60,21 @@ class IssuerClient:
     """Sends requests to an issuer."""
 
     def __init__(self, settings: ResourceSettings) -> None:
-        from indusagi.capabilities.web.client import WebClient  # noqa: PLC0415 — for hosts with access tokens
+        from indusagi.net.address import parse_url  # noqa: PLC0415 — for hosts with access tokens
+        from indusagi.net.client import WebClient  # noqa: PLC0415 — for hosts with access tokens
 
         self.issuer = settings.issuer
-        parts = urlsplit(settings.issuer)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        target = parse_url(settings.issuer)
         # The operator named the issuer, so it may be in a private network; no other host may.
-        allowed = WebSettings(
-            allow_private=(f"{name}:{port}",),
-            ports=(443, port),
+        policy = HttpPolicy(
+            allow_private=(target.server,),
+            ports=(443, target.port),
             redirects=0,
             hard_bytes=_DOCUMENT_BYTES,
             total_s=settings.fetch_s,
             connect_s=settings.fetch_s,
         )
-        self._web = WebClient(allowed)
+        self._web = WebClient(policy)
         self._metadata: JsonObject | None = None
 
     async def fetch_metadata(self) -> JsonObject:
@@ -153,13 +152,13 @@ class IssuerClient:
     async def _request(
         self, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None, may_miss: bool = False
     ) -> JsonObject | None:
-        from indusagi.capabilities.web.client import CrossSiteRedirect, WebRequest  # noqa: PLC0415 — with the client
+        from indusagi.net.client import CrossSiteRedirect, WebRequest  # noqa: PLC0415 — with the client
 
         method = "GET" if body is None else "POST"
         accepted = {"Accept": "application/json", **(headers or {})}
         request = WebRequest(url, method, headers=accepted, body=body, follow="origin")
         try:
-            response = await self._web.send(request, cap=lambda _: _DOCUMENT_BYTES)
+            response = await self._web.send(request)
         except (FetchError, ValueError) as exc:
             raise IssuerError(describe_error(exc)) from exc
         if isinstance(response, CrossSiteRedirect):

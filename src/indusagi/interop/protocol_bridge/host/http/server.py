@@ -87,7 +87,7 @@ async def serve_app(
 
 def _load_access() -> None:
     """Import the modules of `_open_access` and its HTTP client. It blocks."""
-    import_module("indusagi.capabilities.web.client")
+    import_module("indusagi.net.client")
     import_module("indusagi.interop.protocol_bridge.host.http.resource_access")
 
 

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from tests.capabilities.web.serving import listener, names, open_to, port_of, replying, writing
+from tests.net.serving import listener, names, open_to, port_of, replying, writing
 from tests.support.http_peer import http_server, self_signed
 from tests.support.ssrf import LOCATIONS, NAMES, URLS
 from tests.support.waiting import until
 
-from indusagi.capabilities.ports import FetchError, WebSettings
-from indusagi.capabilities.web import dial as resolve
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebResponse
+from indusagi.capabilities.ports import WebSettings
+from indusagi.net import dial as resolve
+from indusagi.net.client import CrossSiteRedirect, WebClient, WebResponse
+from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     import ssl
@@ -580,7 +581,7 @@ async def test_a_server_of_ones_own_is_reached_past_the_proxy() -> None:
 
 async def test_a_proxy_of_another_kind_is_refused() -> None:
     with pytest.raises(FetchError, match="proxy"):
-        await fetched("http://open.example/", WebSettings(proxy="https://proxy.example"))
+        await fetched("http://open.example/", WebSettings(proxy="socks5://proxy.example"))
 
 
 async def test_an_ipv6_address_is_not_named_to_a_proxy() -> None:
