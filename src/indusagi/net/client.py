@@ -96,7 +96,7 @@ class WebClient:
     def __init__(self, policy: HttpPolicy) -> None:
         self._policy = policy
         self._resolve = policy.resolver or system_resolver
-        proxy = None if policy.proxy is None else parse_proxy(policy.proxy, "its configuration")
+        proxy = parse_proxy(policy.proxy, "its configuration") if policy.proxy else None
         self._proxy = proxy if proxy is None or policy.proxy_auth is None else replace(proxy, user=policy.proxy_auth)
         self._allowed_private = frozenset(parse_host_and_port(text) for text in policy.allow_private)
 
@@ -190,7 +190,7 @@ class WebClient:
     async def _read(self, answer: HttpAnswer, cap: Cap | None, hops: Sequence[str]) -> WebResponse:
         limit, headers = self._policy.hard_bytes, answer.headers
         limit = limit if cap is None else min(cap(headers), limit)
-        body, early = ResponseBody(headers.get("content-encoding", ""), limit, self._policy.ratio), False
+        body, early = ResponseBody(headers.get("content-encoding", ""), limit), False
         try:
             async for piece in answer.pieces:
                 if not body.feed(piece):
@@ -303,11 +303,9 @@ def _shorten_url(url: str) -> str:
 # -- bodies -----------------------------------------------------------------------------------
 
 
-Truncation: TypeAlias = Literal["size", "ratio", "ended early"]
+Truncation: TypeAlias = Literal["size", "ended early"]
 """Why a body is incomplete."""
 _STEP: Final = 64 * 1024
-_SHORT: Final = 64 * 1024
-"""Bodies up to this size may have any compression ratio."""
 _GZIP: Final = zlib.MAX_WBITS | 16
 _PLAIN: Final = frozenset({"", "identity"})
 _PACKED: Final = frozenset({"gzip", "x-gzip"})
@@ -316,7 +314,7 @@ _PACKED: Final = frozenset({"gzip", "x-gzip"})
 class ResponseBody:
     """Collects a body up to a size limit."""
 
-    def __init__(self, coding: str, cap: int, ratio: int) -> None:
+    def __init__(self, coding: str, cap: int) -> None:
         coding = coding.strip().lower()
         if coding not in _PLAIN | _PACKED:
             message = f"the server packed its answer as {coding[:40]!r}, which was not asked for"
@@ -325,7 +323,6 @@ class ResponseBody:
         self._gzip_members = 0
         self._is_padding = False
         self._cap = cap
-        self._ratio = ratio
         self._data = bytearray()
         self.packed = 0
         """Bytes received, before decompression."""
@@ -370,15 +367,10 @@ class ResponseBody:
                 message = f"the server said that its answer is packed, but it is not: {exc}"
                 raise FetchError(message, code="failed", reason="coding") from None
             piece = self._decompressor.unconsumed_tail
-            self._keep(grown, self.packed - len(piece))
+            self._data += grown[: self._cap - len(self._data)]
+            if len(self._data) >= self._cap:
+                self.cut = "size"
             if self._decompressor.eof:
                 piece = self._decompressor.unused_data
                 self._gzip_members += 1
                 self._decompressor = zlib.decompressobj(_GZIP) if piece else self._decompressor
-
-    def _keep(self, grown: bytes, used: int) -> None:
-        self._data += grown[: self._cap - len(self._data)]
-        if len(self._data) > max(_SHORT, self._ratio * used):
-            self.cut = "ratio"
-        elif len(self._data) >= self._cap:
-            self.cut = "size"

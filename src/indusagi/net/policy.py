@@ -30,8 +30,6 @@ class HttpPolicy:
     """Ports to allow, in addition to `allow_private`."""
     hard_bytes: int = 5 * 1024 * 1024
     """Hard limit on one response, compressed or not."""
-    ratio: int = 20
-    """Maximum decompression ratio; short bodies are exempt."""
     redirects: int = 5
     connect_s: float = 10.0
     """Time limit for name resolution, and again for the connection."""

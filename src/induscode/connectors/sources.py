@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from induscode.connectors.operations import OperationSpec
     from induscode.core.consent import Consent
 
-_RATIO: Final = 200
-"""Documents are repetitive, so they may compress better than web pages."""
 _OK: Final = 200
 _MAX_NAMED: Final = 3
 """Slugs named in a message about a change."""
@@ -104,7 +102,7 @@ async def read_bytes(source: str, web: WebSettings) -> bytes:
             return await to_thread.run_sync(read_small_file, source, LARGEST_BYTES)
         except OSError as exc:
             raise ConnectorFault(f"the document {source!r} cannot be read: {exc.strerror or exc}") from exc
-    settings = replace(web, hard_bytes=LARGEST_BYTES, ratio=_RATIO)
+    settings = replace(web, hard_bytes=LARGEST_BYTES)
     try:
         accept = "application/json, application/yaml;q=0.9, */*;q=0.5"
         answer = await WebClient(settings).fetch(source, accept=accept)

@@ -125,7 +125,6 @@ _AROUND: Final = OutputBudget(FENCE_BYTES + 200, 6)
 """Room for the fence and the notes."""
 _CUTS: Final[dict[Truncation | None, str]] = {
     "size": " (truncated here: `maxBytes` can be up to 5 MiB)",
-    "ratio": " (truncated: it grows out of all proportion when unpacked)",
     "ended early": " (truncated: the connection ended before the page did)",
     None: "",
 }
@@ -258,9 +257,8 @@ async def _show_bytes(
 ) -> ToolResult | TextPage:
     """Show an image or PDF text, or save the file."""
     if found.cut is not None:
-        why = {"size": "is larger than can be fetched", "ratio": "is packed too tightly"}
-        message = f"{found.target.url}: this {page.kind} {why.get(found.cut, 'broke off')}"
-        return ToolResult.error(message, code="too_large" if found.cut in why else "failed", **facts)
+        code, why = ("too_large", "is larger than can be fetched") if found.cut == "size" else ("failed", "broke off")
+        return ToolResult.error(f"{found.target.url}: this {page.kind} {why}", code=code, **facts)
     head, shown = _format_head(facts), None
     if page.is_image:
         shown = await fit_image(page.data, page.kind)
