@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.media.pdf import read_pdf_pages
+from indusagi.capabilities.files.text.codec import sniff
 from indusagi.capabilities.files.text.lines import ReadFailure
 from indusagi.capabilities.web.convert import convert_page, decode_text, format_json, show_invisible
 from indusagi.capabilities.worker import run_in_thread
@@ -33,12 +34,8 @@ _TEXT_TYPES = re.compile(
 _JSON = re.compile(r"(application|text)/(json|.*\+json)")
 _UNSPECIFIC_TYPES: Final = frozenset({"", "application/octet-stream", "binary/octet-stream", "text/plain"})
 """Generic media types, for files the server knows nothing about."""
-_IMAGE_MAGIC: Final = (
-    (re.compile(rb"\x89PNG\r\n\x1a\n"), "image/png"),
-    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
-    (re.compile(rb"GIF8[79]a"), "image/gif"),
-    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
-)
+_IMAGES: Final = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+"""Images that a model can see."""
 _HTML_START = re.compile(rb"\s*(<!--.{0,500}?-->\s*)?<(!doctype\s+html|html|head|body)\b", re.I | re.S)
 _WIDE: Final = (b"\xff\xfe", b"\xfe\xff")
 _HEAD_BYTES: Final = 8 * 1024
@@ -76,12 +73,10 @@ def is_text(headers: Mapping[str, str]) -> bool:
 def detect_medium(headers: Mapping[str, str], body: bytes) -> tuple[Medium, str]:
     """Detect the medium and media type from the headers and the first bytes."""
     named = media_type(headers)
-    for picture, kind in _IMAGE_MAGIC:
-        if picture.match(body):
-            return "image", kind
-    if body.startswith(b"%PDF-"):
-        return "binary", "application/pdf"
     head = body[:_HEAD_BYTES]
+    sniffed = sniff(head)
+    if sniffed is not None and sniffed.mime in {*_IMAGES, PDF}:
+        return "image" if sniffed.family == "image" else "binary", sniffed.mime
     wide = body.startswith(_WIDE) or "utf-16" in headers.get("content-type", "").lower()
     if named in _HTML or (named in _UNSPECIFIC_TYPES - {"text/plain"} and _HTML_START.match(head)):
         return "html", named or "text/html"
