@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import httpcore2
 import httpx2
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def make_network(transport: httpx2.AsyncBaseTransport) -> Network:
     """Make a network whose servers are a transport."""
-    return Network(_Engine(transport), 20)
+    return Network(cast("httpcore2.AsyncConnectionPool", _Engine(transport)), 20)
 
 
 def make_answer(response: httpx2.Response, url: str = "http://host/") -> HttpAnswer:

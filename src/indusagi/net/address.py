@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from base64 import b64encode
 from dataclasses import field
 from ipaddress import IPv4Address, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
@@ -51,6 +52,13 @@ class WebUrl:
     """The host, if it's an IP address."""
     user: tuple[str, str] | None = field(default=None, repr=False)
     """User name and password; never part of `url`."""
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header for its user name and password, if any (RFC 7617 §2)."""
+        if self.user is None:
+            return {}
+        return {"authorization": f"Basic {b64encode(':'.join(self.user).encode()).decode('ascii')}"}
 
     @property
     def server(self) -> str:

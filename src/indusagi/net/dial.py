@@ -15,7 +15,7 @@ import ssl
 import threading
 import urllib.request
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import httpcore2
 from anyio import CancelScope, to_thread
@@ -39,29 +39,18 @@ class BodyEndedEarly(FetchError):
     """The connection closed before the body was complete."""
 
 
-class Engine(Protocol):
-    """What a network needs of the library's connection pool."""
-
-    async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
-        """Send a request."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        ...
-
-
 class Network:
     """Connections to servers; reuses idle ones. Close it.
 
     Args:
-        engine: Makes the connections.
-        connect_s: Time limit for one connection; responses have the caller's deadline.
+        pool: Makes the connections.
+        connect_s: Time limit for one connection.
+        silence_s: How long a server may send or take nothing; otherwise, only the caller sets a deadline.
     """
 
-    def __init__(self, engine: Engine, connect_s: float) -> None:
-        self._engine = engine
-        self._connect_s = connect_s
+    def __init__(self, pool: httpcore2.AsyncConnectionPool, connect_s: float, silence_s: float | None = None) -> None:
+        self._pool = pool
+        self._timeouts = {"connect": connect_s, "read": silence_s, "write": silence_s}
 
     async def send(
         self, method: str, target: WebUrl, headers: Mapping[str, str], body: bytes | None = None
@@ -78,16 +67,16 @@ class Network:
             httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path),
             headers={name: text for name, text in own.items() if name.lower() not in headers} | {**headers},
             content=body,
-            extensions={"timeout": {"connect": self._connect_s}},
+            extensions={"timeout": self._timeouts},
         )
         try:
-            return HttpAnswer(target, await self._engine.handle_async_request(request))
+            return HttpAnswer(target, await self._pool.handle_async_request(request))
         except _FAILURES as exc:
             raise _to_fetch_error(target, exc) from exc
 
     async def aclose(self) -> None:
         """Close all connections."""
-        await self._engine.aclose()
+        await self._pool.aclose()
 
 
 def open_network(
@@ -97,6 +86,7 @@ def open_network(
     addresses: Sequence[str] = (),
     proxy: WebUrl | None = None,
     keepalive: int = 0,
+    silence_s: float | None = None,
 ) -> Network:
     """Create a network; it connects on the first request.
 
@@ -106,6 +96,7 @@ def open_network(
         addresses: Connect to these instead of looking up the host.
         proxy: Let this proxy look up the host and connect.
         keepalive: How many idle connections to keep.
+        silence_s: How long a server may send or take nothing.
     """
     through = None
     if proxy is not None:
@@ -119,7 +110,7 @@ def open_network(
         keepalive_expiry=_IDLE_S,
         network_backend=PinnedBackend(addresses) if addresses else None,
     )
-    return Network(pool, connect_s)
+    return Network(pool, connect_s, silence_s)
 
 
 class PinnedBackend(httpcore2.AsyncNetworkBackend):
@@ -167,14 +158,17 @@ class HttpAnswer:
     async def aclose(self) -> None:
         """Close the response; its connection is used again if the whole body was read."""
         with CancelScope(shield=True):
-            await self.pieces.aclose()
             await self._response.aclose()
+            if not self.pieces.ag_running:  # a task that still reads ends by itself
+                await self.pieces.aclose()
 
     async def _iterate(self, response: httpcore2.Response) -> AsyncGenerator[bytes]:
         try:
             async with aclosing(response.aiter_stream()) as stream:
                 async for piece in stream:
                     yield piece
+        except httpcore2.TimeoutException as exc:
+            raise _to_fetch_error(self.target, exc) from exc
         except (httpcore2.ProtocolError, httpcore2.NetworkError) as exc:
             message = f"{self.target.host} ended its answer before it was complete: {_shorten_error(exc)}"
             raise BodyEndedEarly(message, code="failed", reason="ended early") from exc
@@ -196,9 +190,11 @@ def _to_fetch_error(target: WebUrl, exc: Exception) -> FetchError:
     while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
         causes.append(cause)
     where = f"{target.host}:{target.port}"
-    if isinstance(exc, httpcore2.TimeoutException):
+    if isinstance(exc, httpcore2.ConnectTimeout):
         message = f"{where} did not accept a connection in time"
         return FetchError(message, code="timeout", reason="connect")
+    if isinstance(exc, httpcore2.TimeoutException):
+        return FetchError(f"{where} did not answer in time", code="timeout", reason="silence")
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
         return FetchError(f"{where} refused the connection", code="failed", reason="refused")
     for cause in causes:

@@ -10,10 +10,10 @@ from tests.support.networks import make_network
 
 from indusagi.interop.auth.contract import AuthFault, Refusal
 from indusagi.interop.protocol_bridge.client.http.client import HttpClient, open_http_client
-from indusagi.interop.protocol_bridge.client.http.events import EventParser
 from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, HttpRequestError, get_content_type
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits, StreamableHttpServerConfig
 from indusagi.net.address import parse_url
+from indusagi.net.events import EventParser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

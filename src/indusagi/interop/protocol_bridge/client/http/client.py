@@ -8,7 +8,6 @@ a deadline; the deadlines of responses belong to the caller.
 from __future__ import annotations
 
 import asyncio
-import base64
 import urllib.request
 from contextlib import asynccontextmanager, suppress
 from email.message import Message
@@ -20,7 +19,6 @@ import anyio
 
 from indusagi.core.faults import describe_error
 from indusagi.interop.auth.contract import AuthFault, Refusal
-from indusagi.interop.protocol_bridge.client.http.events import EventTooLargeError
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     HttpRequestError,
@@ -38,6 +36,7 @@ from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.net.address import parse_url
 from indusagi.net.client import REDIRECTS, SAME_METHOD
 from indusagi.net.dial import BodyEndedEarly, find_proxy, open_network, parse_proxy, shared_tls
+from indusagi.net.events import EventTooLargeError
 from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
@@ -46,10 +45,10 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from indusagi.interop.auth.contract import RequestAuthorizer
-    from indusagi.interop.protocol_bridge.client.http.events import EventParser, ServerEvent
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.net.address import WebUrl
     from indusagi.net.dial import HttpAnswer, Network
+    from indusagi.net.events import EventParser, ServerEvent
 
 _MAX_REDIRECTS = 3
 _REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -91,9 +90,7 @@ class HttpClient:
         self._network = network
         self._limits = limits
         self._headers = {"accept": "*/*", "user-agent": HttpPolicy().user_agent}
-        self._headers |= {name.lower(): value for name, value in headers.items()}
-        if url.user is not None:
-            self._headers["authorization"] = f"Basic {base64.b64encode(':'.join(url.user).encode()).decode('ascii')}"
+        self._headers |= {name.lower(): value for name, value in headers.items()} | url.authorization
         self._authorizer = authorizer
         # Some load balancers recognize a session by a cookie.
         self._cookies = CookieJar()
@@ -379,8 +376,8 @@ def _open_authorizer(
         return None
     if auth.settings.header_command:
         return HeaderCommand(auth.settings.header_command, config.id, config.url, config.limits.start_s)
-        # Lazily, in a thread: only servers with a sign-in need it.
-    from indusagi.interop.auth.authorizer import OAuthAuthorizer  # noqa: PLC0415
+    # Lazily, in a thread: only servers with a sign-in need it.
+    from indusagi.interop.auth.authorizer import OAuthAuthorizer, TokenExchangeAuthorizer  # noqa: PLC0415
     from indusagi.interop.auth.driver import AuthDriver  # noqa: PLC0415
 
     driver = AuthDriver(config.url, auth, name=config.id, proxy=None if proxy is None else proxy.url)
@@ -388,7 +385,5 @@ def _open_authorizer(
         if config.kind == "sse":
             # With SSE, credentials belong to the connection, not to a call.
             raise _build_fault(config, "token exchange needs Streamable HTTP, and not SSE")
-        from indusagi.interop.auth.exchange import TokenExchangeAuthorizer  # noqa: PLC0415 — only such servers need it
-
         return TokenExchangeAuthorizer(driver)
     return OAuthAuthorizer(driver)

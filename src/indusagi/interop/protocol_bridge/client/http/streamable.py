@@ -20,7 +20,6 @@ import anyio
 from indusagi.core.backoff import Backoff
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, open_http_client
-from indusagi.interop.protocol_bridge.client.http.events import EventParser
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     JSON,
@@ -43,6 +42,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_response_id,
     get_object,
 )
+from indusagi.net.events import EventParser
 from indusagi.runtime.calls import acting_subject
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.http.client import HttpClient
-    from indusagi.interop.protocol_bridge.client.http.events import ServerEvent
     from indusagi.interop.protocol_bridge.client.session import ClientSession
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
     from indusagi.net.dial import HttpAnswer
+    from indusagi.net.events import ServerEvent
     from indusagi.runtime.calls import SubjectToken
 
 _SESSION_HEADER = "mcp-session-id"
