@@ -19,7 +19,6 @@ from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.grants import exchange_subject
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
 from indusagi.interop.auth.metadata import canonical_resource, get_origin_of, split_address
-from indusagi.interop.auth.proofs import ProofKey
 from indusagi.interop.auth.steps import (
     AuthorizeStep,
     DeviceStep,
@@ -32,6 +31,7 @@ from indusagi.interop.auth.steps import (
     find_oauth_challenge,
     parse_challenges,
 )
+from indusagi.interop.auth.token_endpoint import ProofKey
 from indusagi.net.address import PRIVATE_KINDS, classify_address
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
 from indusagi.net.dial import system_resolver

@@ -14,6 +14,7 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object, parse_strict_json
+from indusagi.interop.auth.metadata import build_issuer_metadata_urls
 from indusagi.interop.protocol_bridge.host.auth.resource import IssuerError
 from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS, import_key, is_key_for
 from indusagi.net.policy import FetchError, HttpPolicy
@@ -83,14 +84,8 @@ class IssuerClient:
         Raises:
             IssuerError: There is none, or it describes another issuer.
         """
-        parts = urlsplit(self.issuer)
-        origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
-        addresses = [
-            f"{origin}/.well-known/oauth-authorization-server{path}",
-            f"{origin}/.well-known/openid-configuration{path}",
-            f"{origin}{path}/.well-known/openid-configuration",
-        ]
-        for address in dict.fromkeys(addresses):
+        addresses = build_issuer_metadata_urls(self.issuer)
+        for address in addresses:
             document = await self._request(address, may_miss=True)
             if document is None:
                 continue
