@@ -12,6 +12,7 @@ from tests.support.http_peer import Exchange, http_server
 from tests.support.openapi import add_connector, build_document, build_gateway
 from tests.support.ssrf import URLS
 
+from indusagi.capabilities.ports import WebSettings
 from indusagi.core.json import is_json_object
 from induscode.connectors.openapi import ConnectorFault
 from induscode.deck.contract import ActionError

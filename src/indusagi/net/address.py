@@ -111,7 +111,7 @@ def parse_url(url: str, *, with_user: bool = False) -> WebUrl:
         problem = "is not a web address: it must begin with https:// or http://"
         if _ANY_SCHEME.match(url) and "://" in url:
             problem = "has another scheme: only http and https addresses can be fetched"
-        raise FetchError(f"{_quote_url(url)} {problem}", code="unsupported", reason="scheme")
+        raise FetchError(f"{shorten_url(url)!r} {problem}", code="unsupported", reason="scheme")
     scheme = cast("Scheme", found["scheme"].lower())
     host, port, address = _parse_authority(found["authority"], url)
     path, _, _ = found["rest"].partition("#")
@@ -164,7 +164,7 @@ def _check_characters(url: str) -> None:
         message = f"the address has {len(url):,} characters; {LONGEST_URL:,} are the most"
         raise FetchError(message, code="denied", reason="url")
     if _CONTROL.search(url) or "\\" in url or _NUL_IN_DISGUISE.search(url):
-        message = f"{_quote_url(url)}: control characters, NUL and backslashes cannot be in an address"
+        message = f"{shorten_url(url)!r}: control characters, NUL and backslashes cannot be in an address"
         raise FetchError(message, code="denied", reason="url")
 
 
@@ -215,11 +215,12 @@ def _parse_host(text: str, url: str) -> tuple[str, IPv4Address | IPv6Address | N
 
 
 def _host_error(url: str, why: str) -> FetchError:
-    return FetchError(f"{_quote_url(url)}: {why}", code="denied", reason="host", problem=why)
+    return FetchError(f"{shorten_url(url)!r}: {why}", code="denied", reason="host", problem=why)
 
 
-def _quote_url(url: str) -> str:
-    return repr(cut_text(clean_text(url)[0], 200))
+def shorten_url(url: str) -> str:
+    """Shorten a URL for a message, without invisible characters."""
+    return cut_text(clean_text(url)[0], 200)
 
 
 _REGISTRIES = frozenset({"ac", "co", "com", "edu", "go", "gob", "gov", "ltd", "me", "mil", "ne", "net", "or", "org"})

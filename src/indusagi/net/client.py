@@ -8,6 +8,7 @@ maximum size.
 
 from __future__ import annotations
 
+import re
 import zlib
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from anyio import fail_after, to_thread
 
 from indusagi.core.records import record
-from indusagi.core.text import clean_text, cut_text
 from indusagi.net.address import (
     PRIVATE_KINDS,
     classify_address,
@@ -24,12 +24,13 @@ from indusagi.net.address import (
     is_subdomain,
     parse_host_and_port,
     parse_url,
+    shorten_url,
 )
 from indusagi.net.dial import BodyEndedEarly, open_network, parse_proxy, shared_tls, system_resolver
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from indusagi.core.json import JsonValue
     from indusagi.net.address import WebUrl
@@ -122,7 +123,7 @@ class WebClient:
             with fail_after(total_s):
                 return await self._follow(parse_url(request.url), request, cap)
         except TimeoutError:
-            message = f"{_shorten_url(request.url)} did not arrive within {total_s:g} s"
+            message = f"{shorten_url(request.url)} did not arrive within {total_s:g} s"
             raise FetchError(message, code="timeout", reason="total") from None
 
     async def check_address(self, url: str) -> None:
@@ -143,14 +144,14 @@ class WebClient:
             except FetchError as trouble:
                 if not hops:
                     raise
-                message = f"{trouble} (redirected from {_shorten_url(hops[-1])})"
+                message = f"{trouble} (redirected from {shorten_url(hops[-1])})"
                 facts: dict[str, JsonValue] = {**trouble.facts, "redirects": [*hops]}
                 raise FetchError(message, code=trouble.code, **facts) from trouble
             if not isinstance(found, _Redirect):
                 return found
             hops.append(target.url)
             target, request = found.target, found.request
-        message = f"{_shorten_url(target.url)}: {len(hops)} redirects, and no page at the end of them"
+        message = f"{shorten_url(target.url)}: {len(hops)} redirects, and no page at the end of them"
         raise FetchError(message, code="failed", reason="redirects", redirects=[*hops])
 
     async def _hop(
@@ -296,10 +297,6 @@ def _reason(exc: Exception) -> str:
     return exc.strerror or str(exc) if isinstance(exc, OSError) else str(exc)
 
 
-def _shorten_url(url: str) -> str:
-    return cut_text(clean_text(url)[0], 200)
-
-
 # -- bodies -----------------------------------------------------------------------------------
 
 
@@ -374,3 +371,95 @@ class ResponseBody:
                 piece = self._decompressor.unused_data
                 self._gzip_members += 1
                 self._decompressor = zlib.decompressobj(_GZIP) if piece else self._decompressor
+
+
+# -- event streams ----------------------------------------------------------------------------
+#
+# `text/event-stream`: https://html.spec.whatwg.org/multipage/server-sent-events.html#parsing-an-event-stream
+
+
+_BLANK_LINE = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
+_FIELD = re.compile(rb"(?:\A|(?<=[\r\n]))(data|event|id|retry)(?:: ?([^\r\n]*))?(?![^\r\n])")
+_BOM = b"\xef\xbb\xbf"
+_OVERLAP = 3
+"""How many bytes of a blank line (CR LF CR LF) may have come with the previous chunk."""
+_MAX_RETRY_DIGITS = 7
+"""A server may ask for a pause of up to three hours."""
+
+
+class EventTooLargeError(Exception):
+    """An event is over the size limit."""
+
+
+@record
+class ServerEvent:
+    """One event of a stream."""
+
+    name: str
+    data: bytes
+
+
+class EventParser:
+    """Parses the streams of one conversation, chunk by chunk; `reset` begins the next stream.
+
+    Args:
+        limit: Largest event in bytes.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.last_id: str | None = None
+        """Id of the last event that had one, with which the stream can be resumed."""
+        self.retry_s: float | None = None
+        """Pause before reconnecting, if the server asked for one."""
+        self._limit = limit
+        self._rest = bytearray()
+        self._is_first = True
+
+    def reset(self) -> None:
+        """Begin another stream; drop an event that was cut off."""
+        self._rest.clear()
+        self._is_first = True
+
+    def feed(self, piece: bytes) -> Iterator[ServerEvent]:
+        """Add a chunk and yield the events that are complete and have data.
+
+        Raises:
+            EventTooLargeError: An event is over the limit.
+        """
+        # A blank line may start in the previous chunk: search its last bytes again.
+        searched_from = max(len(self._rest) - _OVERLAP, 0)
+        self._rest += piece
+        while (end := _BLANK_LINE.search(self._rest, searched_from)) is not None:
+            size = end.end()
+            self._check_size(size)
+            with memoryview(self._rest) as view:
+                block = bytes(view[:size])
+            del self._rest[:size]
+            searched_from = 0
+            event = self._parse(block)
+            del block
+            if event is not None:
+                yield event
+        self._check_size(len(self._rest))
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limit:
+            self.reset()
+            raise EventTooLargeError
+
+    def _parse(self, block: bytes) -> ServerEvent | None:
+        if self._is_first:
+            self._is_first = False
+            block = block.removeprefix(_BOM)
+        name, lines = "", list[bytes]()
+        for match in _FIELD.finditer(block):
+            field, value = match[1], match[2] or b""
+            if field == b"data":
+                lines.append(value)
+            elif field == b"event":
+                name = value.decode("utf-8", "replace")
+            elif field == b"id" and b"\0" not in value:
+                self.last_id = value.decode("utf-8", "replace") or None
+            elif field == b"retry" and value.isdigit():
+                self.retry_s = int(value[:_MAX_RETRY_DIGITS]) / 1000
+        return ServerEvent(name or "message", b"\n".join(lines)) if lines else None

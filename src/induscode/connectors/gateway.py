@@ -18,7 +18,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.budget import SessionDir
-from indusagi.capabilities.web.convert import decode_text
+from indusagi.capabilities.web.page import decode_text
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from indusagi.capabilities import worker
-from indusagi.capabilities.web.convert import SHORT, convert_page
+from indusagi.capabilities.web.page import SHORT, convert_page
 from indusagi.net.policy import FetchError
 
 pytestmark = pytest.mark.anyio

@@ -15,8 +15,8 @@ from urllib.parse import parse_qsl, urlencode
 from anyio import fail_after, move_on_after, to_thread
 
 from indusagi.capabilities.ports import SearchError, SearchHit, SearchQuery, WebSettings
-from indusagi.capabilities.web.convert import show_invisible
 from indusagi.capabilities.web.fetch import fence_text
+from indusagi.capabilities.web.page import show_invisible
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text

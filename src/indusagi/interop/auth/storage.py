@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, cast, get_args
 
 import anyio
@@ -92,7 +93,6 @@ class CredentialFiles:
         self._environ = os.environ if environ is None else environ
         self._find_keyring = find_keyring
         self._keyring: KeyringVault | None = None
-        self._sealed: list[SealedVault | None] = []
 
     # -- CredentialStore --------------------------------------------------------------------
 
@@ -194,9 +194,8 @@ class CredentialFiles:
                 return "keyring", keyring.put(owner, secret)
             except AuthFault as exc:
                 reason = str(exc)
-        sealed = self._get_sealed()
-        if sealed is not None:
-            return "sealed", sealed.put(owner, secret)
+        if self._sealed is not None:
+            return "sealed", self._sealed.put(owner, secret)
         note = Note("sign-ins", f"stored as plain text that only you can read; {reason}", f"or set {KEY_VARIABLE}")
         if note not in self.notes:
             self.notes.append(note)
@@ -224,10 +223,9 @@ class CredentialFiles:
             return self._require_keyring().get(row.owner, row.secret)
         if row.vault == "plain":
             return row.secret
-        sealed = self._get_sealed()
-        if sealed is None:
+        if self._sealed is None:
             raise AuthFault(f"{row.path} is sealed: set {KEY_VARIABLE} to the key")
-        return sealed.get(row.owner, row.secret)
+        return self._sealed.get(row.owner, row.secret)
 
     def _require_keyring(self) -> KeyringVault:
         keyring = self._get_keyring()
@@ -240,10 +238,9 @@ class CredentialFiles:
             self._keyring = self._find_keyring()  # a session may unlock it or start its service later
         return self._keyring
 
-    def _get_sealed(self) -> SealedVault | None:
-        if not self._sealed:
-            self._sealed.append(find_sealing_key(self._environ))
-        return self._sealed[0]
+    @cached_property
+    def _sealed(self) -> SealedVault | None:
+        return find_sealing_key(self._environ)
 
     def _delete(self, key: CredentialKey) -> None:
         row = _read_row(self._path(key))

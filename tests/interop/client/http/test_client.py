@@ -13,7 +13,7 @@ from indusagi.interop.protocol_bridge.client.http.client import HttpClient, open
 from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, HttpRequestError, get_content_type
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits, StreamableHttpServerConfig
 from indusagi.net.address import parse_url
-from indusagi.net.events import EventParser
+from indusagi.net.client import EventParser
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -7,7 +7,6 @@ It retries requests after transient failures. It reads server-sent events
 from __future__ import annotations
 
 import json
-import random
 import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,11 +21,12 @@ from pydantic_ai.messages import FinishReason, PartStartEvent, TextPart, Thinkin
 from pydantic_ai.models import Model, StreamedResponse
 from pydantic_ai.usage import RequestUsage
 
+from indusagi.core.backoff import Backoff, parse_retry_after
 from indusagi.core.json import is_json_object
 from indusagi.core.time import now_ms
 from indusagi.net.address import parse_url
+from indusagi.net.client import EventParser
 from indusagi.net.dial import find_proxy, open_network, shared_tls
-from indusagi.net.events import EventParser
 from indusagi.net.policy import FetchError, HttpPolicy
 from induscode.conversations.model_loop.chat.messages import (
     REASONING_FIELDS,
@@ -273,7 +273,7 @@ def _read_count(counts: JsonObject, key: str) -> int:
 _CONNECT_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 600.0
 _MAX_RETRIES = 2
-_FIRST_DELAY_S = 0.5
+_FIRST_DELAY_S = 0.4
 _MAX_DELAY_S = 60.0
 _RETRY_STATUSES = {408, 409, 429}
 """Retried like 5xx: https://platform.openai.com/docs/guides/error-codes."""
@@ -381,6 +381,7 @@ class ChatModel(Model[Any]):
         """
         # A lone surrogate has no UTF-8 form, and servers reject it as a JSON escape (RFC 8259 §8.2).
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        backoff = Backoff(_FIRST_DELAY_S)
         content = text.encode("utf-8", "replace")
         for attempt in range(_MAX_RETRIES + 1):
             last = attempt == _MAX_RETRIES
@@ -400,21 +401,11 @@ class ChatModel(Model[Any]):
                     raise build_connection_error(self._name, exc) from exc
                 delay = None
             else:
-                delay = _find_delay(response)
+                delay = parse_retry_after(response.headers.get("retry-after", ""))
                 status, headers = response.status, dict(response.headers)
                 advice = response.headers.get("x-should-retry")
                 may_succeed = advice == "true" if advice else status in _RETRY_STATUSES or status >= 500
                 if last or not may_succeed or (delay or 0) > _MAX_DELAY_S:
                     raise build_status_error(self._name, status, refusal, headers)
-            if delay is None:
-                delay = _FIRST_DELAY_S * 2**attempt * random.uniform(0.75, 1.0)
-            await anyio.sleep(delay)
+            await anyio.sleep(backoff.next_pause(delay))
         raise AssertionError
-
-
-def _find_delay(response: HttpAnswer) -> float | None:
-    """Read `Retry-After` in seconds (RFC 9110 §10.2.3)."""
-    try:
-        return max(0.0, float(response.headers["retry-after"]))
-    except (KeyError, ValueError):
-        return None

@@ -34,9 +34,8 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
 from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand, is_valid_header
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.net.address import parse_url
-from indusagi.net.client import REDIRECTS, SAME_METHOD
+from indusagi.net.client import REDIRECTS, SAME_METHOD, EventTooLargeError
 from indusagi.net.dial import BodyEndedEarly, find_proxy, open_network, parse_proxy, shared_tls
-from indusagi.net.events import EventTooLargeError
 from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
     from indusagi.interop.auth.contract import RequestAuthorizer
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.net.address import WebUrl
+    from indusagi.net.client import EventParser, ServerEvent
     from indusagi.net.dial import HttpAnswer, Network
-    from indusagi.net.events import EventParser, ServerEvent
 
 _MAX_REDIRECTS = 3
 _REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})

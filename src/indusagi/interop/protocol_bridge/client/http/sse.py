@@ -27,7 +27,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_cancelled_id,
     find_request_id,
 )
-from indusagi.net.events import EventParser
+from indusagi.net.client import EventParser
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId, TransportEnd
     from indusagi.net.address import WebUrl
-    from indusagi.net.events import ServerEvent
+    from indusagi.net.client import ServerEvent
 
 _POST_HEADERS = {"content-type": JSON}
 

@@ -42,7 +42,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_response_id,
     get_object,
 )
-from indusagi.net.events import EventParser
+from indusagi.net.client import EventParser
 from indusagi.runtime.calls import acting_subject
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.session import ClientSession
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
+    from indusagi.net.client import ServerEvent
     from indusagi.net.dial import HttpAnswer
-    from indusagi.net.events import ServerEvent
     from indusagi.runtime.calls import SubjectToken
 
 _SESSION_HEADER = "mcp-session-id"
