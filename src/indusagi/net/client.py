@@ -97,8 +97,7 @@ class WebClient:
     def __init__(self, policy: HttpPolicy) -> None:
         self._policy = policy
         self._resolve = policy.resolver or system_resolver
-        proxy = parse_proxy(policy.proxy, "its configuration") if policy.proxy else None
-        self._proxy = proxy if proxy is None or policy.proxy_auth is None else replace(proxy, user=policy.proxy_auth)
+        self._proxy = parse_proxy(policy.proxy, "its configuration") if policy.proxy else None
         self._allowed_private = frozenset(parse_host_and_port(text) for text in policy.allow_private)
 
     async def fetch(self, url: str, *, accept: str, cap: Cap | None = None) -> WebResponse | CrossSiteRedirect:
@@ -173,7 +172,8 @@ class WebClient:
         self, request: WebRequest, answer: HttpAnswer, hops: Sequence[str]
     ) -> CrossSiteRedirect | _Redirect | None:
         target, location = answer.target, answer.headers.get("location")
-        if location is None or not _is_followed(request.method, answer.status):
+        followed = REDIRECTS if request.method in _SAFE_METHODS else SAME_METHOD | {_SEE_OTHER}
+        if location is None or answer.status not in followed:
             return None
         following = target.join(location)
         # Check before reporting the redirect: mentioning a private URL would invite another try.
@@ -279,12 +279,6 @@ def _allow_hint(target: WebUrl) -> str:
     """Describe how the user can allow a server on the local network."""
     flag = f"the user can allow it with --web-allow '{target.server}'"
     return f"if it is a server of the user's, {flag} or in the setting `web.allow_private`"
-
-
-def _is_followed(method: str, status: int) -> bool:
-    if method in _SAFE_METHODS:
-        return status in REDIRECTS
-    return status in SAME_METHOD or status == _SEE_OTHER
 
 
 @record

@@ -32,7 +32,6 @@ _MAX_ADDRESSES: Final = 4
 """How many addresses of a name to try, one after the other."""
 _IDLE_S: Final = 5.0
 """How long to keep an idle connection for the next request."""
-_making_tls = threading.Lock()
 
 
 class BodyEndedEarly(FetchError):
@@ -205,7 +204,8 @@ def _to_fetch_error(target: WebUrl, exc: Exception) -> FetchError:
     if isinstance(exc, httpcore2.ProxyError):
         return FetchError(f"the proxy refused {where}: {exc}", code="failed", reason="proxy")
     if isinstance(exc, httpcore2.LocalProtocolError):
-        message = f"{where} cannot be asked: {_shorten_error(exc)}"
+        # The error's text repeats the invalid header, which may be a secret.
+        message = f"{where} cannot be asked: a header or the url is no valid HTTP"
         return FetchError(message, code="failed", reason="request")
     if isinstance(exc, httpcore2.ProtocolError):
         message = f"{where} did not answer with HTTP: {_shorten_error(exc)}"
@@ -219,14 +219,9 @@ def _shorten_error(exc: Exception) -> str:
     return str(exc).partition(":")[0][:200]
 
 
+@functools.cache
 def shared_tls() -> ssl.SSLContext:
     """Return the process-wide TLS context; the first call loads the certificates. Blocks."""
-    with _making_tls:
-        return _make_tls()
-
-
-@functools.cache
-def _make_tls() -> ssl.SSLContext:
     return httpcore2.default_ssl_context()
 
 

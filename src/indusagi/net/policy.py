@@ -5,6 +5,7 @@ Tools and hosts build policies at startup, so this module imports no network lib
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi import __version__
@@ -38,14 +39,12 @@ class HttpPolicy:
     user_agent: str = f"indus/{__version__}"
     resolver: Resolver | None = None
     """Replaces the system resolver."""
-    proxy: str | None = None
-    """An HTTP proxy (`http://host:port`) that resolves names and connects on our behalf.
+    proxy: str | None = field(default=None, repr=False)
+    """An HTTP proxy (`http://user:password@host:port`) that resolves names and connects on our behalf.
 
     We ignore proxies from the environment. The proxy must check resolved addresses itself: we only refuse private
     addresses and names. Servers in `allow_private` bypass the proxy.
     """
-    proxy_auth: tuple[str, str] | None = None
-    """User name and password for the proxy."""
     tls: ssl.SSLContext | None = None
     """Replaces the system's certificates."""
 

@@ -13,7 +13,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, field
 from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from indusagi.core.faults import CoreError
@@ -217,10 +217,6 @@ class StoredCredentials:
         if self.dpop_key is not None:
             document["dpop_key"] = self.dpop_key
         return cast("JsonObject", json.loads(json.dumps(document)))  # tuples become lists
-
-    def without_tokens(self) -> StoredCredentials:
-        """Return a signed-out copy that keeps the registration."""
-        return replace(self, tokens=None, account="")
 
 
 def parse_credentials(document: JsonValue) -> StoredCredentials | None:
