@@ -11,7 +11,7 @@ import ipaddress
 import re
 from base64 import b64encode
 from dataclasses import field
-from ipaddress import IPv4Address, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 from urllib.parse import quote, unquote, urljoin
 
@@ -309,7 +309,9 @@ _SPECIAL: Final[dict[str, AddressKind]] = {  # the first match decides
     "fec0::/10": "private",
     "ff00::/8": "multicast",
 }
-_NETWORKS: Final = tuple((ipaddress.ip_network(text), kind) for text, kind in _SPECIAL.items())
+_NETWORKS: Final[tuple[tuple[IPv4Network | IPv6Network, AddressKind], ...]] = tuple(
+    (ipaddress.ip_network(text), kind) for text, kind in _SPECIAL.items()
+)
 _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
 """Upper half of an ISATAP interface identifier (RFC 5214), which embeds an IPv4 address."""
 

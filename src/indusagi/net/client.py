@@ -294,6 +294,11 @@ def _reason(exc: Exception) -> str:
 # -- bodies -----------------------------------------------------------------------------------
 
 
+def get_media_type(headers: Mapping[str, str]) -> str:
+    """Return a body's media type without parameters (RFC 9110 §8.3)."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
 Truncation: TypeAlias = Literal["size", "ended early"]
 """Why a body is incomplete."""
 _STEP: Final = 64 * 1024

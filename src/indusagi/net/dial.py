@@ -25,6 +25,7 @@ from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+    from types import AsyncGeneratorType
 
     from indusagi.net.address import WebUrl
 
@@ -60,11 +61,12 @@ class Network:
             FetchError: There was no valid response. Its cause is the library's error, which may repeat a header.
             UnicodeEncodeError: A header isn't ASCII.
         """
+        given = {name.lower() for name in headers}
         own = {"Host": target.authority} | ({} if body is None else {"Content-Length": str(len(body))})
         request = httpcore2.Request(
             method,
             httpcore2.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path),
-            headers={name: text for name, text in own.items() if name.lower() not in headers} | {**headers},
+            headers=[*(row for row in own.items() if row[0].lower() not in given), *headers.items()],
             content=body,
             extensions={"timeout": self._timeouts},
         )
@@ -158,7 +160,9 @@ class HttpAnswer:
         """Close the response; its connection is used again if the whole body was read."""
         with CancelScope(shield=True):
             await self._response.aclose()
-            if not self.pieces.ag_running:  # a task that still reads ends by itself
+            if not cast(
+                "AsyncGeneratorType[bytes, None]", self.pieces
+            ).ag_running:  # a task that still reads ends by itself
                 await self.pieces.aclose()
 
     async def _iterate(self, response: httpcore2.Response) -> AsyncGenerator[bytes]:

@@ -29,7 +29,7 @@ from indusagi.core.text import cut_text, make_visible
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.storage import CredentialFiles
-from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
+from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest, get_media_type
 from indusagi.net.policy import FetchError
 from induscode.connectors.auth import AuthReference, Credentials
 from induscode.connectors.openapi import ConnectorFault
@@ -342,7 +342,7 @@ class ConnectorGateway:
         self, connector: LoadedConnector, operation: OperationSpec, answer: WebResponse, credentials: Credentials
     ) -> JsonValue:
         result: dict[str, JsonValue] = {"status": answer.status}
-        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = get_media_type(answer.headers)
         if answer.body:
             result["contentType"] = kind
         headers = {name: answer.headers[name] for name in _SHOWN_HEADERS if name in answer.headers}

@@ -24,6 +24,7 @@ from indusagi.capabilities.web.html_worker import convert_html
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_thread, run_in_worker
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible, format_count, remove_break_hints
+from indusagi.net.client import get_media_type
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ _EXTENSIONS: Final = {
 
 def media_type(headers: Mapping[str, str]) -> str:
     """Return the media type without parameters (RFC 9110 §8.3); empty if it's missing or malformed."""
-    named = headers.get("content-type", "").partition(";")[0].strip().lower()
+    named = get_media_type(headers)
     return named if _TYPE.fullmatch(named) else ""
 
 

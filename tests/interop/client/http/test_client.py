@@ -10,10 +10,10 @@ from tests.support.networks import make_network
 
 from indusagi.interop.auth.contract import AuthFault, Refusal
 from indusagi.interop.protocol_bridge.client.http.client import HttpClient, open_http_client
-from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, HttpRequestError, get_content_type
+from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, HttpRequestError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits, StreamableHttpServerConfig
 from indusagi.net.address import parse_url
-from indusagi.net.client import EventParser
+from indusagi.net.client import EventParser, get_media_type
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,7 +86,7 @@ async def ask(http: HttpClient, method: str = "POST", url: str | None = None) ->
     found = list[bytes]()
     try:
         async with http.request(method, {}, b"{}", None if url is None else parse_url(url)) as response:
-            if get_content_type(response) != EVENTS:
+            if get_media_type(response.headers) != EVENTS:
                 return response.status, await http.read_body(response), None
             parser = EventParser(CAP)
             await http.read_events(response, parser, lambda event: found.append(event.data))

@@ -25,7 +25,7 @@ from indusagi.core.backoff import Backoff, parse_retry_after
 from indusagi.core.json import is_json_object
 from indusagi.core.time import now_ms
 from indusagi.net.address import parse_url
-from indusagi.net.client import EventParser
+from indusagi.net.client import EventParser, get_media_type
 from indusagi.net.dial import find_proxy, open_network, shared_tls
 from indusagi.net.policy import FetchError, HttpPolicy
 from induscode.conversations.model_loop.chat.messages import (
@@ -192,7 +192,7 @@ class ChatStream(StreamedResponse):
 
 async def _read_chunks(response: HttpAnswer, model: str) -> AsyncIterator[JsonObject]:
     """Read the chunks of a response. A server without streaming sends one JSON object."""
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = get_media_type(response.headers)
     count = 0
     if kind == "application/json":
         for chunk in _split_answer(_parse_chunk(await _read_text(response), model)):

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 from email.message import Message
 from http import HTTPStatus
 from http.cookiejar import CookieJar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 
@@ -29,17 +29,17 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
     classify_network_error,
     classify_status,
     find_rpc_error,
-    get_content_type,
 )
 from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand, is_valid_header
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.net.address import parse_url
-from indusagi.net.client import REDIRECTS, SAME_METHOD, EventTooLargeError
+from indusagi.net.client import REDIRECTS, SAME_METHOD, EventTooLargeError, get_media_type
 from indusagi.net.dial import BodyEndedEarly, find_proxy, open_network, parse_proxy, shared_tls
 from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
+    from http.client import HTTPResponse
 
     from anyio.abc import TaskGroup
 
@@ -184,7 +184,7 @@ class HttpClient:
             names |= {name.lower(): value for name, value in asked.header_items()}
         answer = await self._network.send(method, target, names, content)
         if "set-cookie" in answer.headers:
-            self._cookies.extract_cookies(_CookieSource(answer), asked)
+            self._cookies.extract_cookies(cast("HTTPResponse", _CookieSource(answer)), asked)
         return answer
 
     # -- responses --------------------------------------------------------------------------
@@ -203,7 +203,7 @@ class HttpClient:
             message = "answered with a compressed body, which was not asked for"
             raise build_error(message, "malformed", status)
         # The events of a stream are limited one by one.
-        if get_content_type(answer) != EVENTS and length.isdecimal() and int(length) > self._limits.frame_bytes:
+        if get_media_type(answer.headers) != EVENTS and length.isdecimal() and int(length) > self._limits.frame_bytes:
             raise self._build_size_error()
 
     async def _read_refusal(self, answer: HttpAnswer) -> bytes:

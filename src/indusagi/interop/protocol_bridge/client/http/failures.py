@@ -11,6 +11,7 @@ from indusagi.core.backoff import parse_retry_after
 from indusagi.core.json import build_object, is_json_object
 from indusagi.interop.auth.contract import SignInRequired
 from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.net.client import get_media_type
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
@@ -70,17 +71,12 @@ def check_content_type(answer: HttpAnswer, *expected: str) -> str:
     Raises:
         HttpRequestError: It isn't one of the expected ones.
     """
-    content_type = get_content_type(answer)
+    content_type = get_media_type(answer.headers)
     if content_type in expected:
         return content_type
     status, shown = answer.status, content_type[:80] or "nothing"
     message = f"answered with {shown}, not with {' or '.join(sorted(expected))} (HTTP {status})"
     raise build_error(message, "malformed", status)
-
-
-def get_content_type(answer: HttpAnswer) -> str:
-    """Return a body's media type without parameters."""
-    return answer.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def classify_network_error(exc: FetchError | TimeoutError, via: str | None = None) -> HttpRequestError:
