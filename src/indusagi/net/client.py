@@ -146,16 +146,17 @@ class WebClient:
                 message = f"{trouble} (redirected from {shorten_url(hops[-1])})"
                 facts: dict[str, JsonValue] = {**trouble.facts, "redirects": [*hops]}
                 raise FetchError(message, code=trouble.code, **facts) from trouble
-            if not isinstance(found, _Redirect):
+            if not isinstance(found, tuple):
                 return found
             hops.append(target.url)
-            target, request = found.target, found.request
+            target, request = found
         message = f"{shorten_url(target.url)}: {len(hops)} redirects, and no page at the end of them"
         raise FetchError(message, code="failed", reason="redirects", redirects=[*hops])
 
     async def _hop(
         self, target: WebUrl, request: WebRequest, cap: Cap | None, hops: Sequence[str]
-    ) -> WebResponse | CrossSiteRedirect | _Redirect:
+    ) -> WebResponse | CrossSiteRedirect | tuple[WebUrl, WebRequest]:
+        """Send a request to one URL; return the response, or where and how to follow it."""
         network = await self._open(target)
         try:
             headers = {"User-Agent": self._policy.user_agent, "Accept-Encoding": "gzip", "Connection": "close"}
@@ -170,7 +171,7 @@ class WebClient:
 
     def _find_redirect(
         self, request: WebRequest, answer: HttpAnswer, hops: Sequence[str]
-    ) -> CrossSiteRedirect | _Redirect | None:
+    ) -> CrossSiteRedirect | tuple[WebUrl, WebRequest] | None:
         target, location = answer.target, answer.headers.get("location")
         followed = REDIRECTS if request.method in _SAFE_METHODS else SAME_METHOD | {_SEE_OTHER}
         if location is None or answer.status not in followed:
@@ -186,7 +187,7 @@ class WebClient:
             raise FetchError(message, code="denied", reason="downgrade")
         if answer.status == _SEE_OTHER and request.method not in _SAFE_METHODS:
             request = replace(request, method="GET", body=None)
-        return _Redirect(following, request)
+        return following, request
 
     async def _read(self, answer: HttpAnswer, cap: Cap | None, hops: Sequence[str]) -> WebResponse:
         limit, headers = self._policy.hard_bytes, answer.headers
@@ -279,12 +280,6 @@ def _allow_hint(target: WebUrl) -> str:
     """Describe how the user can allow a server on the local network."""
     flag = f"the user can allow it with --web-allow '{target.server}'"
     return f"if it is a server of the user's, {flag} or in the setting `web.allow_private`"
-
-
-@record
-class _Redirect:
-    target: WebUrl
-    request: WebRequest
 
 
 def _reason(exc: Exception) -> str:

@@ -160,10 +160,9 @@ class HttpAnswer:
         """Close the response; its connection is used again if the whole body was read."""
         with CancelScope(shield=True):
             await self._response.aclose()
-            if not cast(
-                "AsyncGeneratorType[bytes, None]", self.pieces
-            ).ag_running:  # a task that still reads ends by itself
-                await self.pieces.aclose()
+            pieces = cast("AsyncGeneratorType[bytes, None]", self.pieces)
+            if not pieces.ag_running:  # a task that still reads ends by itself
+                await pieces.aclose()
 
     async def _iterate(self, response: httpcore2.Response) -> AsyncGenerator[bytes]:
         try:
