@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
-from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
+from indusagi.interop.auth.callback import listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import (
@@ -29,7 +29,6 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.servers.remedies import format_server_command
-from induscode.servers.sign_in import ListenedRedirect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -142,8 +141,8 @@ class _CallerPrompt:
     ) -> AsyncGenerator[RedirectReceiver]:
         """Listen for the redirect on this machine."""
         message = f"Sign in to the server {self._server!r}."
-        async with listen_for_redirect(settings, registered) as listener:
-            yield ListenedRedirect(listener, partial(self.open_page, message=message))
+        async with listen_for_redirect(settings, registered, partial(self.open_page, message=message)) as listener:
+            yield listener
 
     async def show_device_code(self, code: DeviceCode) -> None:
         """Send the user to the page for a device code."""
@@ -152,7 +151,6 @@ class _CallerPrompt:
 
     async def open_page(self, url: str, message: str) -> None:
         """Ask the client to open a page; `AuthFault` if the user declines."""
-        check_authorization_url(url)
         params = {"mode": "url", "elicitationId": new_ulid(), "url": url, "message": message}
         result = await self._caller.ask("elicitation/create", {**params})
         if result.get("action") != "accept":

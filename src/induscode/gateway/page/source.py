@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
+from indusagi.interop.auth.callback import listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.runtime.contract import ToolCall
@@ -32,7 +32,7 @@ from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.plan import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
 from induscode.servers.remedies import advise, format_server_command
-from induscode.servers.sign_in import ListenedRedirect, sign_in_to_server
+from induscode.servers.sign_in import sign_in_to_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -101,7 +101,7 @@ class SignInStart:
         self.known = anyio.Event()
         """Set once either is known or the sign-in is complete."""
 
-    def show(self, url: str) -> None:
+    async def show(self, url: str) -> None:
         """Set the address."""
         self.url = url
         self.known.set()
@@ -111,16 +111,12 @@ class SignInStart:
         self, settings: AuthSettings, registered: Sequence[str]
     ) -> AsyncGenerator[RedirectReceiver]:
         """Listen for the redirect on this machine."""
-        async with listen_for_redirect(settings, registered) as listener:
-            yield ListenedRedirect(listener, self._show_checked)
+        async with listen_for_redirect(settings, registered, self.show) as listener:
+            yield listener
 
     async def show_device_code(self, code: DeviceCode) -> None:
         """Show the address for entering the code."""
-        await self._show_checked(code.verification_uri_complete or code.verification_uri)
-
-    async def _show_checked(self, url: str) -> None:
-        check_authorization_url(url)
-        self.show(url)
+        await self.show(code.verification_uri_complete or code.verification_uri)
 
 
 class GatewayPage:
