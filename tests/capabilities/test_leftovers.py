@@ -35,7 +35,7 @@ from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
 from indusagi.core.ids import new_ulid
 from indusagi.core.process import tree
-from indusagi.core.process.procfs import ProcessInfo, measure_usage, read_start_time, reads_terminal
+from indusagi.core.process.tree import ProcessInfo, measure_usage, read_start_time, reads_terminal
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from anyio.lowlevel import checkpoint
 from tests.support.scripts import unmeasured
 from tests.support.waiting import until
 
-from indusagi.capabilities.files.paths import openat
-from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.files import openat
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import DirEntry, FileKind, Fs, PathRefused
 
@@ -296,7 +296,7 @@ def _as_nobody(folder: str, code: str, *, groups: list[int] | None = None, tell:
     """Use the files as another user than root; return the output or the error."""
     script = f"""
 import asyncio, os, tempfile
-from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 
 async def main():

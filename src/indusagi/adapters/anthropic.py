@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, to_plain_object
-from indusagi.adapters.content import Attachment, ModelContent
+from indusagi.adapters.calls import AdapterCalls, Attachment, Gate, ModelContent, copy_parameters, to_plain_object
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolBox, ToolCall
 

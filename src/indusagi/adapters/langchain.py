@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, explain_missing
-from indusagi.adapters.content import Attachment, to_model_content
+from indusagi.adapters.calls import AdapterCalls, Attachment, Gate, copy_parameters, explain_missing, to_model_content
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue

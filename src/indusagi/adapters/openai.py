@@ -12,8 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, parse_arguments, to_plain_object
-from indusagi.adapters.content import Attachment, ModelContent
+from indusagi.adapters.calls import (
+    AdapterCalls,
+    Attachment,
+    Gate,
+    ModelContent,
+    copy_parameters,
+    parse_arguments,
+    to_plain_object,
+)
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolBox, ToolCall
 

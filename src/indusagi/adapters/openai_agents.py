@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, explain_missing, parse_arguments
-from indusagi.adapters.content import Attachment
+from indusagi.adapters.calls import AdapterCalls, Attachment, Gate, copy_parameters, explain_missing, parse_arguments
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, cast
 
-from indusagi.adapters.calls import AdapterCalls, Gate, explain_missing, is_read_only, parse_arguments
-from indusagi.adapters.content import ModelContent
+from indusagi.adapters.calls import AdapterCalls, Gate, ModelContent, explain_missing, is_read_only, parse_arguments
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonValue
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor

@@ -19,9 +19,8 @@ from weakref import WeakKeyDictionary
 from indusagi.capabilities.budget import OutputBudget, SessionDir
 from indusagi.capabilities.ports import Fs, SearchProvider, Shell, WebSettings
 from indusagi.core.cancel import CancelToken
-from indusagi.core.invisible import CleanText
 from indusagi.core.records import record
-from indusagi.core.text import make_visible
+from indusagi.core.text import CleanText, make_visible
 from indusagi.runtime.calls import CallObserver
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 

@@ -21,8 +21,7 @@ from typing import cast
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.core.ids import is_ulid, new_ulid
-from indusagi.core.process.procfs import read_start_time
-from indusagi.core.process.tree import ProcessTree, end_marked
+from indusagi.core.process.tree import ProcessTree, end_marked, read_start_time
 from indusagi.core.records import record
 
 _PREFIX = "indus-"

@@ -12,8 +12,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 from urllib.parse import quote, quote_plus
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.records import record
+from indusagi.core.text import clean_json
 from induscode.connectors.openapi import ConnectorFault
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 from anyio import to_thread
 
 from indusagi.capabilities.arguments import ArgumentChecker
-from indusagi.capabilities.files.paths.policy import PathPolicy, default_protected_paths
+from indusagi.capabilities.files.policy import PathPolicy, default_protected_paths
 from indusagi.capabilities.ports import PathRefused, SandboxState
 from indusagi.capabilities.registry import PreparingTool
 from indusagi.capabilities.tool import prepare_call
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.paths.policy import PathRequest
+    from indusagi.capabilities.files.policy import PathRequest
     from indusagi.capabilities.ports import Fs, Refusal
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolResult

@@ -29,7 +29,7 @@ from indusagi.capabilities.sandbox.landlock_run import landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.bash import bash_tool
 from indusagi.core.cancel import CancelToken
-from indusagi.core.process.procfs import reads_terminal
+from indusagi.core.process.tree import reads_terminal
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.jobs.job import plain_text
 from indusagi.capabilities.ports import Ended
-from indusagi.core.process.procfs import reads_terminal
+from indusagi.core.process.tree import reads_terminal
 from indusagi.runtime.contract import ToolProgress
 
 if TYPE_CHECKING:

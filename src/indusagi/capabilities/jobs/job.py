@@ -13,12 +13,11 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.files.text.lines import describe_invisible
+from indusagi.capabilities.files.lines import describe_invisible
 from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.capabilities.ports import STOP_GRACE_MS
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
-from indusagi.core.process.procfs import ResourceUsage, measure_usage
-from indusagi.core.process.tree import ProcessTree, signal_group, signal_processes
+from indusagi.core.process.tree import ProcessTree, ResourceUsage, measure_usage, signal_group, signal_processes
 from indusagi.core.records import record
 from indusagi.runtime.contract import Keep
 

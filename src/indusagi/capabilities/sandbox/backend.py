@@ -27,8 +27,7 @@ from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED, res
 from indusagi.core.app_dirs import create_private_file, is_within
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
-from indusagi.core.secrets.names import holds_secret, is_provider_key, is_secret
-from indusagi.core.secrets.places import find_named_sockets
+from indusagi.core.secrets import find_named_sockets, holds_secret, is_provider_key, is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

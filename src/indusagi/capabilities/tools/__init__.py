@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.tools.bash import bash_tool as bash_tool
     from indusagi.capabilities.tools.edit import edit_tool as edit_tool
+    from indusagi.capabilities.tools.edit import write_tool as write_tool
     from indusagi.capabilities.tools.find import find_tool as find_tool
     from indusagi.capabilities.tools.grep import grep_tool as grep_tool
     from indusagi.capabilities.tools.ls import ls_tool as ls_tool
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from indusagi.capabilities.tools.web import webfetch_tool as webfetch_tool
     from indusagi.capabilities.tools.web import websearch_tool as web_search_tool
     from indusagi.capabilities.tools.web import websearch_tool as websearch_tool
-    from indusagi.capabilities.tools.write import write_tool as write_tool
 
 
 class _Row(NamedTuple):
@@ -41,7 +41,7 @@ _TABLE = (
     _Row("websearch", "web", read_only=True),
     _Row("webfetch", "web", read_only=True),
     _Row("todo_read", "todo", read_only=True),
-    _Row("write", "write", read_only=False),
+    _Row("write", "edit", read_only=False),
     _Row("edit", "edit", read_only=False),
     _Row("bash", "bash", read_only=False),
     _Row("process", "process", read_only=False),

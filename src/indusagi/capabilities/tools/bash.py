@@ -18,8 +18,8 @@ from anyio import to_thread
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
-from indusagi.capabilities.files.text.codec import digest_bytes
-from indusagi.capabilities.files.text.lines import format_path
+from indusagi.capabilities.files.codec import digest_bytes
+from indusagi.capabilities.files.lines import format_path
 from indusagi.capabilities.jobs.foreground import ForegroundWait, explain_exit_code, find_lasting_survivors
 from indusagi.capabilities.jobs.job import RenderedOutput, describe_exit, hidden_note, render_output, to_shell_exit_code
 from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of

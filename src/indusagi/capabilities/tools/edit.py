@@ -1,4 +1,4 @@
-"""`edit`: replace texts in a file."""
+"""`edit` and `write`: replace texts in a file, or the whole file."""
 
 from __future__ import annotations
 
@@ -71,6 +71,42 @@ def edit_tool() -> DefinedTool:
                 {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"},
                 {"edits": coerce_to(_ITEM, _TEXT_ALIASES)},
             ),
+            terse=True,
+        )
+    )
+
+
+# -- write ------------------------------------------------------------------------------------------
+
+
+_WRITE_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "description": "Directories above it are made."},
+        "content": {"type": "string"},
+    },
+    "required": ["path", "content"],
+    "additionalProperties": False,
+}
+_WRITE_ALIASES = {**PATH_ALIASES, "contents": "content", "text": "content", "file_text": "content"}
+_WRITE_DESCRIPTION = (
+    "Write a whole file: a new one, or one that has been read and is unchanged since. No "
+    "placeholders for omitted code. To change a part use edit. Answers with the changed lines "
+    "and syntax errors."
+)
+
+
+def write_tool() -> DefinedTool:
+    """Create the `write` tool."""
+    return define_tool(
+        ToolSpec(
+            "write",
+            _WRITE_DESCRIPTION,
+            _WRITE_PARAMETERS,
+            run_lazily("indusagi.capabilities.tools.change", "run_write"),
+            title="Write a file",
+            annotations={"destructiveHint": True, "idempotentHint": True},
+            prepare=coerce_to(_WRITE_PARAMETERS, _WRITE_ALIASES),
             terse=True,
         )
     )

@@ -17,8 +17,8 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import MOST_ENTRIES
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.paths.ignore import REPOSITORY, RULE_FILE, IgnoreRules, compile_glob
-from indusagi.capabilities.files.text.lines import format_path
+from indusagi.capabilities.files.ignore import REPOSITORY, RULE_FILE, IgnoreRules, compile_glob
+from indusagi.capabilities.files.lines import format_path
 from indusagi.capabilities.ports import DirEntry, FileKind, Fs, PathRefused
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path

@@ -17,11 +17,8 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES, STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.media.images import EncodedImage, fit_image
-from indusagi.capabilities.files.media.notebook import NotebookPage, read_notebook_page
-from indusagi.capabilities.files.media.pdf import PdfPages, parse_page_range, read_pdf_pages
-from indusagi.capabilities.files.text.codec import HEAD_BYTES, FileType, TextForm, digest_bytes, format_hex, sniff
-from indusagi.capabilities.files.text.lines import (
+from indusagi.capabilities.files.codec import HEAD_BYTES, FileType, TextForm, digest_bytes, format_hex, sniff
+from indusagi.capabilities.files.lines import (
     LineRange,
     ReadFailure,
     TextScan,
@@ -29,6 +26,15 @@ from indusagi.capabilities.files.text.lines import (
     format_path,
     format_path_below,
     scan_lines,
+)
+from indusagi.capabilities.files.media import (
+    EncodedImage,
+    NotebookPage,
+    PdfPages,
+    fit_image,
+    parse_page_range,
+    read_notebook_page,
+    read_pdf_pages,
 )
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool

@@ -12,7 +12,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-from indusagi.capabilities.files.text.codec import shorten_words
+from indusagi.capabilities.files.codec import shorten_words
 from indusagi.capabilities.ports import FetchError
 from indusagi.core.records import record
 

@@ -7,8 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from indusagi.capabilities.budget import MAX_PAGES
-from indusagi.capabilities.files.media.pdf import read_pdf_pages
-from indusagi.capabilities.files.text.lines import ReadFailure
+from indusagi.capabilities.files.lines import ReadFailure
+from indusagi.capabilities.files.media import read_pdf_pages
 from indusagi.capabilities.ports import FetchError
 from indusagi.capabilities.web.body import decode_text
 from indusagi.capabilities.web.convert import convert_page, format_json, show_invisible
@@ -19,7 +19,7 @@ from indusagi.core.text import format_count
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.capabilities.files.media.pdf import PdfPages
+    from indusagi.capabilities.files.media import PdfPages
     from indusagi.capabilities.web.client import WebResponse
 
 

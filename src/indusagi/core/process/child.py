@@ -22,11 +22,12 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.process.pipes import PipeReader, PipeWriter
-from indusagi.core.process.procfs import read_activity, read_cpu_demand
 from indusagi.core.process.tree import (
     MARK,
     ProcessTree,
     pipe_name,
+    read_activity,
+    read_cpu_demand,
     select_settled,
     signal_group,
     signal_processes,
@@ -37,7 +38,7 @@ from indusagi.core.tasks import BackgroundTask, run_shielded
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from indusagi.core.process.procfs import Activity, CpuDemand, ProcessInfo
+    from indusagi.core.process.tree import Activity, CpuDemand, ProcessInfo
 
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 1.0

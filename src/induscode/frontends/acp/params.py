@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from indusagi.adapters.content import IMAGE_TYPES, Attachment
+from indusagi.adapters.calls import IMAGE_TYPES, Attachment
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError

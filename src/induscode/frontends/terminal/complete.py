@@ -19,11 +19,11 @@ from anyio import to_thread
 from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-from indusagi.capabilities.files.paths.ignore import REPOSITORY, IgnoreRules
-from indusagi.capabilities.files.paths.openat import open_at, real_path
-from indusagi.capabilities.files.paths.policy import workspace_policy
-from indusagi.capabilities.files.text.codec import HEAD_BYTES, decode_lossless, sniff
-from indusagi.capabilities.files.text.lines import format_path
+from indusagi.capabilities.files.codec import HEAD_BYTES, decode_lossless, sniff
+from indusagi.capabilities.files.ignore import REPOSITORY, IgnoreRules
+from indusagi.capabilities.files.lines import format_path
+from indusagi.capabilities.files.openat import open_at, real_path
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.ports import PathRefused
 from indusagi.core.app_dirs import is_within, make_private_dir, parts_below, state_dir
 from indusagi.core.records import record

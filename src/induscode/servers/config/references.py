@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from indusagi.core.secrets.names import REDACTED, hide_secrets, looks_secret
+from indusagi.core.secrets import REDACTED, hide_secrets, looks_secret
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.servers.config.auth_fields import iter_auth_texts
 from induscode.servers.config.expansion import Expansion, parse_reference, reference_pattern

@@ -20,7 +20,7 @@ from indusagi.capabilities.web.url import parse_url
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets.names import looks_secret
+from indusagi.core.secrets import looks_secret
 from indusagi.core.text import clean_text, cut_text
 from induscode.core.consent import build_consent
 from induscode.servers.config.trust import steers_code

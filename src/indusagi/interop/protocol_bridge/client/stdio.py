@@ -25,7 +25,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from indusagi.core.process.procfs import Activity, CpuDemand
+    from indusagi.core.process.tree import Activity, CpuDemand
     from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
 
 _SETTLE_S = 0.05

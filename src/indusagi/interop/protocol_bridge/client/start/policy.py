@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.backoff import grow_pause
 from indusagi.core.json import content_hash
 from indusagi.core.records import record
-from indusagi.core.secrets.names import holds_secret, is_secret_name
+from indusagi.core.secrets import holds_secret, is_secret_name
 from indusagi.interop.protocol_bridge.client.start.causes import find_package_manager
 from indusagi.interop.protocol_bridge.client.transient import RECOVERIES
 from indusagi.interop.protocol_bridge.contract import LATER_START_S, ProtocolFault, ServerConfig, StdioServerConfig
@@ -28,7 +28,7 @@ from indusagi.interop.protocol_bridge.contract import LATER_START_S, ProtocolFau
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
-    from indusagi.core.process.procfs import CpuDemand
+    from indusagi.core.process.tree import CpuDemand
 
 
 @record

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from indusagi.core.process.procfs import Activity, CpuDemand
+    from indusagi.core.process.tree import Activity, CpuDemand
     from indusagi.interop.protocol_bridge.client.start.policy import StartAllowance
 
 _WINDOW_S = 5.0
