@@ -34,18 +34,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 NOBODY = 65534
 
 
-@pytest.fixture(params=["openat2", "walk"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Reach directories by the kernel's own way, and by walking."""
-    if request.param == "walk":
-        monkeypatch.setattr(openat, "openat2", _always(None))
-    elif openat.openat2() is None:
-        pytest.skip("this kernel has no openat2")
-    return request.param
-
-
 @pytest.fixture(params=["bounded", "unbounded"])
-def fs(request: pytest.FixtureRequest, way: str, tmp_path: Path) -> Fs:
+def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Fs:
     root = str(tmp_path)
     return LocalFs(root, workspace_policy(root) if request.param == "bounded" else None)
 

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from indusagi.capabilities.budget import OutputBudget, SessionDir
@@ -28,37 +28,17 @@ _log = logging.getLogger(__name__)
 StoreT = TypeVar("StoreT")
 
 
-class ReadStateHandle(Protocol):
-    """Tracks the content a session has read. Paths are absolute and resolved."""
+class ReadState:
+    """The content a session has read, in memory. Paths are absolute and resolved."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _Known] = {}
 
     def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
         """Record the digest of content read from or written to `path`.
 
         `lines` is the first and last line shown; None if the file was written, or not shown by lines.
         """
-        ...
-
-    def digest(self, path: str) -> str | None:
-        """Return the last recorded digest of `path`, or None if it hasn't been read."""
-        ...
-
-    def list_shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
-        """Return the lines shown of the recorded content, as sorted ranges."""
-        ...
-
-    def forget(self, path: str) -> None:
-        """Forget `path`, which may be unknown."""
-        ...
-
-
-class ReadState:
-    """The read state of one session, in memory."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, _Known] = {}
-
-    def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
-        """Record the digest of content read from or written to `path`."""
         known = self._files.get(path)
         shown = known.shown if known is not None and known.digest == digest else ()
         if lines is None:
@@ -85,6 +65,10 @@ class ReadState:
     def forget(self, path: str) -> None:
         """Forget `path`, which may be unknown."""
         self._files.pop(path, None)
+
+
+ReadStateHandle = ReadState
+"""The name of the specification."""
 
 
 @record

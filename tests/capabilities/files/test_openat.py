@@ -26,37 +26,7 @@ if TYPE_CHECKING:
 TRIES = 2_000
 
 
-@pytest.fixture(params=["openat2", "walk"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "walk":
-        monkeypatch.setattr(openat, "openat2", lambda: None)
-    elif openat.openat2() is None:
-        pytest.skip("this kernel has no openat2")
-    return request.param
-
-
-def test_linux_has_openat2() -> None:
-    if sys.platform != "linux":
-        pytest.skip("only Linux has it")
-    assert openat.openat2() is not None
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EPERM])
-def test_a_missing_or_forbidden_openat2_is_not_used(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(start: int, path: str) -> int:
-        raise OSError(number, os.strerror(number), path)
-
-    monkeypatch.setattr(openat, "_build_kernel_walk", lambda: refuse)
-    assert openat.openat2.__wrapped__() is None
-
-
-def test_openat2_is_not_called_on_other_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openat, "_MACHINES", frozenset[str]())
-    monkeypatch.setattr(openat, "_build_kernel_walk", lambda: pytest.fail("asked"))
-    assert openat.openat2.__wrapped__() is None
-
-
-def test_a_directory_is_opened_through_directories_not_links(way: str, tmp_path: Path) -> None:
+def test_a_directory_is_opened_through_directories_not_links(tmp_path: Path) -> None:
     (tmp_path / "a/b").mkdir(parents=True)
     (tmp_path / "a/link").symlink_to("b")
     (tmp_path / "a/file").touch()
@@ -75,21 +45,14 @@ def test_a_directory_is_opened_through_directories_not_links(way: str, tmp_path:
         open_directory(str(tmp_path), ["a", "none"])
 
 
-def test_a_base_that_became_a_link_is_not_followed(way: str, tmp_path: Path) -> None:
+def test_a_base_that_became_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "base").symlink_to("/")
     for parts in ([], ["etc"]):
         with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
             open_directory(str(tmp_path / "base"), parts)
 
 
-def test_dot_dot_does_not_lead_out_of_the_base(tmp_path: Path) -> None:
-    if openat.openat2() is None:
-        pytest.skip("this kernel has no openat2")
-    with pytest.raises(SymlinkError):
-        open_directory(str(tmp_path), [".."])
-
-
-def test_a_link_is_neither_followed_nor_opened(way: str, tmp_path: Path) -> None:
+def test_a_link_is_neither_followed_nor_opened(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with open_at(str(tmp_path), ["link"], "link") as spot:
         assert spot.lstat().st_mode & 0o170000 == 0o120000
@@ -111,7 +74,7 @@ def _nothing(_handle: int) -> None:
 
 
 @pytest.fixture
-def field(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Field:
+def field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Field:
     root, outside = tmp_path / "w", tmp_path / "outside"
     for folder, content in ((root, b"ours"), (outside, b"secret")):
         (folder / "d").mkdir(parents=True)

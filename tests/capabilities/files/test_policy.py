@@ -16,7 +16,6 @@ from tests.support.strategies import examples
 from tests.support.tools import box_of, call, context, returning
 
 from indusagi.capabilities.budget import OutputBudget
-from indusagi.capabilities.files import openat
 from indusagi.capabilities.files.policy import PathPolicy, PathRequest, ProtectedPaths, workspace_policy
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.fs import LocalFs
@@ -39,10 +38,8 @@ class World:
     fs: Fs
 
 
-@pytest.fixture(params=["openat2", "walk"])
-def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    if request.param == "walk":
-        monkeypatch.setattr(openat, "openat2", lambda: None)
+@pytest.fixture
+def world(tmp_path: Path) -> World:
     root, outside = tmp_path / "proj", tmp_path / "proj-evil"
     for folder in (root, outside):
         folder.mkdir()

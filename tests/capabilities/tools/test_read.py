@@ -29,9 +29,9 @@ from indusagi.capabilities import worker
 from indusagi.capabilities.budget import UNLIMITED, OutputBudget
 from indusagi.capabilities.context import ReadState
 from indusagi.capabilities.files import atomic_write as locks
+from indusagi.capabilities.files import lines
 from indusagi.capabilities.files import media as notebook_module
 from indusagi.capabilities.files.codec import digest_bytes
-from indusagi.capabilities.files.text import lines
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.tools.read import read_tool
 from indusagi.core.cancel import CancelToken

@@ -7,8 +7,7 @@ If we can't create files in the directory, we overwrite the old file in place.
 A file may have other names (hard links), possibly outside the workspace, where tools mustn't write. The rename only
 affects this name; the others keep the old content. If that isn't possible, we refuse to write.
 
-The name of the temporary file derives from its target, and we hold an flock(2) on it while writing
-(https://man7.org/linux/man-pages/man2/flock.2.html). The next write cleans up after a killed process.
+The name of the temporary file derives from its target, so that a later write cleans up after a killed process.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import os
 import stat
 import sys
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -32,6 +31,7 @@ from indusagi.core.app_dirs import make_private_dir, state_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.tasks import run_shielded
+from indusagi.core.time import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -172,6 +172,8 @@ _KEPT_ATTRIBUTES = ("user.", "system.posix_acl_access", "security.selinux")
 (https://man7.org/linux/man-pages/man7/capabilities.7.html)."""
 _NO_NEW_FILE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EXDEV, errno.EBUSY})
 """Errors if a directory isn't writable, or if the file is a mount point."""
+_ABANDONED_MS = 60_000
+"""A temporary file this old belongs to a killed process."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
 
@@ -271,44 +273,16 @@ def _replace(target: DirFdPath, data: bytes, former: os.stat_result | None) -> N
 
 
 def _create_temporary(target: DirFdPath, mode: int) -> tuple[str, int]:
-    """Create and lock the temporary file; return its name and descriptor."""
-    usual = f".indus-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:26]}.tmp"
-    for _ in range(2):
-        with suppress(FileExistsError):
-            handle = os.open(usual, _CREATE, mode, dir_fd=target.folder)
-            is_ours = True
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as exc:
-                is_ours = exc.errno not in _LOCKED  # without lock support, it's still ours
-            # Another process may have removed it as abandoned before we locked it.
-            if is_ours and os.fstat(handle).st_nlink:
-                return usual, handle
-            os.close(handle)
-        if not _remove_abandoned(target, usual):
-            break
-    # Another process is writing the same file: the last rename wins.
-    other = f".indus-{new_ulid()}.tmp"
-    return other, os.open(other, _CREATE, mode, dir_fd=target.folder)
-
-
-def _remove_abandoned(target: DirFdPath, name: str) -> bool:
-    """Remove a temporary file that no process is writing; return whether it's gone."""
-    temporary = replace(target, name=name)
-    try:
-        handle = temporary.open(os.O_RDONLY)
-    except OSError as exc:
-        return exc.errno == errno.ENOENT
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Another process may have renamed it and created a new one.
-        if os.path.samestat(os.fstat(handle), temporary.lstat()):
+    """Create the temporary file; return its name and descriptor."""
+    name = f".indus-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:26]}.tmp"
+    with suppress(OSError):
+        if os.stat(name, dir_fd=target.folder, follow_symlinks=False).st_mtime * 1000 < now_ms() - _ABANDONED_MS:
             os.unlink(name, dir_fd=target.folder)
-    except OSError as exc:
-        return exc.errno == errno.ENOENT
-    finally:
-        os.close(handle)
-    return True
+    try:
+        return name, os.open(name, _CREATE, mode, dir_fd=target.folder)
+    except FileExistsError:  # another process is writing the same file: the last rename wins
+        name = f".indus-{new_ulid()}.tmp"
+        return name, os.open(name, _CREATE, mode, dir_fd=target.folder)
 
 
 def _copy_metadata(handle: int, target: DirFdPath, former: os.stat_result) -> None:

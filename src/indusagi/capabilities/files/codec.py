@@ -86,9 +86,7 @@ def decode_lossless(data: bytes) -> tuple[str, TextForm]:
         try:
             text = body.decode("utf-8")
         except UnicodeDecodeError as exc:
-            lead = body[max(0, exc.start - SAMPLE_LEAD_BYTES) : exc.start]
-            sample = build_sample(lead, body[exc.start : exc.start + SAMPLE_BYTES])
-            encoding = guess_encoding(sample, count_non_ascii(body[: exc.start]))
+            encoding = guess_encoding_at(body, exc.start, count_non_ascii(body[: exc.start]))
     if text is None:
         errors = _PASS if encoding.startswith(_WIDE) else _ESCAPE
         try:
@@ -194,10 +192,10 @@ def shorten_words(sample: bytes) -> bytes:
     return _WORD.sub(lambda word: word[0][:_LONGEST_WORD], sample)
 
 
-def build_sample(before: bytes, after: bytes) -> bytes:
-    """Build the sample for a guess from the bytes before and after the first invalid one."""
-    lead = before[-SAMPLE_LEAD_BYTES:]
-    return lead[lead.rfind(b"\n") + 1 :] + after[:SAMPLE_BYTES]
+def guess_encoding_at(data: bytes, invalid_at: int, valid_before: int) -> str:
+    """Guess the encoding from the bytes around the first one that isn't valid UTF-8: see `guess_encoding`."""
+    lead = data[max(0, invalid_at - SAMPLE_LEAD_BYTES) : invalid_at]
+    return guess_encoding(lead[lead.rfind(b"\n") + 1 :] + data[invalid_at : invalid_at + SAMPLE_BYTES], valid_before)
 
 
 def name_line_ending(crlf: int, lf: int) -> LineEnding:

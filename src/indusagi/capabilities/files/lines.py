@@ -1,17 +1,17 @@
-"""Read selected lines of a text file in a single pass, with bounded memory.
+"""Read selected lines of a text file, and show text and paths.
 
 Lines end at a newline, the way `sed` and `grep -n` count them; a preceding carriage return is part of the line ending.
-UTF-16 and UTF-32 are converted to UTF-8 on the fly. For any other encoding we buffer raw bytes until we know the
-encoding, which may take until the end of the file.
+UTF-16 and UTF-32 are converted to UTF-8 first.
 """
 
 from __future__ import annotations
 
 import codecs
 import hashlib
+import io
 import os
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.codec import (
@@ -19,10 +19,9 @@ from indusagi.capabilities.files.codec import (
     SAMPLE_BYTES,
     SAMPLE_LEAD_BYTES,
     TextForm,
-    build_sample,
     count_non_ascii,
     detect_bom,
-    guess_encoding,
+    guess_encoding_at,
     name_line_ending,
 )
 from indusagi.core.records import record
@@ -37,7 +36,7 @@ SCAN_LIMIT_BYTES = 128 * 1024 * 1024
 LONGEST_LINE = 2_000
 """Display limit in characters; the rest of a line is cut."""
 _LINE_BYTES = 4 * LONGEST_LINE
-"""Bytes buffered per line: enough for `LONGEST_LINE` characters in any encoding."""
+"""Bytes decoded per line: enough for `LONGEST_LINE` characters in any encoding."""
 _CONTINUATION = bytes(range(0x80, 0xC0))
 
 
@@ -52,51 +51,12 @@ class LineRange:
     """Total for all lines, in UTF-8. The result may exceed it but is never much smaller."""
 
 
-@dataclass(slots=True)
-class ScannedLine:
-    """The bytes of a line without its ending. Long lines only keep their start."""
-
-    number: int
-    head: bytes = b""
-    size: int = 0
-    continued: int = 0
-    """Number of UTF-8 continuation bytes."""
-    last: bytes = b""
-
-    def add(self, piece: bytes) -> None:
-        """Append the next bytes of the line."""
-        self.last = piece[-1:] or self.last
-        self.size += len(piece)
-        self.continued += len(piece) - len(piece.translate(None, _CONTINUATION))
-        if len(self.head) < _LINE_BYTES:
-            self.head += piece[: _LINE_BYTES - len(self.head)]
-
-    def end(self) -> None:
-        """Drop the carriage return of a CRLF ending."""
-        if self.last == b"\r":
-            self.size -= 1
-            self.head = self.head[: self.size]
-
-    def format(self, form: TextForm) -> str:
-        """Decode the line using the form of the whole file, cutting long lines and escaping invalid bytes."""
-        encoding = "utf-8" if form.wide else form.encoding
-        text = self.head.decode(encoding, "backslashreplace")
-        is_whole = self.size == len(self.head)
-        if is_whole and len(text) <= LONGEST_LINE:
-            return text
-        kept = text[:LONGEST_LINE]
-        if is_whole:
-            return f"{kept}… [+{len(text) - LONGEST_LINE:,} characters]"
-        if encoding == "utf-8" and (form.wide or not form.damaged):
-            return f"{kept}… [+{self.size - self.continued - LONGEST_LINE:,} characters]"
-        return f"{kept}… [+{self.size - len(kept.encode(encoding, 'replace')):,} bytes]"
-
-
 @record(kw_only=True)
 class TextScan:
-    """The result of a pass over a file."""
+    """The selected lines of a file, and facts about all of it."""
 
-    lines: Sequence[ScannedLine]
+    lines: Sequence[tuple[int, str]]
+    """Numbered, without their endings. Long lines only keep their start, and invalid bytes are escaped."""
     form: TextForm
     size: int
     total: int | None
@@ -108,237 +68,157 @@ class TextScan:
 
 
 def scan_lines(file: BinaryIO, head: bytes, size: int, wanted: LineRange, stopped: Callable[[], bool]) -> TextScan:
-    """Scan a text file to its end, or stop early if it's too large.
+    """Read a text file once, and select lines. A file that's too large is only read up to the last wanted line.
 
     Args:
         file: A regular file open for reading, positioned after `head`.
         head: The first bytes of the file.
         size: The file size according to `stat`.
         wanted: The lines to return.
-        stopped: Polled between chunks; True aborts the scan.
+        stopped: Polled between chunks; True stops reading.
     """
-    stats = TextStats(head)
-    is_large = size > SCAN_LIMIT_BYTES
-    collector = _LineCollector(wanted) if wanted.first > 0 else None
-    is_complete = False
-    if collector is not None or not is_large:
-        for chunk in _read_chunks(head[len(stats.bom) :], file, stopped):
-            data = stats.feed(chunk)
-            if collector is not None:
-                collector.feed(data)
-                if collector.full and is_large:
-                    break
-        is_complete = stats.size <= SCAN_LIMIT_BYTES and not is_large
-        rest = stats.finish() if is_complete else b""
-        if collector is not None:
-            collector.feed(rest)
-        elif is_complete:
-            collector = _collect_from_end(file, stats, wanted, stopped)
+    bom, encoding = detect_bom(head)
+    is_large, is_wide = size > SCAN_LIMIT_BYTES, encoding != "utf-8"
+    digest, damaged, file_size = hashlib.sha256(bom), False, None
+    file.seek(len(bom))
+    if is_wide:
+        data = b"".join(_read_chunks(file, stopped))
+        digest.update(data)
+        file_size = len(bom) + len(data)
+        text, damaged = _decode_wide(data, encoding)
+        file, bom_size = io.BytesIO(text.encode("utf-8")), 0
+    else:
+        bom_size = len(bom)
+    survey = _Survey()
+    for chunk in _read_chunks(file, stopped):
+        if not is_wide:
+            digest.update(chunk)
+        survey.add(chunk)
+        if is_large and not 0 <= survey.lf < wanted.first + wanted.count:
+            break
+    file_size = bom_size + survey.size if file_size is None else file_size
+    is_complete = not is_large and file_size <= SCAN_LIMIT_BYTES
+    invalid_at = survey.find_invalid(is_complete=is_complete)
+    guessed = False
+    if invalid_at is not None and not bom:
+        start = max(0, invalid_at - SAMPLE_LEAD_BYTES)
+        file.seek(start)
+        sample = file.read(invalid_at - start + SAMPLE_BYTES)
+        encoding = guess_encoding_at(sample, invalid_at - start, survey.non_ascii)
+        guessed = encoding != "utf-8"
+    form = TextForm(
+        encoding=encoding,
+        bom=bom,
+        line_ending=name_line_ending(survey.crlf, survey.lf - survey.crlf),
+        final_newline=survey.lf > 0 and survey.last == b"\n",
+        guessed=guessed,
+        damaged=damaged or (invalid_at is not None and not guessed),
+    )
+    total = survey.lf + (survey.last != b"\n")
+    first = wanted.first if wanted.first > 0 else max(1, total + wanted.first + 1)
+    lines: list[tuple[int, str]] = []
+    if is_complete or 0 < wanted.first <= total:
+        offset, number = next((row for row in reversed(survey.chunks) if row[1] <= first), (0, 1))
+        file.seek(bom_size + offset)
+        lines.extend(_select_lines(file, number, replace(wanted, first=first), form))
     return TextScan(
-        lines=[] if collector is None else collector.finish(),
-        form=stats.form(file),
-        size=stats.size,
-        total=stats.total if is_complete else None,
-        digest=stats.digest.hexdigest() if is_complete else None,
-        crlf=stats.crlf,
+        lines=lines,
+        form=form,
+        size=file_size,
+        total=total if is_complete else None,
+        digest=digest.hexdigest() if is_complete else None,
+        crlf=survey.crlf,
     )
 
 
-def _read_chunks(first: bytes, file: BinaryIO, stopped: Callable[[], bool]) -> Iterator[bytes]:
-    """Yield the bytes already read, then the rest of the file up to just past the limit."""
-    done, chunk = 0, first or file.read(CHUNK_BYTES)
-    while chunk and not stopped():
+def _read_chunks(file: BinaryIO, stopped: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield the rest of a file, up to just past the limit."""
+    done = 0
+    while done <= SCAN_LIMIT_BYTES and not stopped() and (chunk := file.read(CHUNK_BYTES)):
         yield chunk
         done += len(chunk)
-        # A non-blocking file with no data available returns None.
-        chunk = file.read(CHUNK_BYTES) if done <= SCAN_LIMIT_BYTES else b""
 
 
-def _collect_from_end(
-    file: BinaryIO, stats: TextStats, wanted: LineRange, stopped: Callable[[], bool]
-) -> _LineCollector:
-    """Collect lines counted from the end, starting at the closest chunk before them."""
-    first = max(1, stats.total + wanted.first + 1)
-    start, line = len(stats.bom), 1
-    for position, number in stats.chunks:
-        if number >= first:
-            break
-        start, line = position, number
-    collector = _LineCollector(replace(wanted, first=first), line=line)
-    narrower = _Utf8Narrower(stats.encoding)
-    file.seek(start)
-    for chunk in _read_chunks(b"", file, stopped):
-        collector.feed(narrower.narrow(chunk))
-        if collector.full:
-            return collector
-    collector.feed(narrower.narrow(b"", final=True))
-    return collector
+def _decode_wide(data: bytes, encoding: str) -> tuple[str, bool]:
+    try:
+        return data.decode(encoding), False
+    except UnicodeDecodeError:
+        return data.decode(encoding, "replace"), True
 
 
-class _LineCollector:
-    """Collects the wanted lines from a byte stream with one-byte newlines."""
+class _Survey:
+    """Facts about a text with one-byte newlines, collected chunk by chunk."""
 
-    def __init__(self, wanted: LineRange, *, line: int = 1) -> None:
-        self._first = wanted.first
-        self._count = wanted.count
-        # Other encodings may need more bytes per character than UTF-8, and long lines get cut.
-        self._left = 4 * wanted.max_bytes
-        self._line = line
-        self._current: ScannedLine | None = None
-        self._lines: list[ScannedLine] = []
-
-    @property
-    def full(self) -> bool:
-        """Whether all wanted lines have been collected."""
-        return self._current is None and (len(self._lines) >= self._count or self._left <= 0)
-
-    def feed(self, data: bytes) -> None:
-        """Process the next part of the stream."""
-        position = self._skip(data)
-        while position < len(data) and not self.full:
-            newline = data.find(b"\n", position)
-            end = len(data) if newline < 0 else newline
-            if self._current is None:
-                self._current = ScannedLine(self._line)
-            self._current.add(data[position:end])
-            position = end + 1
-            if newline >= 0:
-                self._current.end()
-                self._keep(self._current)
-                self._line += 1
-
-    def finish(self) -> list[ScannedLine]:
-        """Return the lines, including a last line with no newline."""
-        if self._current is not None:
-            self._keep(self._current)
-        return self._lines
-
-    def _skip(self, data: bytes) -> int:
-        """Skip to the first wanted line and return its position."""
-        if self._line >= self._first:
-            return 0
-        newlines = data.count(b"\n")
-        if self._line + newlines < self._first:
-            self._line += newlines
-            return len(data)
-        position = 0
-        while self._line < self._first:
-            position = data.index(b"\n", position) + 1
-            self._line += 1
-        return position
-
-    def _keep(self, line: ScannedLine) -> None:
-        self._lines.append(line)
-        self._left -= len(line.head)
-        self._current = None
-
-
-class _Utf8Narrower:
-    """Converts UTF-16 and UTF-32 to UTF-8 in chunks; passes other encodings through."""
-
-    def __init__(self, encoding: str) -> None:
-        self.damaged = False
-        self._encoding = encoding
-        self._decoder: codecs.IncrementalDecoder | None = None
-        if encoding != "utf-8":
-            self._decoder = codecs.getincrementaldecoder(encoding)()
-
-    def narrow(self, chunk: bytes, *, final: bool = False) -> bytes:
-        """Convert the next chunk."""
-        decoder = self._decoder
-        if decoder is None:
-            return chunk
-        before = decoder.getstate()
-        try:
-            text = decoder.decode(chunk, final)
-        except UnicodeDecodeError:
-            self.damaged = True
-            self._decoder = decoder = codecs.getincrementaldecoder(self._encoding)("replace")
-            decoder.setstate(before)
-            text = decoder.decode(chunk, final)
-        return text.encode("utf-8")
-
-
-class TextStats:
-    """Counts, checks and hashes a file chunk by chunk."""
-
-    def __init__(self, head: bytes) -> None:
-        """Detect the BOM in `head`. The caller still has to feed the rest of `head`."""
-        self.bom, self.encoding = detect_bom(head)
-        self.digest = hashlib.sha256(self.bom)
-        self.size = len(self.bom)
+    def __init__(self) -> None:
+        self.size = self.lf = self.crlf = 0
+        self.last = b"\n"
         self.chunks: list[tuple[int, int]] = []
-        """(offset, 1-based line number) of each chunk."""
-        self.crlf = 0
-        self._lf = 0
-        self._last = b"\n"
-        self._narrower = _Utf8Narrower(self.encoding)
-        self._utf_8 = codecs.getincrementaldecoder("utf-8")()
+        """(offset, number of the first line that starts there or later) of each chunk."""
+        self.non_ascii = 0
+        """Number of non-ASCII bytes before the first one that isn't valid UTF-8."""
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._invalid_at: int | None = None
-        """Position of the first byte that isn't valid UTF-8."""
-        self._non_ascii = 0
-        """Number of non-ASCII bytes before it."""
 
-    @property
-    def total(self) -> int:
-        """Number of lines fed so far, counting a last line with no newline."""
-        return self._lf + (self._last != b"\n")
-
-    def feed(self, chunk: bytes) -> bytes:
-        """Process the next chunk (without the BOM) and return it with one-byte newlines."""
-        self.chunks.append((self.size, self._lf + 1))
-        self.digest.update(chunk)
-        data = self._narrower.narrow(chunk)
-        self._count(data)
+    def add(self, chunk: bytes) -> None:
+        """Add the next chunk."""
+        self.chunks.append((self.size, self.lf + 1 + (self.last != b"\n")))
+        self.lf += chunk.count(b"\n")
+        self.crlf += chunk.count(b"\r\n") + (self.last == b"\r" and chunk.startswith(b"\n"))
+        self.last = chunk[-1:]
+        pending = len(self._decoder.getstate()[0])
+        if self._invalid_at is None and (pending or not chunk.isascii()):
+            try:
+                self._decoder.decode(chunk)
+                self.non_ascii += count_non_ascii(chunk)
+            except UnicodeDecodeError as exc:
+                position = exc.start - pending
+                self._invalid_at = self.size + position
+                # A character that starts in the previous chunk was counted there.
+                self.non_ascii += count_non_ascii(chunk[:position]) if position >= 0 else position
         self.size += len(chunk)
-        return data
 
-    def finish(self) -> bytes:
-        """Flush the decoder at the end of the file and return its remaining bytes."""
-        data = self._narrower.narrow(b"", final=True)
-        self._count(data)
-        if self.encoding == "utf-8" and self._invalid_at is None:
-            pending = len(self._utf_8.getstate()[0])
-            self._invalid_at = self.size - pending if pending else None
-            self._non_ascii -= pending
-        return data
+    def find_invalid(self, *, is_complete: bool) -> int | None:
+        """Return the position of the first byte that isn't valid UTF-8."""
+        pending = len(self._decoder.getstate()[0])
+        if self._invalid_at is None and is_complete and pending:
+            self._invalid_at = self.size - pending
+            self.non_ascii -= pending
+        return self._invalid_at
 
-    def form(self, file: BinaryIO) -> TextForm:
-        """Build the form of the file; may re-read a sample of it."""
-        encoding, guessed = self.encoding, False
-        if self._invalid_at is not None and not self.bom:
-            start = max(0, self._invalid_at - SAMPLE_LEAD_BYTES)
-            file.seek(start)
-            lead = self._invalid_at - start
-            data = file.read(lead + SAMPLE_BYTES)
-            encoding = guess_encoding(build_sample(data[:lead], data[lead:]), self._non_ascii)
-            guessed = encoding != "utf-8"
-        return TextForm(
-            encoding=encoding,
-            bom=self.bom,
-            line_ending=name_line_ending(self.crlf, self._lf - self.crlf),
-            final_newline=self._lf > 0 and self._last == b"\n",
-            guessed=guessed,
-            damaged=self._narrower.damaged or (self._invalid_at is not None and not guessed),
-        )
 
-    def _count(self, data: bytes) -> None:
-        if not data:
-            return
-        self._lf += data.count(b"\n")
-        self.crlf += data.count(b"\r\n") + (self._last == b"\r" and data.startswith(b"\n"))
-        self._last = data[-1:]
-        pending = len(self._utf_8.getstate()[0])
-        if self.encoding != "utf-8" or self._invalid_at is not None or (data.isascii() and not pending):
-            return
-        try:
-            self._utf_8.decode(data)
-            self._non_ascii += count_non_ascii(data)
-        except UnicodeDecodeError as exc:
-            position = exc.start - pending
-            self._invalid_at = self.size + position
-            # A character that starts in the previous chunk was counted there.
-            self._non_ascii += count_non_ascii(data[:position]) if position >= 0 else position
+def _select_lines(file: BinaryIO, number: int, wanted: LineRange, form: TextForm) -> Iterator[tuple[int, str]]:
+    """Yield the wanted lines of a file positioned at, or in the line before, line `number`."""
+    if file.tell() and number > 1:
+        file.seek(-1, os.SEEK_CUR)
+        file.readline()
+    left = wanted.max_bytes
+    while number < wanted.first + wanted.count and left > 0 and (head := file.readline(_LINE_BYTES)):
+        size, continued, piece = len(head), len(head) - len(head.translate(None, _CONTINUATION)), head
+        ending = head[-2:]
+        while not piece.endswith(b"\n") and (piece := file.readline(CHUNK_BYTES)):
+            size += len(piece)
+            continued += len(piece) - len(piece.translate(None, _CONTINUATION))
+            ending = (ending + piece)[-2:]
+        if number >= wanted.first:
+            size -= 2 if ending == b"\r\n" else ending.endswith(b"\n")
+            text = _format_line(head[:size], size, size - continued, form)
+            left -= len(text)
+            yield number, text
+        number += 1
+
+
+def _format_line(head: bytes, size: int, characters: int, form: TextForm) -> str:
+    """Decode the start of a line, cutting a long one and escaping invalid bytes."""
+    encoding = "utf-8" if form.wide else form.encoding
+    text = head.decode(encoding, "backslashreplace")
+    if size == len(head) and len(text) <= LONGEST_LINE:
+        return text
+    kept = text[:LONGEST_LINE]
+    if size == len(head):
+        return f"{kept}… [+{len(text) - LONGEST_LINE:,} characters]"
+    if encoding == "utf-8" and (form.wide or not form.damaged):
+        return f"{kept}… [+{characters - LONGEST_LINE:,} characters]"
+    return f"{kept}… [+{size - len(kept.encode(encoding, 'replace')):,} bytes]"
 
 
 # -- display ----------------------------------------------------------------------------------

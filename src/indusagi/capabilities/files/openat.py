@@ -1,20 +1,18 @@
 """Open files relative to a base directory without following symbolic links.
 
 The caller resolves a path including its links, then opens it from its base. If another process slips in a link in
-between, we raise `SymlinkError`; the link never leads out of the base. On Linux we use openat2(2) with
-`RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS` (https://man7.org/linux/man-pages/man2/openat2.2.html), elsewhere openat(2) with
-`O_NOFOLLOW` for each component.
+between, we raise `SymlinkError`; the link never leads out of the base. We open each component on its own, by openat(2)
+with `O_NOFOLLOW` (https://man7.org/linux/man-pages/man2/openat.2.html).
 """
 
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import stat
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 
@@ -23,13 +21,6 @@ if TYPE_CHECKING:
 
 # Enough to reach the names in a directory; on Linux this doesn't require permission to list it.
 _DIRECTORY = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | (os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-_OPENAT2 = 437
-_RESOLVE = 0x02 | 0x04 | 0x08
-"""RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS and RESOLVE_BENEATH."""
-_MACHINES = frozenset({"x86_64", "aarch64", "arm64", "riscv64", "ppc64le", "s390x"})
-"""Machines where the system call has this number."""
-_NOT_BENEATH = frozenset({errno.ELOOP, errno.EXDEV, errno.EAGAIN})
-"""`openat2` errors for a link, a path leading out of the base, and a directory moved during the call."""
 
 
 class SymlinkError(OSError):
@@ -131,11 +122,8 @@ def open_directory(base: str, parts: Sequence[str], *, create: bool = False) -> 
     Raises:
         SymlinkError: A directory along the way is a link.
     """
-    kernel_walk = openat2() if parts and not create else None
     folder = os.open(base, _DIRECTORY)
     try:
-        if kernel_walk is not None:
-            return kernel_walk(folder, "/".join(parts))
         for part in parts:
             parent, folder = folder, _enter(folder, part, create=create)
             os.close(parent)
@@ -161,56 +149,3 @@ def _enter(folder: int, name: str, *, create: bool) -> int:
         if exc.errno in {errno.ELOOP, errno.ENOTDIR}:
             DirFdPath(folder, name, name).require_file()
         raise
-
-
-class KernelWalk(Protocol):
-    """Opens a directory relative to another one in a single system call."""
-
-    def __call__(self, start: int, path: str) -> int:
-        """Open the directory at a relative path without `..`."""
-        ...
-
-
-@functools.cache
-def openat2() -> KernelWalk | None:
-    """Return the `openat2` system call, or None if the kernel lacks it or a sandbox forbids it."""
-    if sys.platform != "linux" or os.uname().machine not in _MACHINES:
-        return None
-    walk = _build_kernel_walk()
-    start = os.open(os.sep, _DIRECTORY)
-    try:
-        os.close(walk(start, os.curdir))
-    except OSError:
-        return None
-    finally:
-        os.close(start)
-    return walk
-
-
-def _build_kernel_walk() -> KernelWalk:
-    import ctypes  # noqa: PLC0415 — only once a file is opened
-
-    class OpenHow(ctypes.Structure):
-        _fields_ = [("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64)]
-
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    call.restype = ctypes.c_long
-    # With O_PATH, O_NOFOLLOW would open a link at the end of the path instead of failing.
-    how = OpenHow(_DIRECTORY & ~os.O_NOFOLLOW, 0, _RESOLVE)
-
-    def walk(start: int, path: str) -> int:
-        handle = call(
-            ctypes.c_long(_OPENAT2),
-            ctypes.c_int(start),
-            ctypes.c_char_p(os.fsencode(path)),
-            ctypes.byref(how),
-            ctypes.c_size_t(ctypes.sizeof(how)),
-        )
-        if handle >= 0:
-            return handle
-        number = ctypes.get_errno()
-        if number in _NOT_BENEATH:
-            raise SymlinkError(path)
-        raise OSError(number, os.strerror(number), path)
-
-    return walk

@@ -1,7 +1,7 @@
 """Local files: the default implementation of the `Fs` port.
 
 We resolve a path including its links, and the policy picks the base directory it may be opened from. From there we open
-it component by component without following links (openat2(2) with `RESOLVE_NO_SYMLINKS`, or openat(2)). If a link
+it component by component without following links (openat(2)). If a link
 appears in between, we start over; it never leads out of the workspace. Without a policy, the workspace is the whole
 machine.
 
@@ -242,8 +242,6 @@ class LocalFs:
 
 async def _run_to_end(change: Callable[[], None]) -> None:
     # Returning early would release the lock of the file while we're still writing it.
-    from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
-
     await run_shielded(to_thread.run_sync(change), "change a file")
 
 

@@ -347,12 +347,13 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
     wrapped = prepared.command
     errors = None
     if prepared.errors_descriptor is not None:
-        errors = Capture(prepared.errors_descriptor, prepared.errors_path, of_errors=True)
+        errors = Capture(prepared.errors_descriptor, prepared.errors_path)
     capture = Capture(prepared.descriptor, prepared.output_path, errors=errors)
     try:
-        child = capture.child = prepared.child_type(capture)
+        child = prepared.child_type(capture)
+        capture.reader = child.output
         if errors is not None:
-            errors.child = child
+            errors.reader = child.errors
         # PR_SET_PDEATHSIG would slow the start down and miss descendants; the receipt finds all of them.
         await child.start(
             wrapped.argv,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
     from collections.abc import Callable, Iterator
 
-    from indusagi.core.process.child import ChildProcess
+    from indusagi.core.process.pipes import PipeReader
 
 KEPT_HEAD_BYTES = 32 * 1024 * 1024
 KEPT_TAIL_BYTES = 32 * 1024 * 1024
@@ -39,14 +39,12 @@ class Capture:
     Includes stderr unless there's a second capture for `errors`.
     """
 
-    child: ChildProcess
+    reader: PipeReader
+    """Our end of the pipe, to pause while a piece is written."""
 
-    def __init__(
-        self, descriptor: int, path: str | None = None, *, errors: Capture | None = None, of_errors: bool = False
-    ) -> None:
+    def __init__(self, descriptor: int, path: str | None = None, *, errors: Capture | None = None) -> None:
         self.size = 0
         self.errors = errors
-        self._of_errors = of_errors
         self._file = CaptureFile(descriptor, path)
         self._loop: AbstractEventLoop = get_running_loop()
         self._waiting: list[bytes] = []
@@ -79,10 +77,7 @@ class Capture:
         piece = b"".join(self._waiting)
         self._waiting.clear()
         self._idle.clear()
-        if self._of_errors:
-            self.child.pause_errors()
-        else:
-            self.child.pause_output()
+        self.reader.pause()
         sink = self._sink
         start, self._sent = self._sent, self.size + len(piece) if sink is not None else self._sent
         file = self._file if self._failure is None else None
@@ -101,10 +96,7 @@ class Capture:
             self._write()
             return
         self._idle.set()
-        if self._of_errors:
-            self.child.resume_errors()
-        else:
-            self.child.resume_output()
+        self.reader.resume()
         if self._closed:
             self._file.close()
         elif self._is_full() and self._on_full is not None:

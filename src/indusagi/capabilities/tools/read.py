@@ -325,11 +325,11 @@ def format_text(
             return ToolResult.error(message, code="too_large", **details)
         message = f"offset {wanted.first:,} is past the end: {name} has {format_count(scan.total, 'line')}"
         return ToolResult.error(message, code="not_found", **details)
-    nul = next((line.number for line in scan.lines if b"\0" in line.head), None)
+    nul = next((number for number, text in scan.lines if "\0" in text), None)
     if nul is not None:
         message = f"line {nul} of {name} holds NUL characters and is not text; other lines may be"
         return ToolResult.error(message, code="binary", **details)
-    shown = fit_lines(((line.number, line.format(scan.form)) for line in scan.lines), wanted.max_bytes)
+    shown = fit_lines(scan.lines, wanted.max_bytes)
     at_end = shown.last == scan.total
     notes = [note] if note else []
     notes.extend(_describe_form(scan.form, scan.crlf, scan.total))

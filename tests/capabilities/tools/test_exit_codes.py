@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.jobs.foreground import explain_exit_code
 from indusagi.capabilities.jobs.job import describe_exit
+from indusagi.capabilities.tools.bash import explain_exit_code
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_exit_code_is_described(code: int, said: str) -> None:
         ("set -e; make; grep x y", None),
         ("set -euo pipefail\nmake | grep x", None),
         ("set -o pipefail; make | grep x", None),
-        ("set -eu; cd a; grep x y", "nothing matched"),
+        ("set -eu; cd a; grep x y", None),
         ("set -x; make; grep x y", "nothing matched"),
         ("[ -e a ] || exit 1; grep x y", None),
         ("if make; then exit 1; fi; grep x y", None),
