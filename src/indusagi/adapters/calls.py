@@ -6,6 +6,7 @@ import base64
 import binascii
 import copy
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import isawaitable, iscoroutinefunction
@@ -76,16 +77,14 @@ class AdapterCalls:
     def run_sync(self, call: ToolCall) -> ToolOutcome:
         """Run a call from a thread without an event loop.
 
-        Raises:
-            TypeError: The toolbox belongs to an event loop.
+        Raises `TypeError` if the toolbox belongs to an event loop.
         """
         return self._require_blocking().wait_for(self._run, call)
 
     def run_all_sync(self, calls: Sequence[ToolCall]) -> Sequence[ModelContent]:
         """Run the calls of one response from a thread without an event loop.
 
-        Raises:
-            TypeError: The toolbox belongs to an event loop.
+        Raises `TypeError` if the toolbox belongs to an event loop.
         """
         return self._require_blocking().wait_for(self._run_all, calls)
 
@@ -144,6 +143,36 @@ class AdapterCalls:
         return [contents[place] for place in range(len(calls))]
 
 
+class PlainTools(ABC):
+    """The tools of a toolbox for an API of plain JSON: runs the calls of a response and answers them."""
+
+    def __init__(self, calls: AdapterCalls) -> None:
+        self.calls = calls
+
+    @abstractmethod
+    def read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+        """Return the model's part of a conversation, and the calls in it."""
+
+    @abstractmethod
+    def answer(
+        self, output: Sequence[dict[str, Any]], calls: Sequence[ToolCall], contents: Sequence[ModelContent]
+    ) -> list[dict[str, Any]]:
+        """Build the next part of the conversation: the model's, and the results."""
+
+    async def run(self, response: Any) -> list[dict[str, Any]]:
+        """Run the calls of a response, which may be the library's object or its JSON.
+
+        Return what to append to the next request: the model's part and the results. Empty if there are no calls.
+        """
+        output, calls = self.read(response)
+        return self.answer(output, calls, await self.calls.run_all(calls)) if calls else []
+
+    def run_sync(self, response: Any) -> list[dict[str, Any]]:
+        """Like `run`, without `await`, for a toolbox from `open_deck_sync`."""
+        output, calls = self.read(response)
+        return self.answer(output, calls, self.calls.run_all_sync(calls)) if calls else []
+
+
 def is_read_only(tool: ToolDescriptor) -> bool:
     """Return whether a tool says that it changes nothing. Affects the order of calls, not permissions."""
     return (tool.annotations or {}).get("readOnlyHint") is True
@@ -173,8 +202,7 @@ class _PydanticModel(Protocol):
 def to_plain_object(value: Any) -> dict[str, Any]:
     """Convert a client library's object (a pydantic model) or a mapping to a dictionary, as received.
 
-    Raises:
-        TypeError: It's neither.
+    Raises `TypeError` if it's neither.
     """
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
@@ -187,8 +215,7 @@ def to_plain_object(value: Any) -> dict[str, Any]:
 def explain_missing(distribution: str) -> Generator[None]:
     """Name the package to install if an adapter's library is missing or too old.
 
-    Raises:
-        ImportError: It's missing or too old.
+    Raises `ImportError` if it's missing or too old.
     """
     try:
         yield
@@ -236,8 +263,7 @@ def is_gated(box: ToolBox) -> bool:
 def require_gate(box: ToolBox, gate: Gate | None) -> None:
     """Reject a toolbox whose calls nothing checks.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     if gate is None and not is_gated(box):
         raise MissingGateError(

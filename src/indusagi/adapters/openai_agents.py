@@ -27,8 +27,7 @@ def to_openai_agents(
 ) -> list[FunctionTool]:
     """Give a toolbox's current tools to an agent of the OpenAI Agents SDK.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
     return [_build_tool(calls, tool) for tool in calls.descriptors()]

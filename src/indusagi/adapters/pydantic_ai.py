@@ -29,8 +29,7 @@ def to_pydantic_ai(
 ) -> AbstractToolset[Any]:
     """Give a toolbox to an agent of pydantic-ai.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     return _AdapterToolset(AdapterCalls(box, gate, cancel), id)
 
@@ -102,20 +101,12 @@ class ToolBoxToolset(AbstractToolset[Any]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        """Run a call and return its result in the library's types.
-
-        Raises:
-            ToolFailed: The call failed.
-        """
+        """Run a call and return its result in the library's types. Raises `ToolFailed` if the call failed."""
         arguments = tool_args.value if isinstance(tool_args, NonObjectArguments) else tool_args
         return self.to_return(await self.run_call(ToolCall(ctx.tool_call_id or name, name, arguments)), name)
 
     def to_return(self, content: ModelContent, name: str) -> Any:
-        """Convert the result of a call of tool `name`.
-
-        Raises:
-            ToolFailed: The call failed.
-        """
+        """Convert the result of a call of tool `name`. Raises `ToolFailed` if the call failed."""
         if content.is_error:
             raise ToolFailed(content.text)
         files = [BinaryContent(file.data, media_type=file.media_type) for file in content.attachments]

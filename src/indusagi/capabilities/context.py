@@ -106,8 +106,7 @@ class CleanupStack:
     async def run(self) -> None:
         """Run all closers, even if some fail; a second call does nothing.
 
-        Raises:
-            ExceptionGroup: The closers' exceptions, after all of them ran.
+        The closers' exceptions are raised as an `ExceptionGroup` after all of them ran.
         """
         failures: list[Exception] = []
         while self._closers:

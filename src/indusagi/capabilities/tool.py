@@ -87,8 +87,7 @@ class ToolSpec:
 def define_tool(spec: ToolSpec) -> DefinedTool:
     """Create a tool.
 
-    Raises:
-        InvalidTool: Model providers would reject the name, or the parameters don't describe an object.
+    Raises `InvalidTool` if model providers would reject the name, or the parameters don't describe an object.
     """
     if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTool(f"{spec.name!r} cannot be the name of a tool: use 1 to 64 of letters, digits, _ and -")

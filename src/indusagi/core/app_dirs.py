@@ -83,8 +83,7 @@ _PAUSE_S = 0.02
 def state_dir() -> str:
     """Return the path of the state directory, which may not exist.
 
-    Raises:
-        OSError: The home directory is unknown.
+    Raises `OSError` if the home directory is unknown.
     """
     root = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(root):  # the specification says to ignore a relative path
@@ -105,10 +104,8 @@ def config_home(environ: Mapping[str, str] = os.environ) -> str:
 def make_private_dir(path: str) -> str:
     """Make a directory that only this user can enter, and return its absolute path.
 
-    Missing parents are made private too; existing ones stay unchanged.
-
-    Raises:
-        OSError: It can't be made, or `path` is a link or belongs to another user.
+    Missing parents are made private too; existing ones stay unchanged. Raises `OSError` if it can't be made, or `path`
+    is a link or belongs to another user.
     """
     if not path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -128,10 +125,8 @@ def make_private_dir(path: str) -> str:
 def make_dirs(path: str, mode: int = 0o777) -> None:
     """Make a directory and its missing parents, all with one mode; it may already exist.
 
-    `os.makedirs` sets the mode of the last one only, and recurses too deeply on a very long path.
-
-    Raises:
-        OSError: One can't be made, or a file is in its place.
+    `os.makedirs` sets the mode of the last one only, and recurses too deeply on a very long path. Raises `OSError` if
+    one can't be made, or a file is in its place.
     """
     missing: list[str] = []
     while path and not os.path.isdir(path):
@@ -148,8 +143,7 @@ def make_dirs(path: str, mode: int = 0o777) -> None:
 def create_private_file(path: str) -> int:
     """Create a file that only this user can read, and return its descriptor.
 
-    Raises:
-        OSError: `path` exists, even as a link, or its directory doesn't.
+    Raises `OSError` if `path` exists, even as a link, or its directory doesn't.
     """
     return os.open(path, _NEW_FILE, PRIVATE_FILE)
 
@@ -157,8 +151,7 @@ def create_private_file(path: str) -> int:
 def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
     """Read a regular file of at most `limit` bytes.
 
-    Raises:
-        OSError: It can't be read, is larger, or is a pipe, a directory or a device.
+    Raises `OSError` if it can't be read, is larger, or is a pipe, a directory or a device.
     """
     # O_NONBLOCK keeps the open of a pipe from waiting for a writer (fifo(7)).
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -213,10 +206,8 @@ def replace_file(path: str, data: bytes, *, mode: int | None = PRIVATE_FILE, syn
 def locked_directory(folder: str) -> Generator[None]:
     """Hold a directory's exclusive lock between processes (flock(2)); blocks.
 
-    Locks the directory itself, so no lock file remains in it.
-
-    Raises:
-        OSError: It can't be opened, or another process holds the lock for more than ten seconds.
+    Locks the directory itself, so no lock file remains in it. Raises `OSError` if it can't be opened, or another
+    process holds the lock for more than ten seconds.
     """
     import fcntl  # noqa: PLC0415 — only writers of state pay
 
@@ -273,8 +264,7 @@ class PrivateJsonFile(Generic[T]):
     def change(self) -> Generator[T]:
         """Yield the content to change, and write it if the block ends without an error.
 
-        Raises:
-            OSError: The file can't be written, or another process holds the lock for too long.
+        Raises `OSError` if the file can't be written, or another process holds the lock for too long.
         """
         with locked_directory(make_private_dir(os.path.dirname(self._path))):
             content, damaged = self.read()

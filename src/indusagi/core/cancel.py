@@ -77,8 +77,7 @@ class CancelToken:
     def cancel(self, reason: str = DEFAULT_REASON) -> bool:
         """Cancel, and return whether this call did it: later calls change nothing.
 
-        Raises:
-            BaseExceptionGroup: Errors of callbacks, including `SystemExit`, after all of them ran.
+        Errors of callbacks, even `SystemExit`, are raised as a `BaseExceptionGroup` after all of them ran.
         """
         with _LOCK:
             # Check twice: a signal handler may run inside `reason`. CPython runs none between the second check and the
@@ -109,9 +108,7 @@ class CancelToken:
         """Call `callback` once on cancellation, or now if it's already cancelled; return a function to remove it.
 
         The callback runs in the cancelling thread and must be quick. The returned function may be called repeatedly.
-
-        Raises:
-            BaseExceptionGroup: Error of a callback that was called right away.
+        An error of a callback that was called right away is raised in a `BaseExceptionGroup`.
         """
         key = object()
         # If the token is cancelled by now, either `cancel` took the callback, or we remove and call it here.

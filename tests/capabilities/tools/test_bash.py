@@ -204,7 +204,7 @@ async def test_output_that_cannot_be_kept_is_an_error(session: Session, monkeypa
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("indusagi.capabilities.sandbox.capture.CaptureFile.append", full)
+    monkeypatch.setattr("indusagi.capabilities.sandbox.capture.Capture.append", full)
     outcome = await session.run("echo word")
     assert (outcome.is_error, outcome.details["code"]) == (True, "failed")
     assert "No space left" in str(outcome.output)

@@ -75,8 +75,7 @@ _LOCKS: RunVar[WeakValueDictionary[str, Lock]] = RunVar("file locks")
 async def file_lock(path: str, *, wait_s: float = LOCK_WAIT_S) -> AsyncGenerator[HeldLock]:
     """Hold the lock of a file, given its resolved path. Not reentrant.
 
-    Raises:
-        TimeoutError: Other changes held the lock for `wait_s` seconds.
+    Raises `TimeoutError` if other changes held the lock for `wait_s` seconds.
     """
     deadline = current_time() + wait_s
     locks = _LOCKS.get(None)
@@ -181,9 +180,7 @@ _KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a di
 def require_regular_file(status: os.stat_result, given: str, resolved: str) -> None:
     """Reject anything but a regular file.
 
-    Raises:
-        IsADirectoryError: It's a directory.
-        PathRefused: It's a pipe, a socket or a device.
+    Raises `IsADirectoryError` if it's a directory, and `PathRefused` if it's a pipe, a socket or a device.
     """
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), resolved)

@@ -110,8 +110,7 @@ def decode_lossless(data: bytes) -> tuple[str, TextForm]:
 def encode(text: str, form: TextForm) -> bytes:
     """Encode a whole file: the inverse of `decode_lossless`.
 
-    Raises:
-        OSError: With EILSEQ if the encoding lacks a character.
+    Raises `OSError` with EILSEQ if the encoding lacks a character.
     """
     return form.bom + encode_piece(text, form, errors=_PASS if form.wide else _ESCAPE)
 
@@ -119,8 +118,7 @@ def encode(text: str, form: TextForm) -> bytes:
 def encode_piece(text: str, form: TextForm, *, errors: str = "strict") -> bytes:
     """Encode a text for insertion into a file of this form, without a BOM.
 
-    Raises:
-        OSError: With EILSEQ if the encoding lacks a character, or for a lone surrogate.
+    Raises `OSError` with EILSEQ if the encoding lacks a character, or for a lone surrogate.
     """
     try:
         return text.encode(form.encoding, errors)

@@ -33,8 +33,7 @@ class SymlinkError(OSError):
 def real_path(path: str) -> str:
     """Resolve a path as far as it exists.
 
-    Raises:
-        SymlinkError: A link changed in the meantime, or the chain of links doesn't end.
+    Raises `SymlinkError` if a link changed in the meantime, or the chain of links doesn't end.
     """
     try:
         return os.path.realpath(path)
@@ -56,22 +55,14 @@ class DirFdPath:
         return os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
 
     def stat(self) -> os.stat_result:
-        """Stat the name.
-
-        Raises:
-            SymlinkError: It's a link.
-        """
+        """Stat the name. Raises `SymlinkError` if it's a link."""
         status = os.stat(self.name, dir_fd=self.folder, follow_symlinks=False)
         if stat.S_ISLNK(status.st_mode):
             raise SymlinkError(self.path)
         return status
 
     def open(self, flags: int) -> int:
-        """Open the name.
-
-        Raises:
-            SymlinkError: It's a link.
-        """
+        """Open the name. Raises `SymlinkError` if it's a link."""
         flags |= os.O_NOFOLLOW | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             return os.open(self.name, flags, dir_fd=self.folder)
@@ -81,11 +72,7 @@ class DirFdPath:
             raise
 
     def open_folder(self) -> int:
-        """Open the directory for listing.
-
-        Raises:
-            SymlinkError: It's a link.
-        """
+        """Open the directory for listing. Raises `SymlinkError` if it's a link."""
         try:
             return self.open(os.O_RDONLY | os.O_DIRECTORY)
         except NotADirectoryError:
@@ -106,8 +93,7 @@ class DirFdPath:
 def open_at(base: str, parts: Sequence[str], path: str) -> Generator[DirFdPath]:
     """Open the directory that contains the last of `parts`.
 
-    Raises:
-        SymlinkError: A directory along the way is a link.
+    Raises `SymlinkError` if a directory along the way is a link.
     """
     folder = open_directory(base, parts[:-1])
     try:
@@ -119,8 +105,7 @@ def open_at(base: str, parts: Sequence[str], path: str) -> Generator[DirFdPath]:
 def open_directory(base: str, parts: Sequence[str], *, create: bool = False) -> int:
     """Open a directory below `base`; `create` creates it along with its parents.
 
-    Raises:
-        SymlinkError: A directory along the way is a link.
+    Raises `SymlinkError` if a directory along the way is a link.
     """
     folder = os.open(base, _DIRECTORY)
     try:

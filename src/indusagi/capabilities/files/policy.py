@@ -203,8 +203,7 @@ class PathPolicy:
     def find_base(self, given: str, resolved: str, *, writing: bool) -> str:
         """Find the directory to open a resolved path from.
 
-        Raises:
-            PathRefused: The policy doesn't allow the path.
+        Raises `PathRefused` if the policy doesn't allow the path.
         """
 
         def is_permitted(refusal: Refusal) -> bool:

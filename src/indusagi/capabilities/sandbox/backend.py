@@ -85,9 +85,8 @@ class SandboxBackend:
     def wrap(self, shell: str, command: str, folder: str, env: Mapping[str, str]) -> SandboxedCommand:
         """Build the command line that runs `command` in the sandbox.
 
-        Raises:
-            SandboxMissing: A sandbox is required, but none works on this machine.
-            OSError: We couldn't create the private directory.
+        Raises `SandboxMissing` if a sandbox is required, but none works on this machine, and `OSError` if we couldn't
+        create the private directory.
         """
         layout = resolve_layout(self._sandbox, self._workspace, self._allowed)
         state = self._choose(layout)

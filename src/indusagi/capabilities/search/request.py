@@ -77,8 +77,7 @@ class TooManyAlternatives(ValueError):
 def expand_braces(glob: str) -> list[str]:
     """Expand `*.{ts,tsx}` into `*.ts` and `*.tsx`; an unclosed brace is an ordinary character.
 
-    Raises:
-        TooManyAlternatives: The braces expand to more than 256 patterns.
+    Raises `TooManyAlternatives` if the braces expand to more than 256 patterns.
     """
     done: list[str] = []
     waiting = [glob]

@@ -68,22 +68,14 @@ class Ripgrep:
 
     @classmethod
     async def find(cls, workspace: str) -> Ripgrep:
-        """Find ripgrep.
-
-        Raises:
-            RipgrepMissing: It isn't installed.
-        """
+        """Find ripgrep. Raises `RipgrepMissing` if it isn't installed."""
         program = await to_thread.run_sync(find_ripgrep, workspace)
         if program is None:
             raise RipgrepMissing
         return cls(program)
 
     async def list_types(self, cwd: str) -> dict[str, list[str]]:
-        """List the file types ripgrep knows, with their globs.
-
-        Raises:
-            OSError: ripgrep can't be started.
-        """
+        """List the file types ripgrep knows, with their globs. Raises `OSError` if ripgrep can't be started."""
         listing = _TextReader()
         await run_program(
             [self._program, "--no-config", "--type-list"], build_environment(), cwd, listing, TIME_LIMIT_S
@@ -308,8 +300,7 @@ async def run_program(
 ) -> ProgramRun:
     """Run a program and feed its output to `reader`. The program never outlives the call.
 
-    Raises:
-        OSError: The program can't be started.
+    Raises `OSError` if the program can't be started.
     """
     from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — only searches start programs
 

@@ -178,10 +178,8 @@ async def open_target(fs: Fs, path: str) -> AsyncGenerator[SearchTarget]:
     """Open the target of a search, so that the program searches exactly what `fs` admitted.
 
     If `/proc` exists, the program reaches the target through our handle. Otherwise it uses the path, and may end up
-    elsewhere if someone replaces a directory along the way.
-
-    Raises:
-        OSError: The target doesn't exist, isn't allowed, or is neither a directory nor a regular file.
+    elsewhere if someone replaces a directory along the way. Raises `OSError` if the target doesn't exist, isn't
+    allowed, or is neither a directory nor a regular file.
     """
     stat = await fs.stat(path)
     if stat.kind is FileKind.DIRECTORY:

@@ -70,11 +70,7 @@ def native_tools() -> tuple[DefinedTool, ...]:
 
 
 def native_tool(name: str) -> DefinedTool:
-    """Create one of the tools.
-
-    Raises:
-        KeyError: There's no such tool.
-    """
+    """Create one of the tools. Raises `KeyError` if there's no such tool."""
     return _load_factory(f"{name}_tool")()
 
 

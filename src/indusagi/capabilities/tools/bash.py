@@ -174,8 +174,7 @@ async def _digest(path: str, ctx: ToolContext) -> str:
 async def resolve_start_directory(path: str, ctx: ToolContext) -> str:
     """Resolve the directory a command starts in.
 
-    Raises:
-        OSError: The directory doesn't exist or is outside the workspace.
+    Raises `OSError` if the directory doesn't exist or is outside the workspace.
     """
     folder = await ctx.fs.resolve(path)
     if (await ctx.fs.stat(folder)).kind is not FileKind.DIRECTORY:
@@ -260,8 +259,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, report: _Report) -> str:
     """Resolve the directory the command starts in.
 
-    Raises:
-        OSError: The directory doesn't exist or is outside the workspace.
+    Raises `OSError` if the directory doesn't exist or is outside the workspace.
     """
     if arguments.get("cwd") is None and session.cwd is not None:
         try:

@@ -210,8 +210,7 @@ class NameQuery:
     def build_matcher(self) -> Callable[[DirListing], list[os.DirEntry[str]]]:
         """Return a function that selects the matching entries of a directory.
 
-        Raises:
-            TooManyAlternatives: The braces expand to too many patterns.
+        Raises `TooManyAlternatives` if the braces expand to too many patterns.
         """
         by_path = self.by_path
         if not self.is_glob:

@@ -17,7 +17,7 @@ from indusagi.capabilities.jobs.job import (
     SHOWN_LINES,
     Job,
     JobState,
-    JobStream,
+    LineRing,
     OutputLines,
     has_line_with,
     hidden_note,
@@ -203,7 +203,7 @@ class _StreamOutput(NamedTuple):
         return [*dropped, f"[{count}]", text]
 
 
-async def _read_stream(stream: JobStream, lines: int | None, *, since_last: bool) -> _StreamOutput:
+async def _read_stream(stream: LineRing, lines: int | None, *, since_last: bool) -> _StreamOutput:
     output = stream.read(lines=lines, since_last=since_last)
     text = await to_thread.run_sync(plain_text, "\n".join(output.all_texts).encode("utf-8", "replace"))
     return _StreamOutput(output, f"{text} [unfinished line]" if output.open_line else text)

@@ -64,11 +64,7 @@ class ProcessInfo:
 
 
 def list_processes() -> Iterator[ProcessInfo]:
-    """Read the process list.
-
-    Raises:
-        OSError: `/proc` doesn't exist or can't be read.
-    """
+    """Read the process list. Raises `OSError` if `/proc` doesn't exist or can't be read."""
     newest = _read_newest_pid()
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
     listed = set(pids)
