@@ -35,7 +35,7 @@ from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
 from indusagi.core.ids import new_ulid
 from indusagi.core.process import tree
-from indusagi.core.process.tree import ProcessInfo, read_start_time
+from indusagi.core.process.tree import ProcessInfo, measure_usage, read_start_time
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
@@ -269,3 +269,15 @@ def test_receipt_can_be_removed_twice(tmp_path: Path) -> None:
     for _ in range(2):
         remove_receipt(str(tmp_path / "receipt"))
         assert os.listdir(tmp_path) == ["other"]
+
+
+def test_ended_process_has_no_usage() -> None:
+    gone = 2**22 + 1
+    assert measure_usage([gone]).rss_bytes == 0
+    assert read_start_time(gone) is None
+
+
+def test_running_process_has_usage() -> None:
+    facts = measure_usage([os.getpid()])
+    assert facts.rss_bytes > 1024 * 1024
+    assert facts.cpu_s > 0

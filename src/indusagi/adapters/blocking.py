@@ -41,7 +41,7 @@ class BlockingToolBox:
     @property
     def notes(self) -> Sequence[Note]:
         """Everything left out, with the reason; empty if the toolbox has no notes."""
-        return self.wait_for(self._read_notes)
+        return getattr(self.toolbox, "notes", ())
 
     @property
     def runner(self) -> BlockingToolBox:
@@ -109,9 +109,6 @@ class BlockingToolBox:
 
     async def _list_descriptors(self) -> Sequence[ToolDescriptor]:
         return self.toolbox.descriptors()
-
-    async def _read_notes(self) -> Sequence[Note]:
-        return getattr(self.toolbox, "notes", ())
 
 
 @contextmanager

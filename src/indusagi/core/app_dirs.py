@@ -148,14 +148,16 @@ def create_private_file(path: str) -> int:
     return os.open(path, _NEW_FILE, PRIVATE_FILE)
 
 
-def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
+def read_small_file(
+    path: str | os.PathLike[str], limit: int, *, follow: bool = True, dir_fd: int | None = None
+) -> bytes:
     """Read a regular file of at most `limit` bytes.
 
     Raises `OSError` if it can't be read, is larger, or is a pipe, a directory or a device.
     """
     # O_NONBLOCK keeps the open of a pipe from waiting for a writer (fifo(7)).
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW, dir_fd=dir_fd)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):

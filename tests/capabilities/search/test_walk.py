@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from indusagi.capabilities.files import ignore
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import FileKind, FileStat
 from indusagi.capabilities.search.search import sort_by_mtime
@@ -120,18 +119,6 @@ def test_removed_files_sort_as_the_oldest(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with opened(tmp_path) as handle:
         assert sort_by_mtime(handle, ["gone", "a"]) == ["a", "gone"]
-
-
-def test_an_unreadable_rule_file_holds_no_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".gitignore").write_text("*\n", encoding="utf-8")
-
-    def refuse(handle: int) -> os.stat_result:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "fstat", refuse)
-    read = ignore._read_start(str(tmp_path), ".gitignore", 100)
-    monkeypatch.undo()
-    assert read is None
 
 
 def test_a_closed_handle_is_not_taken(tmp_path: Path) -> None:

@@ -292,14 +292,21 @@ async def test_empty_list_is_reported(session: Session) -> None:
     assert (await session.call("list")).output == "no jobs"
 
 
-async def test_list_shows_the_state_of_jobs(session: Session) -> None:
-    await session.start("sleep 600")
+async def test_list_shows_usage_and_ports_of_jobs(session: Session) -> None:
+    script = (
+        "import socket, time; s = socket.create_server(('127.0.0.1', 0));"
+        "print(f'port {s.getsockname()[1]}', flush=True); time.sleep(600)"
+    )
+    job = await session.start(f'{PYTHON} -c "{script}"')
+    said = lines_of(await session.poll(job, "port"))
+    port = int(said[0].split()[1])
     await session.start("true")
     await until(lambda: _is_over(session, "job-2"))
     outcome = await session.call("list")
     first, second = outcome.details["jobs"]  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
-    assert (first["state"], second["state"]) == ("running", "exited")  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
-    assert lines_of(outcome)[0].startswith("job-1 running")
+    assert (first["ports"], first["state"]) == ([port], "running")  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
+    assert second["state"] == "exited"  # pyright: ignore[reportArgumentType, reportCallIssue, reportIndexIssue, reportOptionalSubscript]
+    assert f"listens on {port}]" in str(outcome.output)
 
 
 async def _is_over(session: Session, job: str) -> bool:

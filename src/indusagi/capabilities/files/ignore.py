@@ -2,15 +2,16 @@
 
 We match names as bytes, with one expression per rule file; the tests compare against git. Other libraries fail on cases
 found in real trees (`[[:upper:]]`, braces, `?` next to a two-byte character). The work is bounded: matching takes at
-most pattern length times name length, and only part of a huge rule file applies.
+most pattern length times name length, and a huge rule file doesn't apply, or only in part.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import stat
 from typing import TYPE_CHECKING, NamedTuple
+
+from indusagi.core.app_dirs import read_small_file
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator
@@ -143,9 +144,9 @@ class IgnoreRules(NamedTuple):
                 break
             here = above
             chain.append(here)
-        rules = _add_rules(_load_repository(here), _read_start(here, RULE_FILE, _FILE_BYTES))
+        rules = _add_rules(_load_repository(here), _read_rules(here, RULE_FILE, _FILE_BYTES))
         for path in reversed(chain[:-1]):
-            rules = _add_rules(_descend(rules, os.path.basename(path)), _read_start(path, RULE_FILE, _FILE_BYTES))
+            rules = _add_rules(_descend(rules, os.path.basename(path)), _read_rules(path, RULE_FILE, _FILE_BYTES))
         return rules
 
     def below(self, name: str, folder: str | int, names: Container[str]) -> IgnoreRules:
@@ -160,7 +161,7 @@ class IgnoreRules(NamedTuple):
         rules = _load_repository(folder) if REPOSITORY in names else _descend(self, name)
         if RULE_FILE not in names:
             return rules
-        return _add_rules(rules, _read_start(folder, RULE_FILE, _FILE_BYTES))
+        return _add_rules(rules, _read_rules(folder, RULE_FILE, _FILE_BYTES))
 
     def ignores(self, name: str, *, is_dir: bool) -> bool:
         """Return whether a name in this directory is ignored. A symbolic link doesn't count as a directory."""
@@ -179,15 +180,15 @@ def _to_byte_text(name: str) -> str:
 def _load_repository(folder: str | int) -> IgnoreRules:
     """Load repository-wide rules: the user's and `info/exclude`."""
     users = _find_user_rules()
-    rules = _add_rules(IgnoreRules(), None if users is None else _read_start("/", users, _FILE_BYTES, follow=True))
+    rules = _add_rules(IgnoreRules(), None if users is None else _read_rules("/", users, _FILE_BYTES, follow=True))
     # A `.git` file points to a git directory elsewhere, which in turn may point to the main worktree's.
-    pointer = _GIT_DIR.match(_read_start(folder, REPOSITORY, _CONFIG_BYTES) or b"")
+    pointer = _GIT_DIR.match(_read_rules(folder, REPOSITORY, _CONFIG_BYTES) or b"")
     place = REPOSITORY
     if pointer:
         place = os.fsdecode(pointer[1])
-        common = _read_start(folder, os.path.join(place, "commondir"), _CONFIG_BYTES)
+        common = _read_rules(folder, os.path.join(place, "commondir"), _CONFIG_BYTES)
         place = os.path.join(place, os.fsdecode((common or b".").strip()))
-    return _add_rules(rules, _read_start(folder, os.path.join(place, "info", "exclude"), _FILE_BYTES))
+    return _add_rules(rules, _read_rules(folder, os.path.join(place, "info", "exclude"), _FILE_BYTES))
 
 
 def _descend(rules: IgnoreRules, name: str) -> IgnoreRules:
@@ -210,36 +211,24 @@ def _find_user_rules() -> str | None:
     if not os.path.isabs(settings):
         return None
     for config in (os.path.join(home, ".gitconfig"), os.path.join(settings, "git", "config")):
-        match = _EXCLUDES_FILE.search(_read_start("/", config, _CONFIG_BYTES, follow=True) or b"")
+        match = _EXCLUDES_FILE.search(_read_rules("/", config, _CONFIG_BYTES, follow=True) or b"")
         if match:
             named = os.fsdecode(match[1])
             return os.path.join(home, named.removeprefix("~/")) if named[:1] == "~" else named
     return os.path.join(settings, "git", "ignore")
 
 
-def _read_start(folder: str | int, name: str, limit: int, *, follow: bool = False) -> bytes | None:
-    """Read the start of a regular file; return None for anything else.
+def _read_rules(folder: str | int, name: str, limit: int, *, follow: bool = False) -> bytes | None:
+    """Read a regular file, or None if there's none or it's too large.
 
     Like git, we don't follow symbolic links in a tree, since they may point anywhere.
     """
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    flags |= 0 if follow else os.O_NOFOLLOW
+    by_handle = folder if isinstance(folder, int) else None
+    path = name if by_handle is not None else os.path.join(str(folder), name)
     try:
-        if isinstance(folder, int):
-            handle = os.open(name, flags, dir_fd=folder)
-        else:
-            handle = os.open(os.path.join(folder, name), flags)
+        return read_small_file(path, limit, follow=follow, dir_fd=by_handle)
     except (OSError, ValueError):
         return None
-    try:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return None
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            return file.read(limit)
-    except OSError:
-        return None
-    finally:
-        os.close(handle)
 
 
 # -- globs ------------------------------------------------------------------------------------

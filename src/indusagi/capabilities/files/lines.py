@@ -11,7 +11,7 @@ import hashlib
 import io
 import os
 import re
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.files.codec import (
@@ -28,8 +28,10 @@ from indusagi.core.records import record
 from indusagi.core.text import clean_text, find_invisible_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import BinaryIO
+
+    from indusagi.core.json import JsonValue
 
 SCAN_LIMIT_BYTES = 128 * 1024 * 1024
 """Files larger than this aren't read to the end, so they get no line count and no digest."""
@@ -247,6 +249,7 @@ class ReadFailure:
     """Continues a sentence after the file name and a colon."""
     code: str
     """Machine-readable reason."""
+    facts: Mapping[str, JsonValue] = field(default_factory=dict[str, "JsonValue"])
 
 
 @record

@@ -17,7 +17,7 @@ from indusagi.capabilities.files.lines import describe_invisible
 from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.capabilities.ports import STOP_GRACE_MS
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
-from indusagi.core.process.tree import ProcessTree, signal_group, signal_processes
+from indusagi.core.process.tree import ProcessTree, ResourceUsage, measure_usage, signal_group, signal_processes
 from indusagi.core.records import record
 from indusagi.runtime.contract import Keep
 
@@ -137,6 +137,10 @@ class Job:
         end = anyio.current_time() if self._ended is None else self._ended
         kind = "running" if not self.over else "stopped" if self._stopped else "exited"
         return JobState(kind, self.process.exit_code, self._left, end - self._started)
+
+    async def usage(self) -> ResourceUsage:
+        """Measure the resource usage of its processes."""
+        return await to_thread.run_sync(lambda: measure_usage([self.process.pid, *self.process.survivors()]))
 
     async def poll(self, wait_ms: int, match: str | None) -> None:
         """Wait for unread output, a line containing `match`, or the end of the job."""

@@ -24,7 +24,7 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     find_bubblewrap,
 )
 from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED, resolve_layout
-from indusagi.core.app_dirs import create_private_file, is_within
+from indusagi.core.app_dirs import create_private_file, is_within, read_small_file
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.secrets import find_named_sockets, holds_secret, is_provider_key, is_secret
@@ -299,15 +299,9 @@ def final_cwd_variables(preamble: str, cwd_file: str, env: dict[str, str]) -> di
 def read_final_cwd(cwd_file: str) -> str | None:
     """Read and remove the shell's file; None unless it contains an absolute path, since any process may write it."""
     try:
-        handle = os.open(cwd_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        data = os.read(handle, _LONGEST_PATH)
+        data = read_small_file(cwd_file, _LONGEST_PATH, follow=False)
         os.unlink(cwd_file)
     except OSError:
         return None
-    finally:
-        os.close(handle)
     path = os.fsdecode(data.removesuffix(b"\n"))
     return path if os.path.isabs(path) and "\0" not in path else None

@@ -69,7 +69,7 @@ def ls_tool() -> DefinedTool:
             "ls",
             _DESCRIPTION,
             _PARAMETERS,
-            _run,
+            run_ls,
             title="List directory",
             read_only=True,
             prepare=coerce_to(_PARAMETERS, _ALIASES),
@@ -310,7 +310,8 @@ def _has_name(entries: Sequence[DirEntry], name: str) -> bool:
     return at < len(entries) and entries[at].name == name
 
 
-async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+async def run_ls(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    """Run a call of `ls`."""
     path = path_given(arguments)
     patterns = _patterns(arguments)
     if len(patterns) > _MAX_PATTERNS:

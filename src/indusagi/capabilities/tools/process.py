@@ -138,9 +138,20 @@ async def _start(table: JobTable, arguments: JsonObject, ctx: ToolContext, kind:
 
 
 async def _list(table: JobTable) -> ToolResult:
-    states = [(job, await job.look()) for job in table.all()]
-    rows: list[JsonValue] = [_facts(job, state) for job, state in states]
-    return ToolResult.text("\n".join(_headline(job, state) for job, state in states) or "no jobs", jobs=rows)
+    rows: list[JsonValue] = []
+    shown: list[str] = []
+    for job in table.all():
+        state = await job.look()
+        row = _facts(job, state)
+        line = _headline(job, state)
+        if state.running:
+            used = await job.usage()
+            row |= {"cpuS": used.cpu_s, "rssBytes": used.rss_bytes, "ports": [*used.ports]}
+            ports = f", listens on {', '.join(map(str, used.ports))}" if used.ports else ""
+            line += f" [cpu {used.cpu_s:.1f} s, {used.rss_bytes // 1024:,} KiB{ports}]"
+        rows.append(row)
+        shown.append(line)
+    return ToolResult.text("\n".join(shown) or "no jobs", jobs=rows)
 
 
 async def _poll(job: Job, arguments: JsonObject) -> ToolResult:

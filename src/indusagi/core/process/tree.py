@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 INACCESSIBLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Raised for a process that has just ended or that this user may not inspect."""
-_PARENT, _GROUP, _SESSION, _UTIME, _STIME, _STARTED = 1, 2, 3, 11, 12, 19
+_PARENT, _GROUP, _SESSION, _UTIME, _STIME, _STARTED, _RSS = 1, 2, 3, 11, 12, 19, 21
 """Indexes into the fields of `/proc/PID/stat` from the state on: field 3 of proc_pid_stat(5) is index 0."""
 _ACTIVE_TICKS = 2
 """CPU time, usually 10 ms per tick: an idle runtime with a timer uses less over a few seconds."""
@@ -44,6 +44,7 @@ _STARVED_S = 0.25
 """Time spent waiting for a core: the process is working, but the machine is busy."""
 _LISTINGS = 3
 """The process list, then twice the processes started since."""
+_TCP_LISTEN = b"0A"
 
 
 @record
@@ -251,6 +252,36 @@ def _list_threads(pid: int) -> list[str]:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
+
+
+@record
+class ResourceUsage:
+    """CPU time, memory and listening ports of several processes together."""
+
+    cpu_s: float
+    rss_bytes: int
+    ports: tuple[int, ...]
+
+
+def measure_usage(pids: Iterable[int]) -> ResourceUsage:
+    """Sum up the usage of processes, skipping ended ones."""
+    ticks, rss, ports = 0, 0, set[int]()
+    for pid in pids:
+        stat = _read_stat(pid)
+        if stat is not None:
+            ticks += int(stat[_UTIME]) + int(stat[_STIME])
+            rss += int(stat[_RSS]) * os.sysconf("SC_PAGE_SIZE")
+            # TCP ports it listens on, in its own network namespace (proc_pid_net(5)).
+            try:
+                targets = [read_descriptor(pid, name) for name in os.listdir(f"/proc/{pid}/fd")]
+            except OSError:
+                continue
+            sockets = {target[8:-1].encode() for target in targets if target.startswith("socket:[")}
+            tables = [read_proc_file(pid, name) or b"" for name in ("net/tcp", "net/tcp6")] if sockets else []
+            rows = [row.split() for table in tables for row in table.splitlines()[1:]]
+            listening = (row[1] for row in rows if row[3] == _TCP_LISTEN and row[9] in sockets)
+            ports.update(int(address.rpartition(b":")[2], 16) for address in listening)
+    return ResourceUsage(ticks / os.sysconf("SC_CLK_TCK"), rss, tuple(sorted(ports)))
 
 
 # -- process trees ----------------------------------------------------------------------------------
