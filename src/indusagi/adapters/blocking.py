@@ -41,7 +41,7 @@ class BlockingToolBox:
     @property
     def notes(self) -> Sequence[Note]:
         """Everything left out, with the reason; empty if the toolbox has no notes."""
-        return getattr(self.toolbox, "notes", ())
+        return self.wait_for(getattr, self.toolbox, "notes", ())
 
     @property
     def runner(self) -> BlockingToolBox:
@@ -50,11 +50,11 @@ class BlockingToolBox:
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools in a stable order."""
-        return self.wait_for(self._list_descriptors)
+        return self.wait_for(self.toolbox.descriptors)
 
     async def read_descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools from another event loop."""
-        return await self.call_async(self._list_descriptors)
+        return await self.call_async(self.toolbox.descriptors)
 
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
@@ -79,7 +79,7 @@ class BlockingToolBox:
         given = cast("JsonObject", {**(arguments or {}), **more})
         return self.run_sync(ToolCall(f"call_{new_ulid()}", name, given), cancel)
 
-    def wait_for(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
+    def wait_for(self, work: Callable[..., Awaitable[ResultT] | ResultT], *arguments: Any) -> ResultT:
         """Run `work` in the toolbox's loop, and wait for it in this thread."""
         future: Future[ResultT] = self._portal.start_task_soon(work, *arguments)
         try:
@@ -88,7 +88,7 @@ class BlockingToolBox:
             future.cancel()
             raise
 
-    async def call_async(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
+    async def call_async(self, work: Callable[..., Awaitable[ResultT] | ResultT], *arguments: Any) -> ResultT:
         """Run `work` in the toolbox's loop, and wait for it in this task."""
         futures: list[Future[ResultT]] = []
 
@@ -106,9 +106,6 @@ class BlockingToolBox:
 
     async def _run(self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None) -> ToolOutcome:
         return await self.toolbox.runner.run(call, cancel, on_progress=on_progress)
-
-    async def _list_descriptors(self) -> Sequence[ToolDescriptor]:
-        return self.toolbox.descriptors()
 
 
 @contextmanager

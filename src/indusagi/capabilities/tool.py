@@ -99,6 +99,33 @@ def define_tool(spec: ToolSpec) -> DefinedTool:
     return DefinedTool(spec)
 
 
+def define_native_tool(
+    name: str,
+    title: str,
+    description: str,
+    parameters: JsonSchema,
+    run: RunTool,
+    prepare: Callable[[JsonValue], JsonValue],
+    *,
+    read_only: bool = False,
+    annotations: Mapping[str, JsonValue] | None = None,
+) -> DefinedTool:
+    """Create one of our own tools, with a schema for the model without bounds."""
+    return define_tool(
+        ToolSpec(
+            name,
+            description,
+            parameters,
+            run,
+            title=title,
+            read_only=read_only,
+            annotations=annotations or {},
+            prepare=prepare,
+            terse=True,
+        )
+    )
+
+
 def run_lazily(module: str, function: str = "run") -> RunTool:
     """Return a tool function that imports a heavy implementation on the first call, in a thread.
 

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import JsonObject
-from indusagi.core.listeners import Listeners
+from indusagi.core.tasks import Listeners
 from induscode.cluster.broker import check_key
 from induscode.cluster.contract import (
     ClusterFault,

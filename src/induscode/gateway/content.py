@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, cast
 import anyio
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
+from indusagi.core.tasks import Listeners
 from indusagi.core.text import clean_json, cut_text
 from indusagi.interop.protocol_bridge.client.handlers import (
     UNKNOWN_CALLER,

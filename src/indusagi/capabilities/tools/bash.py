@@ -34,7 +34,7 @@ from indusagi.capabilities.jobs.job import (
 from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
 from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, Ended, FileKind, SandboxMissing, ShellProcess
 from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.app_dirs import is_within
 from indusagi.core.json import JsonObject, JsonValue
@@ -103,11 +103,7 @@ _NO_NETWORK = (
 
 def bash_tool() -> DefinedTool:
     """Create the `bash` tool."""
-    return define_tool(
-        ToolSpec(
-            "bash", _DESCRIPTION, _SCHEMA, _run, title="Run a command", prepare=coerce_to(_SCHEMA, _ALIASES), terse=True
-        )
-    )
+    return define_native_tool("bash", "Run a command", _DESCRIPTION, _SCHEMA, _run, coerce_to(_SCHEMA, _ALIASES))
 
 
 @record

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
+from indusagi.capabilities.tool import DefinedTool, define_native_tool, run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.json import JsonLike
 from indusagi.runtime.contract import JsonSchema
 
 MAX_EDITS = 200
+_CHANGE = "indusagi.capabilities.tools.change"
 _TEXTS: dict[str, JsonLike] = {
     "oldText": {"type": "string", "description": "Copied from the file, without line numbers; empty: make a new file."},
     "newText": {"type": "string"},
@@ -58,22 +59,11 @@ _DESCRIPTION = (
 
 def edit_tool() -> DefinedTool:
     """Create the `edit` tool."""
-    return define_tool(
-        ToolSpec(
-            "edit",
-            _DESCRIPTION,
-            _PARAMETERS,
-            run_lazily("indusagi.capabilities.tools.change", "run_edit"),
-            title="Edit a file",
-            annotations={"destructiveHint": True, "idempotentHint": False},
-            prepare=coerce_to(
-                _PARAMETERS,
-                {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"},
-                {"edits": coerce_to(_ITEM, _TEXT_ALIASES)},
-            ),
-            terse=True,
-        )
+    prepare = coerce_to(
+        _PARAMETERS, {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"}, {"edits": coerce_to(_ITEM, _TEXT_ALIASES)}
     )
+    run, hints = run_lazily(_CHANGE, "run_edit"), {"destructiveHint": True, "idempotentHint": False}
+    return define_native_tool("edit", "Edit a file", _DESCRIPTION, _PARAMETERS, run, prepare, annotations=hints)
 
 
 # -- write ------------------------------------------------------------------------------------------
@@ -98,15 +88,8 @@ _WRITE_DESCRIPTION = (
 
 def write_tool() -> DefinedTool:
     """Create the `write` tool."""
-    return define_tool(
-        ToolSpec(
-            "write",
-            _WRITE_DESCRIPTION,
-            _WRITE_PARAMETERS,
-            run_lazily("indusagi.capabilities.tools.change", "run_write"),
-            title="Write a file",
-            annotations={"destructiveHint": True, "idempotentHint": True},
-            prepare=coerce_to(_WRITE_PARAMETERS, _WRITE_ALIASES),
-            terse=True,
-        )
+    prepare = coerce_to(_WRITE_PARAMETERS, _WRITE_ALIASES)
+    run, hints = run_lazily(_CHANGE, "run_write"), {"destructiveHint": True, "idempotentHint": True}
+    return define_native_tool(
+        "write", "Write a file", _WRITE_DESCRIPTION, _WRITE_PARAMETERS, run, prepare, annotations=hints
     )

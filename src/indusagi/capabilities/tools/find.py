@@ -19,7 +19,7 @@ from indusagi.capabilities.files.lines import format_path, format_path_below, jo
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.search.request import TooManyAlternatives, expand_braces, path_key
 from indusagi.capabilities.search.walk import DirHandle, Walk, describe_secrets, find_secrets_below, is_dir
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path
 from indusagi.core.app_dirs import sort_in_chunks
 from indusagi.core.json import JsonObject, JsonValue
@@ -85,10 +85,7 @@ def find_tool() -> DefinedTool:
             return prepared if own_kind is None else {**prepared, "type": own_kind}
         return prepared
 
-    spec = ToolSpec(
-        "find", _DESCRIPTION, _SCHEMA, _run, title="Find files", read_only=True, prepare=translate_kind, terse=True
-    )
-    return define_tool(spec)
+    return define_native_tool("find", "Find files", _DESCRIPTION, _SCHEMA, _run, translate_kind, read_only=True)
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:

@@ -34,7 +34,7 @@ from indusagi.capabilities.search.walk import (
     is_dir,
     open_target,
 )
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
@@ -135,17 +135,15 @@ _NEWLINE = re.compile(r"(?<!\\)(?:\\\\)*\\n|\n")
 def grep_tool() -> DefinedTool:
     """Create the `grep` tool."""
     prepare = coerce_to(_SCHEMA, ALIASES)
-    spec = ToolSpec(
+    return define_native_tool(
         "grep",
+        "Search in files",
         _DESCRIPTION,
         _SCHEMA,
         _run,
-        title="Search in files",
+        lambda arguments: rename_arguments(prepare(arguments)),
         read_only=True,
-        prepare=lambda arguments: rename_arguments(prepare(arguments)),
-        terse=True,
     )
-    return define_tool(spec)
 
 
 async def replace_directory_glob(search: Search, path: str, fs: Fs) -> tuple[Search, str]:

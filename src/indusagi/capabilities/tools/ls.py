@@ -20,7 +20,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.ignore import REPOSITORY, RULE_FILE, IgnoreRules, compile_glob
 from indusagi.capabilities.files.lines import format_path
 from indusagi.capabilities.ports import DirEntry, FileKind, Fs, PathRefused
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path
 from indusagi.core.app_dirs import is_within, parts_below
 from indusagi.core.json import JsonObject, JsonValue
@@ -64,18 +64,8 @@ _MAX_PATTERNS = 100
 
 def ls_tool() -> DefinedTool:
     """Create the `ls` tool."""
-    return define_tool(
-        ToolSpec(
-            "ls",
-            _DESCRIPTION,
-            _PARAMETERS,
-            run_ls,
-            title="List directory",
-            read_only=True,
-            prepare=coerce_to(_PARAMETERS, _ALIASES),
-            terse=True,
-        )
-    )
+    prepare = coerce_to(_PARAMETERS, _ALIASES)
+    return define_native_tool("ls", "List directory", _DESCRIPTION, _PARAMETERS, run_ls, prepare, read_only=True)
 
 
 def format_size(size: int) -> str:

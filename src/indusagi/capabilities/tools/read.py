@@ -37,7 +37,7 @@ from indusagi.capabilities.files.media import (
     read_pdf_pages,
 )
 from indusagi.capabilities.ports import FileKind
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.ls import run_ls
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path
 from indusagi.capabilities.worker import run_in_thread
@@ -80,18 +80,8 @@ _FRAME_LINES = 2
 
 def read_tool() -> DefinedTool:
     """Create the `read` tool."""
-    return define_tool(
-        ToolSpec(
-            "read",
-            _DESCRIPTION,
-            _PARAMETERS,
-            _run,
-            title="Read file",
-            read_only=True,
-            prepare=coerce_to(_PARAMETERS, _ALIASES),
-            terse=True,
-        )
-    )
+    prepare = coerce_to(_PARAMETERS, _ALIASES)
+    return define_native_tool("read", "Read file", _DESCRIPTION, _PARAMETERS, _run, prepare, read_only=True)
 
 
 @record

@@ -11,7 +11,7 @@ from typing import cast
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
@@ -107,9 +107,8 @@ _ITEMS: JsonSchema = {
 def todo_read_tool() -> DefinedTool:
     """Create the tool that shows the list."""
     description = "Show the checklist that todo_set has written."
-    return define_tool(
-        ToolSpec("todo_read", description, _NO_ARGUMENTS, _read, title="Read checklist", read_only=True, terse=True)
-    )
+    prepare = coerce_to(_NO_ARGUMENTS, {})
+    return define_native_tool("todo_read", "Read checklist", description, _NO_ARGUMENTS, _read, prepare, read_only=True)
 
 
 def todo_set_tool() -> DefinedTool:
@@ -118,17 +117,8 @@ def todo_set_tool() -> DefinedTool:
         "Replace the checklist of this session. Send every item each time. Keep one active while "
         "you work on it, and mark it done as soon as it is."
     )
-    return define_tool(
-        ToolSpec(
-            "todo_set",
-            description,
-            _ITEMS,
-            _set,
-            title="Update checklist",
-            prepare=coerce_to(_ITEMS, {"todos": "items"}),
-            terse=True,
-        )
-    )
+    prepare = coerce_to(_ITEMS, {"todos": "items"})
+    return define_native_tool("todo_set", "Update checklist", description, _ITEMS, _set, prepare)
 
 
 async def _read(arguments: JsonObject, ctx: ToolContext) -> ToolResult:

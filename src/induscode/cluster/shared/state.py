@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.json import compact_json
-from indusagi.core.listeners import Listeners
+from indusagi.core.tasks import Listeners
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.cluster.contract import ClusterFault

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import JsonObject, compact_json, is_json_object
-from indusagi.core.listeners import Listeners
+from indusagi.core.tasks import Listeners
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.cluster.broker import Broker, check_key
