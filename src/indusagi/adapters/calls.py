@@ -36,15 +36,10 @@ ResultT = TypeVar("ResultT")
 
 
 class AdapterCalls:
-    """The toolbox behind an adapter.
+    """The toolbox behind an adapter, which may be the one from `open_deck_sync`: then it works in its own thread.
 
-    Args:
-        box: The toolbox. The one from `open_deck_sync` works in its own thread, whichever loop or thread calls.
-        gate: Decides about each call, one at a time. Optional if the toolbox checks its calls.
-        cancel: Stops running calls with an error outcome, and prevents new ones.
-
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    The `gate` decides about each call, one at a time; it's optional if the toolbox checks its calls, otherwise this
+    raises `MissingGateError`. `cancel` stops running calls with an error outcome, and prevents new ones.
     """
 
     def __init__(self, box: ToolBox, gate: Gate | None, cancel: CancelToken | None) -> None:

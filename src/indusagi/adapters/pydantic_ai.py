@@ -58,9 +58,7 @@ class PassThroughValidator:
 class ToolBoxToolset(AbstractToolset[Any]):
     """A toolset of descriptors and calls, which subclasses provide.
 
-    Args:
-        id: Id of the toolset.
-        max_retries: How often pydantic-ai lets a model repeat a call that it rejected itself.
+    A model may repeat a call that pydantic-ai rejected itself `max_retries` times.
     """
 
     def __init__(self, id: str, max_retries: int = 1) -> None:

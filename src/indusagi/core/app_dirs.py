@@ -178,14 +178,8 @@ def read_small_file(
 def replace_file(path: str, data: bytes, *, mode: int | None = PRIVATE_FILE, sync: bool = True) -> None:
     """Write a new file and rename it to `path` (rename(2)), so readers see the old content or the new.
 
-    Args:
-        path: Path of the file.
-        data: Its content.
-        mode: Its mode. By default, only this user can read it; None uses the umask's default.
-        sync: Whether the content survives power loss once this returns.
-
-    Raises:
-        OSError: It can't be written. The old file stays, and the temporary one is removed.
+    By default only this user can read it; a `mode` of None uses the umask's default. With `sync`, the content survives
+    power loss once this returns. After an `OSError` the old file stays, and the temporary one is removed.
     """
     temporary = f"{path}.{os.urandom(8).hex()}.tmp"
     try:
@@ -231,13 +225,10 @@ def locked_directory(folder: str) -> Generator[None]:
 
 
 class PrivateJsonFile(Generic[T]):
-    """A JSON document in a private file. The methods block: call them in a thread.
+    """A JSON document in a private file, whose directory is made private. The methods block: call them in a thread.
 
-    Args:
-        path: Path of the file; its directory is made private.
-        largest_bytes: Size limit; a larger file counts as damaged.
-        parse: Returns a document's content, and whether it's damaged. None stands for a missing document.
-        dump: Converts content to a document.
+    A file of more than `largest_bytes` counts as damaged. `parse` returns a document's content, and whether it's
+    damaged; None stands for a missing document. `dump` converts content to a document.
     """
 
     def __init__(

@@ -31,9 +31,8 @@ run under it."""
 class CancelToken:
     """A one-shot request to stop, for this token and every token derived from it.
 
-    Args:
-        parents: Tokens that cancel this one; the first reason wins. They only refer to this token while it has
-            listeners, so a long-lived token doesn't accumulate finished work.
+    Its `parents` cancel it too; the first reason wins. They only refer to this token while it has listeners, so a
+    long-lived token doesn't accumulate finished work.
     """
 
     __slots__ = ("__weakref__", "_listeners", "_parents", "_reason")

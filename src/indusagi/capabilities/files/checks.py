@@ -50,15 +50,9 @@ _LONGEST_ELISION = 200
 
 
 def find_elisions(text: str, former: str, path: str) -> list[tuple[int, str]]:
-    """Find comment-only lines that stand for omitted code.
+    """Find comment-only lines that stand for omitted code, and return their number and text.
 
-    Args:
-        text: The new text of the file.
-        former: The current text; elisions it already contains are fine.
-        path: The path of the file, to tell code from prose.
-
-    Returns:
-        The number and text of each such line.
+    Elisions that the `former` text already contains are fine. The path tells code from prose.
     """
     leaders = _PROSE_LEADERS if path.lower().endswith(_PROSE) else _LEADERS
     # The possessive `++` keeps the search linear on a line of repeated marks.
@@ -99,13 +93,7 @@ _FILE_NAME = "<edited file>"
 
 
 def find_new_syntax_error(path: str, former: str | None, text: str) -> str | None:
-    """Return a syntax error in a file whose old text had none.
-
-    Args:
-        path: The path of the file, which determines the format.
-        former: The old text; None for a new file.
-        text: The new text.
-    """
+    """Return a syntax error in a file whose `former` text (None for a new file) had none."""
     error = _find_error(path, text)
     if error is not None and former and former.strip() and _find_error(path, former) is not None:
         return None

@@ -157,11 +157,8 @@ def count_non_ascii(data: bytes) -> int:
 def guess_encoding(sample: bytes, valid_before: int = 0) -> str:
     """Guess the encoding of a file that isn't valid UTF-8; the result is a superset of ASCII.
 
-    Still returns UTF-8 if most non-ASCII bytes are valid, since then only a few bytes are damaged.
-
-    Args:
-        sample: The bytes around the first invalid one.
-        valid_before: Number of non-ASCII bytes before that one.
+    `sample` has the bytes around the first invalid one, with `valid_before` non-ASCII bytes before that. Still returns
+    UTF-8 if most non-ASCII bytes are valid, since then only a few bytes are damaged.
     """
     invalid = len(sample) - len(sample.decode("utf-8", "ignore").encode("utf-8"))
     if valid_before + count_non_ascii(sample) - invalid > _VALID_SHARE * invalid:

@@ -171,19 +171,11 @@ def _find_unique(lines: Sequence[bytes], start: int, end: int) -> dict[bytes, in
 
 
 def format_patch(diff: LineDiff, name: str, *, created: bool = False, limit: int | None = None) -> tuple[bytes, bool]:
-    """Format a unified diff that `git apply` and `patch -p1` accept.
+    """Format a unified diff that `git apply` and `patch -p1` accept, and return whether it's complete.
 
     The format is https://www.gnu.org/software/diffutils/manual/html_node/Detailed-Unified.html with the header of
-    https://git-scm.com/docs/diff-format.
-
-    Args:
-        diff: The changes.
-        name: The path, relative to the directory to apply the patch in.
-        created: The file is new.
-        limit: Cut the patch after this many bytes, at a line end.
-
-    Returns:
-        The patch, and whether it's complete.
+    https://git-scm.com/docs/diff-format. `name` is relative to the directory to apply the patch in. The patch is cut
+    after `limit` bytes, at a line end.
     """
     if not diff.blocks and not created:
         return b"", True
@@ -297,9 +289,7 @@ def format_first_lines(text: str) -> str:
 def count_first_lines(text: str, *, is_cut: bool = False) -> int:
     """Count the lines that `format_first_lines` shows in full, up to the first one that's cut.
 
-    Args:
-        text: The text to show.
-        is_cut: Whether the file continues, so the last line may be incomplete.
+    `is_cut` says that the file continues, so the last line may be incomplete.
     """
     lines = text.removesuffix("\n").split("\n", FIRST_LINES)
     if is_cut or len(lines) > FIRST_LINES:

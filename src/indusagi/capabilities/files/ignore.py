@@ -97,10 +97,7 @@ class RuleFile:
     def decide(self, name: str, path: str, *, is_dir: bool) -> bool | None:
         """Return whether the rules ignore a name, or None if no rule matches.
 
-        Args:
-            name: The last component of the path.
-            path: The path relative to the rule file's directory.
-            is_dir: Whether it's a directory; False for a link to one.
+        `path` is relative to the rule file's directory. A link to a directory doesn't count as one.
         """
         best = max(
             self._plain.get(name, _NO_VERDICT)[is_dir],
@@ -150,13 +147,7 @@ class IgnoreRules(NamedTuple):
         return rules
 
     def below(self, name: str, folder: str | int, names: Container[str]) -> IgnoreRules:
-        """Return the rules of a subdirectory.
-
-        Args:
-            name: The name of the subdirectory.
-            folder: Its path or descriptor.
-            names: The names in it, which tell whether there's a rule file to read.
-        """
+        """Return the rules of a subdirectory, given its path or descriptor, and the names in it."""
         # The rules of a repository don't apply in a nested repository.
         rules = _load_repository(folder) if REPOSITORY in names else _descend(self, name)
         if RULE_FILE not in names:

@@ -72,12 +72,7 @@ class TextScan:
 def scan_lines(file: BinaryIO, head: bytes, size: int, wanted: LineRange, stopped: Callable[[], bool]) -> TextScan:
     """Read a text file once, and select lines. A file that's too large is only read up to the last wanted line.
 
-    Args:
-        file: A regular file open for reading, positioned after `head`.
-        head: The first bytes of the file.
-        size: The file size according to `stat`.
-        wanted: The lines to return.
-        stopped: Polled between chunks; True stops reading.
+    `file` is positioned after `head`, and `size` comes from `stat`. Reading ends once `stopped` returns True.
     """
     bom, encoding = detect_bom(head)
     is_large, is_wide = size > SCAN_LIMIT_BYTES, encoding != "utf-8"

@@ -85,13 +85,9 @@ def normalize_endings(text: str) -> str:
 
 
 def find_match(text: str, old: str, new: str, *, every: bool = False) -> TextMatch | NoMatch:
-    """Find `old` in `text`.
+    """Find `old`, which isn't empty, in a file. The lines of `new` may need reindenting.
 
-    Args:
-        text: The whole file.
-        old: The text to find, not empty.
-        new: The replacement, whose lines may need reindenting.
-        every: Replace all matches, which therefore mustn't overlap.
+    To replace `every` match, the matches mustn't overlap.
     """
     starts = _find_all(text, old, len(old) if every else 1, every=every)
     # A match never starts or ends inside CRLF.
@@ -248,16 +244,10 @@ def infer_unit(lines: Sequence[str]) -> str:
 def reindent(
     old_lines: Sequence[str], file_lines: Sequence[str], new_lines: Sequence[str], file_unit: str
 ) -> list[str] | None:
-    """Indent new lines the way the file indents the old ones.
+    """Indent new lines the way the file indents the old ones; None if no single rule explains the difference.
 
-    Args:
-        old_lines: The lines as quoted by the model.
-        file_lines: The same lines in the file; they only differ in leading and trailing whitespace.
-        new_lines: The replacement.
-        file_unit: Indentation unit of the file; empty if unknown.
-
-    Returns:
-        The indented lines, or None if no single rule explains the difference.
+    The old lines, as quoted by the model, only differ from the file's in leading and trailing whitespace. `file_unit`
+    is empty if unknown.
     """
     indented = _apply_rule(old_lines, file_lines, new_lines, file_unit)
     if indented is not None or len(old_lines) < 2:

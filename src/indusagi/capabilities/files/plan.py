@@ -219,11 +219,7 @@ def edit_text(
 ) -> TextChange | EditRefusal:
     """Apply all replacements in order, or none.
 
-    Args:
-        before: The whole file.
-        edits: The replacements.
-        path: The path, for messages.
-        exactly: Require a single, exact match for each, because the file isn't the one the model has read.
+    `exactly` requires a single, exact match for each, because the file isn't the one the model has read.
     """
     former, form = decode_lossless(before)
     if "\0" in former:  # binary data contains NUL

@@ -99,13 +99,9 @@ class Replaced:
 
 
 def apply_replacement(text: str, edit: Replacement, form: TextForm, *, exactly: bool) -> Replaced | EditRefusal:
-    """Apply one replacement to the text of a file.
+    """Apply one replacement to the whole text of a file, whose encoding must support the new text.
 
-    Args:
-        text: The whole text.
-        edit: The replacement.
-        form: The form of the file; its encoding must support the new text.
-        exactly: Require a single, exact match.
+    `exactly` requires a single, exact match.
     """
     try:
         encode_piece(edit.new, form)

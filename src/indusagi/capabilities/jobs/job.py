@@ -380,14 +380,9 @@ class RenderedOutput:
 
 
 def render_output(process: ShellProcess, path: str | None) -> RenderedOutput:
-    """Read the output of a command and cut it for the model. Blocks.
+    """Read the output of a command and cut it for the model, mentioning the `path` of the whole. Blocks.
 
-    Args:
-        process: The command.
-        path: The file with the full output, to mention in the text.
-
-    Raises:
-        OSError: The output couldn't be stored.
+    Raises `OSError` if the output couldn't be stored.
     """
     size = process.output_size()
     if is_binary(process.read_output(0, _SNIFFED_BYTES)):

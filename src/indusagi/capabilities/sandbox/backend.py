@@ -245,11 +245,9 @@ _GIT_CREDENTIALS = re.compile(r"extraheader|password|@.*insteadof", re.IGNORECAS
 
 
 def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) -> dict[str, str]:
-    """Build the environment of a command.
+    """Build the environment of a command from `ours`.
 
-    Args:
-        ours: The environment of this process.
-        allowed: Variables to pass on even though they look like secrets or point to a socket.
+    Passes on `allowed` variables even though they look like secrets or point to a socket.
     """
     kept = {
         name: value

@@ -227,10 +227,7 @@ class _FileHandle:
 async def find_secrets_below(fs: Fs, folder: str, root: str) -> tuple[str, ...]:
     """List the protected paths in a directory, relative to it, except the ones the user allowed.
 
-    Args:
-        fs: The file system, which decides about each path.
-        folder: The directory to search, absolute, with links resolved.
-        root: The working directory, also absolute and resolved.
+    `folder` and the working directory `root` are absolute, with links resolved.
     """
     protection = default_protected_paths()
     if not any(is_within(place, base) for place in protection.places for base in (folder, root)):

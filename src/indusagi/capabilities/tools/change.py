@@ -77,12 +77,7 @@ async def change_file(
 ) -> ToolResult:
     """Apply the whole change to a file, or report why not.
 
-    Args:
-        ctx: The context of the call.
-        path: The path as the model wrote it.
-        edits: The replacements.
-        content: The complete new content, as an alternative to edits.
-        dry_run: Report the change without writing it.
+    The change is a list of replacements, or else the complete new content. `dry_run` reports it without writing it.
     """
     state = ctx.framework.read_state
     try:

@@ -259,13 +259,7 @@ class NameResult:
 
 
 def find_names(handle: DirHandle, path: str, query: NameQuery) -> NameResult:
-    """Walk a directory and collect the matching names. Blocks.
-
-    Args:
-        handle: The directory.
-        path: Its path, to find the ignore rules above it.
-        query: The query.
-    """
+    """Walk a directory and collect the matching names; `path` leads to the ignore rules above it. Blocks."""
     result, times = NameResult(), dict[str, int]()
     with handle.use() as descriptor:
         if descriptor is None:

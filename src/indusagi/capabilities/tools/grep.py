@@ -361,14 +361,7 @@ def describe_failure(result: SearchResult, search: Search) -> ToolResult | None:
 def build_report(
     request: GrepRequest, result: SearchResult, files: Sequence[str], ignored: Sequence[str]
 ) -> ToolResult:
-    """Build the answer.
-
-    Args:
-        request: The query.
-        result: The output of the search.
-        files: The sorted files, if the search was for files.
-        ignored: Some ignored names, if there were no matches.
-    """
+    """Build the answer from the sorted files of a search for files, or some ignored names if there were no matches."""
     if request.search.mode is Mode.CONTENT and isinstance(result.reader, MatchReader):
         head, body, details = _format_content(request, result, result.reader)
     else:

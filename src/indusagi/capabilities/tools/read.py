@@ -155,14 +155,9 @@ async def _show(
 def read_contents(
     file: BinaryIO, *, name: str, size: int, wanted: LineRange, stopped: Callable[[], bool]
 ) -> FileContents:
-    """Read as much of a file as we need to show it. Blocks.
+    """Read as much of a file as we need to show it, `wanted` lines if it's text. Blocks.
 
-    Args:
-        file: Open for reading, positioned at its start.
-        name: Its name, which marks a notebook.
-        size: Its size according to `stat`.
-        wanted: The lines to return, if it's text.
-        stopped: Polled between chunks; True aborts the scan.
+    The name marks a notebook, and `size` comes from `stat`. Reading ends once `stopped` returns True.
     """
     head = file.read(HEAD_BYTES) or b""
     found = sniff(head)

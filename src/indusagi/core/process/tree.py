@@ -318,8 +318,7 @@ class ProcessTree:
     def list_running(self, leader: int | None) -> list[ProcessInfo]:
         """List the running processes of the tree.
 
-        Args:
-            leader: Pid of the first process, and so of its group and session; None if it may have been reused.
+        `leader` is the pid of the first process, and so of its group and session; None if it may have been reused.
         """
         with self._lock:
             try:
