@@ -13,6 +13,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
+from indusagi.capabilities.files.codec import HEAD_BYTES, is_binary
 from indusagi.capabilities.files.lines import describe_invisible
 from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.capabilities.ports import STOP_GRACE_MS
@@ -209,8 +210,6 @@ SHOWN_BYTES = 30_000
 SHOWN_LINES = 1_900
 _WHOLE_BYTES = 1024 * 1024
 """Read outputs up to this size in full: a progress bar writes a lot and leaves little."""
-_SNIFFED_BYTES = 8 * 1024
-_BINARY_SHARE = 0.3
 # Every alternative starts with the same character; otherwise a megabyte takes fifty times as long. See ECMA-48 for the
 # sequences (https://ecma-international.org/publications-and-standards/standards/ecma-48/).
 _ESCAPES = re.compile(
@@ -360,16 +359,6 @@ def hidden_note(text: str, first: int = 1) -> Sequence[str]:
     return [note] if note else []
 
 
-def is_binary(data: bytes) -> bool:
-    """Return whether an output is binary: it has a NUL byte or too many unprintable characters."""
-    sample = data[:_SNIFFED_BYTES]
-    if not sample:
-        return False
-    text = sample.decode("utf-8", "replace")
-    odd = sum(1 for char in _ESCAPES.sub("", text) if char == "\ufffd" or _CONTROLS.match(char))
-    return b"\0" in sample or odd > _BINARY_SHARE * len(text)
-
-
 @record
 class RenderedOutput:
     """The part of an output we send to the model."""
@@ -385,7 +374,7 @@ def render_output(process: ShellProcess, path: str | None) -> RenderedOutput:
     Raises `OSError` if the output couldn't be stored.
     """
     size = process.output_size()
-    if is_binary(process.read_output(0, _SNIFFED_BYTES)):
+    if is_binary(process.read_output(0, HEAD_BYTES)):
         where = "" if path is None else f", kept in {path}"
         return RenderedOutput(f"[binary {size:,} bytes{where}]", whole=False)
     budget = OutputBudget(SHOWN_BYTES, SHOWN_LINES)
