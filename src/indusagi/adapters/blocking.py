@@ -81,7 +81,7 @@ class BlockingToolBox:
 
     def wait_for(self, work: Callable[..., Awaitable[ResultT] | ResultT], *arguments: Any) -> ResultT:
         """Run `work` in the toolbox's loop, and wait for it in this thread."""
-        future: Future[ResultT] = self._portal.start_task_soon(work, *arguments)
+        future = cast("Future[ResultT]", self._portal.start_task_soon(work, *arguments))
         try:
             return future.result()
         except BaseException:
@@ -93,7 +93,7 @@ class BlockingToolBox:
         futures: list[Future[ResultT]] = []
 
         def start() -> None:
-            futures.append(self._portal.start_task_soon(work, *arguments))
+            futures.append(cast("Future[ResultT]", self._portal.start_task_soon(work, *arguments)))
 
         try:
             await to_thread.run_sync(start)  # waits until the other loop has started the task
