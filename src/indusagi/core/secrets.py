@@ -46,7 +46,7 @@ _USUALLY_SECRET = re.compile(
 
 def is_secret_name(name: str) -> bool:
     """Return whether something with this name holds a secret, whatever its value."""
-    upper = _split_camel_case(name).upper()
+    upper = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper()
     if _HARMLESS.fullmatch(upper):
         return False
     words = re.split(r"[^A-Z0-9]+", upper)
@@ -78,10 +78,6 @@ def asks_for_secret(text: str) -> bool:
 def is_provider_key(name: str) -> bool:
     """Return whether a variable is a model provider's key, which no command ever inherits."""
     return _PROVIDER_KEY.fullmatch(name.upper()) is not None
-
-
-def _split_camel_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)
 
 
 # -- patterns ---------------------------------------------------------------------------------
@@ -154,12 +150,8 @@ def hide_secrets(text: str) -> str:
     if "=" in text or ":" in text:
         lower = text.lower()
         if any(word in lower for word in _ASSIGNED_WORDS):
-            text = re.sub(_ASSIGNED, _hide_value, text, flags=re.IGNORECASE)
+            text = re.sub(_ASSIGNED, lambda found: found[0].removesuffix(found["value"]) + REDACTED, text, flags=re.I)
     return re.sub(_OPTION, rf"\1{REDACTED}", text) if "--" in text else text
-
-
-def _hide_value(match: re.Match[str]) -> str:
-    return match[0].removesuffix(match["value"]) + REDACTED
 
 
 # -- places -----------------------------------------------------------------------------------------

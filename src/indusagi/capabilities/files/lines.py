@@ -82,7 +82,8 @@ def scan_lines(file: BinaryIO, head: bytes, size: int, wanted: LineRange, stoppe
         data = b"".join(_read_chunks(file, stopped))
         digest.update(data)
         file_size = len(bom) + len(data)
-        text, damaged = _decode_wide(data, encoding)
+        text = data.decode(encoding, "replace")
+        damaged = "\ufffd" in text and text.encode(encoding) != data
         file, bom_size = io.BytesIO(text.encode("utf-8")), 0
     else:
         bom_size = len(bom)
@@ -134,13 +135,6 @@ def _read_chunks(file: BinaryIO, stopped: Callable[[], bool]) -> Iterator[bytes]
     while done <= SCAN_LIMIT_BYTES and not stopped() and (chunk := file.read(CHUNK_BYTES)):
         yield chunk
         done += len(chunk)
-
-
-def _decode_wide(data: bytes, encoding: str) -> tuple[str, bool]:
-    try:
-        return data.decode(encoding), False
-    except UnicodeDecodeError:
-        return data.decode(encoding, "replace"), True
 
 
 class _Survey:
