@@ -47,7 +47,7 @@ CONSTANTS: dict[str, float] = {
     # Redraws, the look at what the status line tells, and the first pause before a model is asked again.
     "induscode.frontends.terminal.screen:_FRAME_S": 0.005,
     "induscode.frontends.terminal.app:_WATCH_S": 0.02,
-    "induscode.conversations.model_loop.chat.model:_FIRST_DELAY_S": 0.01,
+    "induscode.conversations.model_loop.chat:_FIRST_DELAY_S": 0.01,
 }
 """Constants of the commands that tests start, as "module:NAME" or "module:Class.NAME"; of a dataclass it is the
 default of a field that is given by keyword only.

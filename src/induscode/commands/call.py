@@ -43,7 +43,7 @@ from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
 from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import CODE_ENABLED
-from induscode.permissions.gate import build_call_checks
+from induscode.permissions import build_call_checks
 from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
@@ -410,7 +410,7 @@ class _Call:
 def _find_denied(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
     from induscode.conversations.deck_limit import find_denied_tools  # noqa: PLC0415 — for a script that searches
 
-    return find_denied_tools(box, names)
+    return find_denied_tools(box.runner.cards, box.context, names)
 
 
 def _build_progress_printer(name: str) -> Callable[[ToolProgress], None]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.launch.settings import Settings
-    from induscode.permissions.gate import CardChecks
+    from induscode.permissions import CardChecks
     from induscode.servers.config.trust import TrustStore
 
 
