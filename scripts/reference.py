@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import click
-from induscode.conversations.output import RunStart, RunSummary, event_to_json
 
 from induscode.commands.groups import CommandGroup
 from induscode.commands.program import root_command
@@ -26,6 +25,7 @@ from induscode.conversations.contract import (
     ToolCalled,
     Usage,
 )
+from induscode.conversations.run import RunStart, RunSummary, event_to_json
 from induscode.launch.flags import FlagGroup
 from induscode.launch.options import GroupedOption
 from induscode.launch.settings import SETTINGS

@@ -80,7 +80,7 @@ assert found == [False], found
 def test_a_list_of_tools_loads_neither_what_they_do_nor_what_starts_servers() -> None:
     code = """
 import sys
-import induscode.boot.catalog, induscode.deck.mcp.known
+import induscode.boot.catalog, induscode.deck.mcp.store.pins
 from induscode.deck.catalog import capability_cards
 from induscode.deck.contract import DeckContext
 assert len([card.build(DeckContext("/")) for card in capability_cards()]) > 12

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.scripts import ROOT
-from tests.support.walks import Walk, trace_edit, trace_http_call, trace_remote_call, trace_turn
+from tests.support.walks import Walk, trace_card, trace_edit, trace_http_call, trace_remote_call, trace_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +25,10 @@ SLACK = 0.5
         ("a server's tool, from the model loop", trace_remote_call),
         ("an HTTP `tools/call` on a warm server", trace_http_call),
         ("`edit` of a file of three lines", trace_edit),
+        ("a configured server's row, the second start", trace_card),
         ("a turn of the interactive session", trace_turn),
     ],
-    ids=["remote", "http", "edit", "turn"],
+    ids=["remote", "http", "edit", "card", "turn"],
 )
 def test_a_call_goes_through_as_many_functions_as_the_page_states(
     row: str, trace: Callable[[Path], Walk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

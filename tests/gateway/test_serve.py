@@ -24,9 +24,9 @@ from tests.support.waiting import is_alive
 from indusagi import __version__
 from indusagi.core.text import clean_text, iter_strings
 from indusagi.interop import StdioServerConfig, create_server_endpoint
-from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.host.catalog import build_listing
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import MODERN_VERSIONS
 
 pytestmark = pytest.mark.process
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 CONSTANTS: dict[str, float] = {
     # How often files are looked at, and for how long one has to stay as it is.
-    "induscode.boot.config_watch:FileWatch.poll_s": 0.02,
-    "induscode.boot.config_watch:_STABLE_S": 0.01,
+    "induscode.boot.plans:ConfigFiles.poll_s": 0.02,
+    "induscode.boot.plans:_STABLE_S": 0.01,
     # Approvals, connectors and sign-ins of other processes.
     "induscode.gateway.gateway:_APPROVAL_POLL_S": 0.05,
     # The first list waits for servers that are still unknown, on a busy machine too.

@@ -2,7 +2,7 @@
 
 A trace counts distinct functions and distinct files between `start` and `stop`, in all threads of the process
 (`sys.setprofile`, `threading.setprofile`). Comprehensions and generator expressions count as part of their function.
-Run as a module it traces one walk and prints it: `python -m tests.support.walks remote|http|edit|turn`.
+Run as a module it traces one walk and prints it: `python -m tests.support.walks remote|http|edit|card|turn`.
 """
 
 from __future__ import annotations
@@ -117,6 +117,37 @@ def trace_edit(folder: Path) -> Walk:
 
     with tracing() as walk:
         asyncio.run(edit_twice(walk))
+    return walk
+
+
+def trace_card(folder: Path) -> Walk:
+    """Trace the second start of a configured server, asleep, from its row to the cards of its tools in a tool box."""
+    from indusagi.capabilities import make_local_context  # noqa: PLC0415 — traced
+    from induscode.boot.runners import load_mcp_capabilities  # noqa: PLC0415 — as above
+    from induscode.deck.provision import ToolDeck  # noqa: PLC0415 — as above
+    from induscode.launch.invocation import Invocation  # noqa: PLC0415 — as above
+
+    config = honest(id="desk")
+    row = {"command": config.command, "args": [*config.args], "env": dict(config.env), "start": "lazy"}
+    file = folder / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"desk": row}}), encoding="utf-8")
+    invocation = Invocation(cwd=str(folder), mcp=(str(file),))
+
+    async def start_twice(walk: Walk) -> None:
+        await (await load_mcp_capabilities(invocation)).aclose()
+        deck = ToolDeck((), make_local_context(str(folder)))
+        walk.start()
+        bridge = await load_mcp_capabilities(invocation)
+        listed = deck.graft(bridge.capabilities).into_tool_box().descriptors()
+        walk.stop()
+        try:
+            assert "desk__echo" in {descriptor.name for descriptor in listed}
+        finally:
+            await bridge.aclose()
+            await deck.context.aclose()
+
+    with tracing() as walk:
+        asyncio.run(start_twice(walk))
     return walk
 
 
@@ -281,7 +312,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"HOME": name, "XDG_STATE_HOME": f"{name}/state", "XDG_CONFIG_HOME": f"{name}/config"}
         (Path(name) / "project").mkdir()
-        trace = {"remote": trace_remote_call, "http": trace_http_call, "edit": trace_edit, "turn": trace_turn}[
-            sys.argv[1]
-        ]
+        traces = {"remote": trace_remote_call, "http": trace_http_call, "edit": trace_edit}
+        trace = (traces | {"card": trace_card, "turn": trace_turn})[sys.argv[1]]
         sys.stdout.write(trace(Path(name) / "project").text() + "\n")

@@ -121,7 +121,7 @@ def command(
                 raise click.UsageError(message, context)
         return call_content(context, tool, arguments, call.object, output, save)
     if line is not None or url is not None or headers:
-        from induscode.servers.new_row import plan_ad_hoc_server  # noqa: PLC0415 — for these options
+        from induscode.servers.plan import plan_ad_hoc_server  # noqa: PLC0415 — for these options
 
         call.plan = plan_ad_hoc_server(context, line, url, headers)
         call.ad_hoc = call.plan.rows[0]
@@ -245,7 +245,7 @@ class _Call:
         """Strip the generated id of an ad-hoc server from a message."""
         if self.ad_hoc is None:
             return text
-        from induscode.servers.new_row import hide_ad_hoc_id  # noqa: PLC0415 — for these options
+        from induscode.servers.plan import hide_ad_hoc_id  # noqa: PLC0415 — for these options
 
         return hide_ad_hoc_id(text, self.ad_hoc)
 

@@ -23,8 +23,7 @@ from induscode.deck.catalog import has_capability
 from induscode.deck.contract import SECOND_NAMES, LeanCard, describe
 from induscode.deck.provision import DeckRunner, DeckToolBox, ToolDeck
 from induscode.search.background import BackgroundIndex
-from induscode.search.cards import build_search_cards, resolve_call
-from induscode.search.finder import ToolFinder
+from induscode.search.cards import ToolFinder, build_search_cards, resolve_call
 from induscode.search.options import SearchOptions, estimate_definition
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.search.finder import SearchReport
+    from induscode.search.cards import SearchReport
 
 SMALL_WINDOW = 32_768
 """The largest context window, in tokens, that limits listed cards to a quarter."""

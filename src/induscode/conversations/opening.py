@@ -21,8 +21,7 @@ from indusagi.capabilities.leftovers import find_leftover_jobs, make_owned_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text, format_count
-from induscode.boot.config_watch import ConfigFiles, list_config_files
-from induscode.boot.plans import check_named_configs
+from induscode.boot.plans import ConfigFiles, check_named_configs, list_config_files
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.conversations.agents.files import load_agents

@@ -96,8 +96,10 @@ class ToolCalls:
         traits = toolbox.runner.traits.get(call.name)
         async with self._order.hold(shared=traits is None or traits.can_overlap(call.input)):
             content = await self._run(toolbox, call)
-        text = add_session_note(content.text, self._notices())
-        return ModelContent(text, content.attachments, content.is_error)
+        if notices := self._notices():
+            text = add_session_note(content.text, notices)
+            return ModelContent(text, content.attachments, content.is_error)
+        return content
 
     async def _run(self, toolbox: DeckToolBox, call: ToolCall) -> ModelContent:
         await self._sink(ToolCalled(call.id, call.name, call.input))

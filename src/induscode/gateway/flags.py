@@ -18,7 +18,7 @@ from induscode.launch.settings import (
     TOOL_SEARCH_MODE,
 )
 from induscode.launch.views import Schemas
-from induscode.servers.clients import CLIENT_NAMES, DEFAULT_ADDRESS
+from induscode.servers.clients import CLIENTS, DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -53,7 +53,7 @@ def _limit(name: str, of: str, default: int, *aliases: str, key: str = "") -> Fl
     return _value(name, describe, *aliases, metavar="N", schema=schema, needs="--http", key=key)
 
 
-_client = partial(_value, schema=choice(*CLIENT_NAMES))
+_client = partial(_value, schema=choice(*CLIENTS))
 
 SERVE_FLAGS: tuple[FlagSpec, ...] = (
     _switch("--stdio", "Serve the client that starts this process (the default).", excludes=("--cluster",)),

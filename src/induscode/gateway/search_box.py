@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.layers import ToolBoxLayer
 from induscode.deck.provision import DeckRunner
-from induscode.search.cards import build_search_cards, resolve_call
-from induscode.search.finder import ToolFinder
+from induscode.search.cards import ToolFinder, build_search_cards, resolve_call
 from induscode.search.options import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
     from induscode.deck.layers import ServedBox
-    from induscode.search.finder import SearchReport
+    from induscode.search.cards import SearchReport
     from induscode.search.index import ToolIndex
     from induscode.search.options import SearchOptions
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from induscode.deck.layers import ServedBox
     from induscode.launch.settings import Settings
     from induscode.search.background import BackgroundIndex
-    from induscode.search.finder import SearchReport
+    from induscode.search.cards import SearchReport
     from induscode.search.options import SearchOptions
 
     BoxSource: TypeAlias = Callable[[], ServedBox | None]

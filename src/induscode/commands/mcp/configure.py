@@ -23,9 +23,14 @@ from induscode.launch.options import flags, read_invocation
 from induscode.servers.config import discover_mcp_config
 from induscode.servers.config.trust import TrustStore, describe_row
 from induscode.servers.config.writer import edit_own_config, own_config_path
-from induscode.servers.listing import find_own_file, scope_option, switch_server
-from induscode.servers.new_row import build_fields, parse_server_row
-from induscode.servers.plan import digest_place
+from induscode.servers.plan import (
+    build_fields,
+    digest_place,
+    find_own_file,
+    parse_server_row,
+    scope_option,
+    switch_server,
+)
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from induscode.cli.terminal import print_status
 from induscode.commands.mcp.configure import add_server, no_check
 from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import REGISTRY_URL
-from induscode.servers.listing import scope_option
-from induscode.servers.registry.package import RegistryClient, build_installation
+from induscode.servers.plan import scope_option
+from induscode.servers.registry import RegistryClient, build_installation
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject

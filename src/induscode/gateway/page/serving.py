@@ -66,7 +66,7 @@ async def announce_page(site: PageSite, url: str, token: str | None, options: Se
     else:
         print_status(f"page: {address}" + (", sign in with the token" if token else ""))
     if options.opens_browser:
-        from induscode.servers.sign_in.prompts import open_browser  # noqa: PLC0415 — for `indus ui`
+        from induscode.servers.sign_in import open_browser  # noqa: PLC0415 — for `indus ui`
 
         if not await to_thread.run_sync(open_browser, address):
             print_status("there is no browser here: open the address of the page in one")

@@ -19,8 +19,7 @@ from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.core.faults import CoreError
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
-from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse_method
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, SiteResponse, refuse_method
 from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.calls import CallingClient, current_client
 from induscode.calls.database import UnreadableCallsError, open_calls

@@ -16,7 +16,7 @@ from anyio import to_thread
 from indusagi.core.text import format_count
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
-from induscode.boot.config_watch import BrokenConfigError
+from induscode.boot.plans import BrokenConfigError
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import escape_controls
 from induscode.conversations.servers import RELOAD
@@ -25,7 +25,7 @@ from induscode.frontends.terminal.render import format_duration
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, name_slash_commands, split_words
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
-from induscode.servers.listing import (
+from induscode.servers.plan import (
     STATE_REMEDIES,
     build_unknown_server,
     find_switched_off,
@@ -34,8 +34,7 @@ from induscode.servers.listing import (
     switch_server,
 )
 from induscode.servers.remedies import advise
-from induscode.servers.sign_in.prompts import PersonPrompt
-from induscode.servers.sign_in.servers import read_sign_in, sign_in_to_server, sign_out_of_server
+from induscode.servers.sign_in import PersonPrompt, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
