@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from tests.support.broker_proxy import BrokerProxy, open_proxy
 
 from indusagi.core.json import is_json_object
-from indusagi.core.listeners import Listeners
+from indusagi.core.tasks import Listeners
 from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault, ServerLimits, StdioServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl

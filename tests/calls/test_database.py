@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.calls.helpers import make_record, read_calls
+from tests.support.clock import ManualClock
 
 from indusagi.core.sqlite import ForeignDatabaseError
-from indusagi.core.time import ManualClock, now_ms
+from indusagi.core.time import now_ms
 from induscode.calls.database import CallDatabase, CallFilter, Payload
 from induscode.calls.statistics import find_percentile, read_series, read_statistics
 

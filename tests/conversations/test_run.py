@@ -27,9 +27,8 @@ from indusagi.capabilities.leftovers import remove_abandoned_dirs
 from indusagi.capabilities.local import make_local_context
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
-from indusagi.core.invisible import iter_strings
 from indusagi.core.process.tree import MARK
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, iter_strings
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, ProtocolFault, ServerLimits
 from indusagi.runtime.contract import ToolResult
 from induscode.conversations.agents.delegate import SubSessions

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.adapters.content import Attachment, to_model_content
+from indusagi.adapters.calls import Attachment, to_model_content
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 from induscode.conversations.tool_calls import STOP_AT, WARN_AT, RepeatDetector
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from anyio import to_thread
 
-from indusagi.core.listeners import Listeners
+from indusagi.core.tasks import Listeners
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError

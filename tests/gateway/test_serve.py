@@ -22,8 +22,7 @@ from tests.support.servers import HONEST_TOOLS, SERVERS, diary, fault
 from tests.support.waiting import is_alive
 
 from indusagi import __version__
-from indusagi.core.invisible import iter_strings
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, iter_strings
 from indusagi.interop import StdioServerConfig, create_server_endpoint
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.host.catalog import build_listing

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.paths.policy import PathRequest
+    from indusagi.capabilities.files.policy import PathRequest
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.permissions.confirm import PermissionRequest
 

@@ -30,8 +30,7 @@ def to_mcp(
 ) -> Server[dict[str, Any]]:
     """Give a toolbox to an MCP client in this process.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
 

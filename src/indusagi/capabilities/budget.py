@@ -172,8 +172,7 @@ class SessionDir:
     def make(self) -> str:
         """Create the directory if necessary, sweep old sessions, and return its path.
 
-        Raises:
-            OSError: It can't be created.
+        Raises `OSError` if it can't be created.
         """
         with self._lock:
             if self._path is None:

@@ -48,10 +48,6 @@ class FileStat:
     """The permission bits."""
     mtime_ns: int
 
-    def __post_init__(self) -> None:
-        if type(self.kind) is not FileKind:  # a host's own implementation may pass the string
-            object.__setattr__(self, "kind", FileKind(self.kind))
-
 
 @record
 class DirEntry:
@@ -63,10 +59,6 @@ class DirEntry:
     """Size in bytes of a regular file."""
     target: str | None = field(default=None, compare=False)
     """Target of a symbolic link."""
-
-    def __post_init__(self) -> None:
-        if type(self.kind) is not FileKind:  # a host's own implementation may pass the string
-            object.__setattr__(self, "kind", FileKind(self.kind))
 
 
 class PathRefused(PermissionError):
@@ -127,8 +119,7 @@ class Fs(Protocol):
     async def folder(self, path: str) -> Folder:
         """Open a directory to walk it or run a program in it; the caller closes it.
 
-        Raises:
-            OSError: With ENOTSUP if the files aren't local.
+        Raises `OSError` with ENOTSUP if the files aren't local.
         """
         ...
 
@@ -176,10 +167,6 @@ class ShellResult:
     """Interleaved stdout and stderr, with the middle of a long output omitted."""
     output_bytes: int
     """Bytes written by the command, or bytes read after `OUTPUT_LIMIT`."""
-
-    def __post_init__(self) -> None:
-        if type(self.ended) is not Ended:
-            object.__setattr__(self, "ended", Ended(self.ended))
 
 
 @record(kw_only=True)
@@ -367,9 +354,5 @@ class SearchProvider(Protocol):
         ...
 
     async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
-        """Return results, best first.
-
-        Raises:
-            SearchError: The search failed.
-        """
+        """Return results, best first. Raises `SearchError` if the search failed."""
         ...

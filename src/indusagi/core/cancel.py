@@ -31,9 +31,8 @@ run under it."""
 class CancelToken:
     """A one-shot request to stop, for this token and every token derived from it.
 
-    Args:
-        parents: Tokens that cancel this one; the first reason wins. They only refer to this token while it has
-            listeners, so a long-lived token doesn't accumulate finished work.
+    Its `parents` cancel it too; the first reason wins. They only refer to this token while it has listeners, so a
+    long-lived token doesn't accumulate finished work.
     """
 
     __slots__ = ("__weakref__", "_listeners", "_parents", "_reason")
@@ -76,8 +75,7 @@ class CancelToken:
     def cancel(self, reason: str = DEFAULT_REASON) -> bool:
         """Cancel, and return whether this call did it: later calls change nothing.
 
-        Raises:
-            BaseExceptionGroup: Errors of callbacks, including `SystemExit`, after all of them ran.
+        Errors of callbacks, even `SystemExit`, are raised as a `BaseExceptionGroup` after all of them ran.
         """
         with _LOCK:
             # Check twice: a signal handler may run inside `reason`. CPython runs none between the second check and the
@@ -107,9 +105,7 @@ class CancelToken:
         """Call `callback` once on cancellation, or now if it's already cancelled; return a function to remove it.
 
         The callback runs in the cancelling thread and must be quick. The returned function may be called repeatedly.
-
-        Raises:
-            BaseExceptionGroup: Error of a callback that was called right away.
+        An error of a callback that was called right away is raised in a `BaseExceptionGroup`.
         """
         key = object()
         # If the token is cancelled by now, either `cancel` took the callback, or we remove and call it here.

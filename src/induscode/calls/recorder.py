@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import BYTES_PER_TOKEN
-from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
-from indusagi.core.secrets.names import hide_secrets
+from indusagi.core.secrets import hide_secrets
+from indusagi.core.tasks import Listeners
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.runtime.calls import current_agent, current_client, current_completion, current_trace, current_wait

@@ -16,8 +16,14 @@ import anyio
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.process.child import GENTLE_S
-from indusagi.core.process.procfs import list_processes, read_proc_file, read_variable
-from indusagi.core.process.tree import MARK, ProcessTree, signal_processes
+from indusagi.core.process.tree import (
+    MARK,
+    ProcessTree,
+    list_processes,
+    read_proc_file,
+    read_variable,
+    signal_processes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator

@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.faults import describe_error
-from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
+from indusagi.core.tasks import Listeners
 from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, LostRaceError, hide_password
 
 if TYPE_CHECKING:

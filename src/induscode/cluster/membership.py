@@ -26,8 +26,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import JsonObject
-from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
+from indusagi.core.tasks import Listeners
 from induscode.cluster.channel import NodeRequests
 from induscode.cluster.contract import (
     ClusterFault,

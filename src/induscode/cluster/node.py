@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVarTuple
 
 from indusagi.core.faults import describe_error
-from indusagi.core.listeners import Listeners
 from indusagi.core.process.tree import MARK
+from indusagi.core.tasks import Listeners
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
 from indusagi.interop.protocol_bridge.client.session import ClientSession
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, FaultDetail, ProtocolFault, StdioServerConfig

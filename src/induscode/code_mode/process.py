@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import NotJson, compact_json, is_json_object
 from indusagi.core.process.child import ChildProcess
+from indusagi.core.text import clean_json
 from induscode.code_mode import monty_host
 from induscode.code_mode.contract import (
     EngineUnavailable,

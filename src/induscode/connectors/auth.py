@@ -16,9 +16,9 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 from urllib.parse import quote, quote_plus, urljoin
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import clean_json
 from indusagi.interop.auth.contract import AuthFault, AuthMethod, AuthSettings
 from indusagi.interop.auth.metadata import IssuerMetadata, check_endpoint, get_origin_of
 from induscode.connectors.openapi import ConnectorFault, DocumentFault, resolve_object

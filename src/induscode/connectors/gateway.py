@@ -22,10 +22,9 @@ from indusagi.capabilities.web.page import decode_text
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import compact_json, content_hash
 from indusagi.core.records import record
-from indusagi.core.text import cut_text, make_visible
+from indusagi.core.text import clean_json, cut_text, make_visible
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.storage import CredentialFiles

@@ -45,7 +45,7 @@ from induscode.permissions.plan_mode import PlanMode
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
-    from indusagi.adapters.content import Attachment
+    from indusagi.adapters.calls import Attachment
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolDescriptor

@@ -19,7 +19,7 @@ import anyio
 from indusagi.core.faults import CoreError
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets.names import asks_for_secret
+from indusagi.core.secrets import asks_for_secret
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_server
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from induscode.cli.dialog import Choice, Question

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
-from indusagi.adapters.content import ModelContent, to_model_content
+from indusagi.adapters.calls import ModelContent, to_model_content
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.tasks import ReadWriteLock

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
-from indusagi.core.text import cut_text
+from indusagi.core.tasks import Listeners
+from indusagi.core.text import clean_json, cut_text
 from indusagi.interop.protocol_bridge.client.handlers import (
     UNKNOWN_CALLER,
     current_caller,

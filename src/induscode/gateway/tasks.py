@@ -25,10 +25,10 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.faults import Note, describe_error
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.sqlite import DatabaseFormat, create_or_replace
+from indusagi.core.text import clean_json
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.handlers import current_server
 from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, is_task, read_task, read_task_support

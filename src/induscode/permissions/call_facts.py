@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 from anyio import to_thread
 
 from indusagi.capabilities.arguments import ArgumentChecker
-from indusagi.capabilities.files.paths.policy import PathPolicy, PathRequest, default_protected_paths
+from indusagi.capabilities.files.policy import PathPolicy, PathRequest, default_protected_paths
 from indusagi.capabilities.ports import Fs, PathRefused, Refusal, SandboxState
 from indusagi.capabilities.registry import PreparingTool
 from indusagi.capabilities.tool import prepare_call

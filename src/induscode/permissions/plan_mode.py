@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from anyio import to_thread
 
-from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
+from indusagi.core.tasks import Listeners
 from indusagi.core.text import escape_invisible
 from indusagi.runtime.calls import waiting_for_user
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult

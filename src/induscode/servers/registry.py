@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets.names import looks_secret
+from indusagi.core.secrets import looks_secret
 from indusagi.core.text import clean_text, cut_text
 from indusagi.net.address import parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import anyio.lowlevel
 import pytest
+from tests.support.clock import ManualClock
 
-from indusagi.core.time import ManualClock
 from indusagi.interop.auth.authorizer import TokenExchangeAuthorizer
 from indusagi.interop.auth.contract import (
     AuthFault,

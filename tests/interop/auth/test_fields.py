@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.clock import ManualClock
 from tests.support.issuers import ISSUER, SERVER, MemoryIssuer, play, reply_json
 
-from indusagi.core.time import ManualClock
 from indusagi.interop.auth.callback import read_state
 from indusagi.interop.auth.contract import AuthFault, AuthSettings
 from indusagi.interop.auth.machine import SignInRequest, sign_in

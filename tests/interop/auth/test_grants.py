@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, RSAKey
+from tests.support.clock import ManualClock
 from tests.support.issuers import ISSUER, SERVER, MemoryIssuer, play, read_form, reply_json
 
-from indusagi.core.time import ManualClock
 from indusagi.interop.auth.contract import (
     AuthFault,
     AuthSettings,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.support.clock import ManualClock
 from tests.support.issuers import ISSUER, REDIRECT, SERVER, MemoryIssuer, play, read_form, reply_json
 
-from indusagi.core.time import ManualClock
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, CredentialKey, StoredCredentials
 from indusagi.interop.auth.machine import SignInRequest, refresh, revoke, sign_in
 from indusagi.interop.auth.steps import Challenge, HttpReply

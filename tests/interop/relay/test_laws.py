@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.relays import ordered
 from tests.support.transports import FakeTransport, settled
 
-from indusagi.core.invisible import clean_json
+from indusagi.core.text import clean_json
 from indusagi.interop import StdioServerConfig, linked_pair
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 from indusagi.interop.protocol_bridge.relay import RelaySession

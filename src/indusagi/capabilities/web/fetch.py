@@ -18,8 +18,8 @@ from anyio import current_time, to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import PerContext
-from indusagi.capabilities.files.media.images import fit_image
-from indusagi.capabilities.files.text.lines import ReadFailure
+from indusagi.capabilities.files.lines import ReadFailure
+from indusagi.capabilities.files.media import fit_image
 from indusagi.capabilities.ports import WebSettings
 from indusagi.capabilities.web.page import (
     ACCEPT,

@@ -17,9 +17,9 @@ from html import unescape
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from indusagi.capabilities.budget import MAX_PAGES
-from indusagi.capabilities.files.media.pdf import read_pdf_pages
-from indusagi.capabilities.files.text.codec import shorten_words, sniff
-from indusagi.capabilities.files.text.lines import ReadFailure
+from indusagi.capabilities.files.codec import shorten_words, sniff
+from indusagi.capabilities.files.lines import ReadFailure
+from indusagi.capabilities.files.media import read_pdf_pages
 from indusagi.capabilities.web.html_worker import convert_html
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_thread, run_in_worker
 from indusagi.core.records import record
@@ -30,7 +30,7 @@ from indusagi.net.policy import FetchError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.capabilities.files.media.pdf import PdfPages
+    from indusagi.capabilities.files.media import PdfPages
     from indusagi.capabilities.web.html_worker import Style
     from indusagi.net.client import WebResponse
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, cast, get_args
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.files.paths.atomic_write import file_lock
+from indusagi.capabilities.files.atomic_write import file_lock
 from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_file, state_dir
 from indusagi.core.faults import Note
 from indusagi.core.json import compact_json, is_json_object

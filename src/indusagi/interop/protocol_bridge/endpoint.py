@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.process.procfs import CpuDemand
+from indusagi.core.process.tree import CpuDemand
 from indusagi.core.tasks import Attempt, BackgroundTask
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME

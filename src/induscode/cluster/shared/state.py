@@ -16,7 +16,7 @@ from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-from indusagi.core.listeners import Listeners
+from indusagi.core.tasks import Listeners
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.cluster.contract import ClusterFault, LostRaceError

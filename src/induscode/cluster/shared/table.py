@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-from indusagi.core.listeners import Listeners
+from indusagi.core.tasks import Listeners
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.cluster.broker import Broker

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from pydantic_ai.tools import ToolDefinition
     from pydantic_ai.toolsets.abstract import ToolsetTool
 
-    from indusagi.adapters.content import ModelContent
+    from indusagi.adapters.calls import ModelContent
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.calls.telemetry import CallTelemetry

@@ -12,7 +12,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file, replace_file
 from indusagi.core.json import JsonObject
-from indusagi.core.secrets.names import holds_secret
+from indusagi.core.secrets import holds_secret
 from indusagi.runtime.contract import JsonSchema, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, MemoryStore, Profile, capability_id
 

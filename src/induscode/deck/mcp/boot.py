@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.records import record
-from indusagi.core.secrets.names import hide_secrets
+from indusagi.core.secrets import hide_secrets
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
 from indusagi.interop.protocol_bridge.client.start import StartHistory

@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from indusagi.capabilities.budget import UNLIMITED
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import clean_json
 from indusagi.interop.protocol_bridge.client.skills import (
     DIRECTORY_READ,
     READ_DIRECTORY,

@@ -18,7 +18,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi import __version__
-from indusagi.adapters.content import IMAGE_TYPES, Attachment
+from indusagi.adapters.calls import IMAGE_TYPES, Attachment
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.rpc.connection import (
     METHOD_NOT_FOUND,

@@ -46,7 +46,7 @@ from induscode.permissions.policy import ApprovalMode
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.adapters.content import Attachment
+    from indusagi.adapters.calls import Attachment
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
     from induscode.cli.dialog import Question

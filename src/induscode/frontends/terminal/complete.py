@@ -16,9 +16,9 @@ from anyio import to_thread
 from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-from indusagi.capabilities.files.paths.ignore import REPOSITORY, IgnoreRules
-from indusagi.capabilities.files.paths.openat import real_path
-from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.files.ignore import REPOSITORY, IgnoreRules
+from indusagi.capabilities.files.openat import real_path
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.core.app_dirs import is_within, make_private_dir, state_dir
 from induscode.cli.terminal import escape_unprintable
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from indusagi.core.app_dirs import PrivateJsonFile, state_dir
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets.names import REDACTED, hide_secrets, looks_secret
+from indusagi.core.secrets import REDACTED, hide_secrets, looks_secret
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.core.consent import Consent, ConsentState, build_consent, digest_facts

@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.clock import ManualClock
 from tests.support.deck import capability, ledger_of, open_pins
 from tests.support.stores import batch, forge, query_file, store_file, stored
 
 from indusagi.core.json import compact_json
-from indusagi.core.time import ManualClock, iso_utc
+from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, StdioServerConfig
 from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade

@@ -28,8 +28,8 @@ class Job:
 
     def __init__(self) -> None:
         self.running = True
-        ring = SimpleNamespace(last=lambda _: SimpleNamespace(all_texts=["one", "two"]))  # type: ignore[misc] — untyped
-        self.streams = [SimpleNamespace(ring=ring)]
+        stream = SimpleNamespace(last=lambda _: SimpleNamespace(all_texts=["one", "two"]))  # type: ignore[misc] — untyped
+        self.streams = [stream]
         self.stopped = 0
 
     async def look(self) -> Any:

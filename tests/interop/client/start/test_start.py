@@ -18,7 +18,7 @@ from tests.support.transports import LoopTime, settled
 from tests.support.waiting import is_asleep, until
 
 from indusagi.core.process.child import ChildProcess
-from indusagi.core.process.procfs import CpuDemand
+from indusagi.core.process.tree import CpuDemand
 from indusagi.interop import (
     BridgeConfig,
     EndpointPhase,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
-    from indusagi.core.process.procfs import Activity
+    from indusagi.core.process.tree import Activity
     from indusagi.interop import ServerEndpointImpl
     from indusagi.interop.protocol_bridge.client.stdio import StdioTransport
 

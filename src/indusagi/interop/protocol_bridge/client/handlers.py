@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import cut_text
+from indusagi.core.text import clean_json, cut_text
 from indusagi.interop.protocol_bridge.client.tasks import RELATED_TASK, TaskExchange
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import FaultDetail

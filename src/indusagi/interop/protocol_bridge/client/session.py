@@ -17,9 +17,9 @@ from contextlib import asynccontextmanager
 from dataclasses import field
 from typing import Literal, TypeAlias
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import clean_json
 from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
     ACKNOWLEDGED,

@@ -32,7 +32,7 @@ from indusagi.interop.protocol_bridge.contract import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
-    from indusagi.core.process.procfs import CpuDemand
+    from indusagi.core.process.tree import CpuDemand
 
 
 @record

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from indusagi.core.process.child import ChildProcess
-from indusagi.core.secrets.names import holds_secret, is_secret_name
+from indusagi.core.secrets import holds_secret, is_secret_name
 from indusagi.interop.protocol_bridge.client.start import find_package_manager
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetail, FaultReason, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode_frame, encode_frame
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
 
     from indusagi.core.json import JsonObject
-    from indusagi.core.process.procfs import Activity, CpuDemand
+    from indusagi.core.process.tree import Activity, CpuDemand
     from indusagi.interop.protocol_bridge.client.start import StartAllowance
     from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
 

@@ -18,10 +18,9 @@ from typing import cast
 
 from indusagi.capabilities.arguments import load_validator
 from indusagi.core.faults import CoreError, Note
-from indusagi.core.invisible import clean_json, clean_names
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, content_hash, is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import clean_text, cut_text, escape_invisible, format_count
+from indusagi.core.text import clean_json, clean_names, clean_text, cut_text, escape_invisible, format_count
 from indusagi.interop.protocol_bridge.contract import (
     QUALIFIER,
     ItemKind,

@@ -14,9 +14,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import build_object, refuse_constant
 from indusagi.core.records import record
+from indusagi.core.text import clean_json
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
 if TYPE_CHECKING:

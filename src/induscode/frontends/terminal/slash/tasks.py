@@ -148,7 +148,7 @@ async def _read_output(task: _Task) -> Sequence[str]:
     """Read a job's last lines or a task's report, without consuming the output the model polls next."""
     if task.job is not None:
         await task.job.look()
-        return [line for stream in task.job.streams for line in stream.ring.last(_LINES).all_texts]
+        return [line for stream in task.job.streams for line in stream.last(_LINES).all_texts]
 
     if task.task is not None:
         # Its log is still open while it runs.
