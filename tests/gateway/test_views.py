@@ -271,8 +271,8 @@ def test_an_invalid_field_of_a_view_is_named_without_the_rest_of_the_views(
     ("words", "said"),
     [
         (["--view", "nothing"], "there is no such view; there are: look"),
-        (["--dry-run", "--transparent", "x"], "--dry-run and --transparent exclude each other"),
-        (["--dry-run", "--print-config", "claude"], "--dry-run and --print-config exclude each other"),
+        (["--dry-run", "--transparent", "x"], "--dry-run and --transparent can't be used together"),
+        (["--dry-run", "--print-config", "claude"], "--dry-run and --print-config can't be used together"),
     ],
 )
 def test_flags_of_views_are_checked(

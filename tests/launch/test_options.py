@@ -125,8 +125,8 @@ def test_finding_1a1_without_a_terminal_and_a_prompt_nothing_is_opened(capsys: p
         (["--transparent", "a", "--tools", "read"], "--transparent and --tools exclude"),
         (["--transparent", "a", "--no-mcp"], "--transparent and --no-mcp exclude"),
         (["--transparent", "a", "--name", "b"], "--transparent and --name exclude"),
-        (["--profile", "none", "--tools", "read"], "--tools means nothing without native"),
-        (["--profile", "none", "--sandbox", "off"], "--sandbox means nothing without native"),
+        (["--profile", "none", "--tools", "read"], "--tools requires native"),
+        (["--profile", "none", "--sandbox", "off"], "--sandbox requires native"),
     ],
 )
 def test_finding_1a1_serve_refuses_flags_without_an_effect(

@@ -117,7 +117,7 @@ def command(
     if tool.startswith(("@", "/")):
         for flag, value in {"--stdio": line, "--url": url, "--header": headers}.items():
             if value:
-                message = f"{flag} means nothing with {tool!r}, which names a configured server: indus mcp add adds one"
+                message = f"{flag} can't be used with {tool!r}, which names a configured server: indus mcp add adds one"
                 raise click.UsageError(message, context)
         return call_content(context, tool, arguments, call.object, output, save)
     if line is not None or url is not None or headers:

@@ -131,21 +131,21 @@ def command(
 
 
 def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: bool) -> None:
-    """Reject flags that exclude each other. `given` lists the flags that choose a kind of output."""
+    """Reject flags that can't be used together. `given` lists the flags that choose a kind of output."""
     for flag in {"--follow", "NUMBER"}.intersection(given) if has_limit else ():
-        raise click.UsageError(f"--limit means nothing with {flag}", context)
+        raise click.UsageError(f"--limit and {flag} can't be used together", context)
     params = context.params
     for name in ("server", "tool", "client", "since", "failed", "declined") if "NUMBER" in given else ():
         if params[name]:
-            raise click.UsageError(f"--{name} means nothing with NUMBER", context)
+            raise click.UsageError(f"--{name} and NUMBER can't be used together", context)
     if params["brokers"] is not None:
         given = ["--cluster", *given]
     elif params["key_file"]:
-        raise click.UsageError("--cluster-key means nothing without --cluster", context)
+        raise click.UsageError("--cluster-key requires --cluster", context)
     if len(given) > 1:
-        raise click.UsageError(f"{given[0]} and {given[1]} exclude each other", context)
+        raise click.UsageError(f"{given[0]} and {given[1]} can't be used together", context)
     if params["export"] and params["as_json"]:
-        raise click.UsageError("--export and --json exclude each other", context)
+        raise click.UsageError("--export and --json can't be used together", context)
 
 
 def parse_since(context: click.Context, text: str) -> int:

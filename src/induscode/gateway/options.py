@@ -114,12 +114,12 @@ def _check_entry_flags(context: click.Context) -> None:
     """Raise `click.UsageError` for flags that have no effect with `--uninstall` or `--dry-run`."""
     params = context.params
     if params["dry_run"] and params["transparent"] and not (params["install"] or params["uninstall"]):
-        raise click.UsageError("--dry-run and --transparent exclude each other", context)
+        raise click.UsageError("--dry-run and --transparent can't be used together", context)
     if params["uninstall"]:
         for option in context.command.params:
             key = str(option.name)
             if key not in _FOR_UNINSTALL and is_given_at_any_level(context, key):
-                raise click.UsageError(f"{option.opts[-1]} means nothing beside --uninstall", context)
+                raise click.UsageError(f"{option.opts[-1]} and --uninstall can't be used together", context)
 
 
 _UNUSED_BY_RELAY = (
@@ -139,11 +139,11 @@ def _refuse_unused(context: click.Context) -> None:
             unused.append("name")  # the server reports its own; only a client configuration needs one
         for key in unused:
             flag = f"--{key.replace('_', '-')}"
-            raise click.UsageError(f"--transparent and {flag} exclude each other", context)
+            raise click.UsageError(f"--transparent and {flag} can't be used together", context)
     if profile != "all" and not is_given_at_any_level(context, "tools"):
-        _refuse_flags(context, ("model", "base_url"), "means nothing without --profile all, which has sub-agents")
+        _refuse_flags(context, ("model", "base_url"), "requires --profile all, which has sub-agents")
     if profile == "none":
-        message = "means nothing without native tools: --profile none has none"
+        message = "requires native tools: --profile none has none"
         _refuse_flags(context, ("tools", "sandbox", "web_allow"), message)
 
 

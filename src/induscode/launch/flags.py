@@ -201,9 +201,9 @@ def flag_specs() -> tuple[FlagSpec, ...]:
 
 
 def find_conflict(specs: Sequence[FlagSpec], names: Collection[str]) -> str | None:
-    """Describe the first two of the given flags that exclude each other."""
+    """Describe the first two of the given flags that can't be used together."""
     conflicts = ((other, spec.name) for spec in specs for other in spec.excludes if {other, spec.name} <= {*names})
-    return next((f"{other} and {name} exclude each other" for other, name in conflicts), None)
+    return next((f"{other} and {name} can't be used together" for other, name in conflicts), None)
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def flags(*names: str) -> Callable[[click.Command], click.Command]:
 
 
 def refuse_combinations(context: click.Context, specs: Sequence[FlagSpec]) -> None:
-    """Raise a usage error for given flags that exclude each other, or that have no effect without another one."""
+    """Raise a usage error for given flags that can't be used together, or that require another one."""
     table = {spec.name: spec for spec in specs}
     given = [spec for spec in specs if is_given(context, spec.key)]
     names = {spec.name for spec in given}
@@ -102,7 +102,7 @@ def refuse_combinations(context: click.Context, specs: Sequence[FlagSpec]) -> No
             chain.append(table[chain[-1]].needs)
         for needed in reversed(chain):
             if needed not in names:
-                raise click.UsageError(f"{spec.name} means nothing without {needed}", context)
+                raise click.UsageError(f"{spec.name} requires {needed}", context)
 
 
 def is_given(context: click.Context, key: str) -> bool:
