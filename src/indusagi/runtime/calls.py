@@ -71,14 +71,16 @@ current_check: ContextVar[Callable[[ToolCall], Awaitable[ToolResult | None]] | N
 
 
 class UserWait:
-    """How long a call has waited for the user. Concurrent questions count once."""
+    """How long a call has waited for the user, and what allowed it. Concurrent questions count once."""
 
-    __slots__ = ("_open", "_parent", "_since", "_total")
+    __slots__ = ("_open", "_parent", "_since", "_total", "allowed_by")
 
     def __init__(self, parent: UserWait | None = None) -> None:
         self._parent = parent
         """Wait of the call that made this one: a script waits while its calls do."""
         self._open, self._since, self._total = 0, 0.0, 0.0
+        self.allowed_by = ""
+        """The rules, the flag or the user, whichever allowed the call."""
 
     @property
     def seconds(self) -> float:

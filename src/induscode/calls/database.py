@@ -45,11 +45,17 @@ _SCHEMA = (
 )
 _ADD_KIND = ("ALTER TABLE calls ADD COLUMN kind TEXT NOT NULL DEFAULT 'tool'", "DROP INDEX by_tool", _INDEX)
 _ADD_WAITED = ("ALTER TABLE calls ADD COLUMN waited_us INTEGER NOT NULL DEFAULT 0",)
+_ADD_ALLOWED = ("ALTER TABLE calls ADD COLUMN allowed_by TEXT NOT NULL DEFAULT ''",)
 _CALLS = DatabaseFormat(
     application_id=0x63616C6C,
-    # 1 had no `kind`; 2 had no `waited_us`, and `duration_us` included the user's time.
-    version=3,
-    upgrades={0: _SCHEMA, 1: (*_ADD_KIND, *_ADD_WAITED), 2: _ADD_WAITED},
+    # 1 had no `kind`; 2 had no `waited_us`, and `duration_us` included the user's time; 3 had no `allowed_by`.
+    version=4,
+    upgrades={
+        0: _SCHEMA,
+        1: (*_ADD_KIND, *_ADD_WAITED, *_ADD_ALLOWED),
+        2: (*_ADD_WAITED, *_ADD_ALLOWED),
+        3: _ADD_ALLOWED,
+    },
     # The appending connection rereads few pages, so its cache is small (SQLite's default is 2 MB).
     pragmas=("synchronous = NORMAL", "secure_delete = ON", "cache_size = -256"),
 )

@@ -90,6 +90,8 @@ class CallRecord:
     """`tool`, `resource` or `prompt`."""
     waited_us: int = field(default=0)
     """How long it waited for the user: an approval, a form of the server."""
+    allowed_by: str = field(default="")
+    """The rule with its origin, the flag or the user, whichever allowed it; empty if it needed no permission."""
 
     @property
     def shown_name(self) -> str:

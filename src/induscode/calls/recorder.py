@@ -62,6 +62,7 @@ _LARGE_BYTES = 16 * 1_024
 """Larger arguments are digested at once, to keep them out of the queue."""
 _PAYLOAD_CHARS = 64 * 1_024
 _NAME_CHARS = 200
+_RULE_CHARS = 1_000
 
 _ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True, default=repr)
 
@@ -185,6 +186,7 @@ class RecordedCall:
             "" if self.trace is None else self.trace.get("traceparent", "")[3:35],
             kind,
             self.waited_ns // 1_000,
+            "" if self.wait is None else self.wait.allowed_by[:_RULE_CHARS],
         )
 
 

@@ -6,6 +6,7 @@ card with exactly the checked arguments and a file system limited to the checked
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,14 @@ from indusagi.capabilities.context import PerContext
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
-from indusagi.runtime.calls import waiting_for_user
+from indusagi.runtime.calls import current_wait, waiting_for_user
 from indusagi.runtime.contract import ToolResult, project_content
 from induscode.addons.chain import InterceptedCard
 from induscode.deck.contract import CardWrapper, iter_layers
 from induscode.permissions.call_facts import PathGrant, gather_facts, identify_card, prepare_arguments, restrict_context
 from induscode.permissions.confirm import (
     ApprovalScope,
+    InstantApprover,
     PermissionAnswer,
     build_request,
     build_rules,
@@ -62,7 +64,7 @@ class CheckResult:
 
     allowed: bool
     by: str = ""
-    """The rules, the user or a flag, whichever allowed the call."""
+    """The rules with their origins, the user or a flag, whichever allowed the call; empty if it needs no permission."""
     reason: str = ""
     """The reason for a denial and a remedy, for the model and the user."""
     code: str = "denied"
@@ -196,7 +198,7 @@ class Permissions:
                 if decision.undecided:
                     remedy = _UNDECIDED_REMEDY
                 return _deny(facts, decision, f"this run cannot ask the user. {remedy} Why it would be asked:")
-            with waiting_for_user():
+            with nullcontext() if isinstance(self._approver, InstantApprover) else waiting_for_user():
                 result = await self._ask(self._approver, card, facts, ctx)
             if result is not None:
                 return result
@@ -216,6 +218,8 @@ class Permissions:
         facts = result.facts
         if facts is None or not result.allowed:
             return ToolResult.error(result.reason, code=result.code)
+        if (wait := current_wait.get()) is not None:
+            wait.allowed_by = result.by
         if not facts.paths and facts.script is None:
             return await card.run(facts.arguments, ctx)
 
@@ -262,7 +266,10 @@ class Permissions:
     def _to_result(self, facts: CallFacts, decision: Decision) -> CheckResult:
         if decision.effect is Effect.DENY:
             return _deny(facts, decision, "it is denied")
-        by = f"--approval {self._approval.value}" if decision.reasons else "the rules"
+        by = ", ".join(rule.reason for rule in decision.rules)
+        is_edit = self._approval is ApprovalMode.AUTO_EDIT and any(path.writing for path in facts.paths)
+        if decision.reasons or (is_edit and not by):
+            by = f"--approval {self._approval.value}"
         return CheckResult(allowed=True, by=by, facts=facts)
 
     async def _ask(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
+from indusagi.runtime.calls import waiting_for_user
 from induscode.cli.terminal import escape_unprintable
 from induscode.permissions.call_facts import CallKind
 from induscode.permissions.patterns import parse_host
@@ -76,6 +77,24 @@ class Approver(Protocol):
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
         """Ask, and wait for the answer."""
         ...
+
+
+class InstantApprover:
+    """An approver that decides by itself, so that its time isn't the user's."""
+
+
+class TypedCall(InstantApprover):
+    """Approves a call once, because the user typed it. Asks them only if a rule requires it."""
+
+    def __init__(self, person: Approver | None) -> None:
+        self._person = person
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Approve once, or ask."""
+        if request.asked_by_rule and self._person is not None:
+            with waiting_for_user():
+                return await self._person.ask(request)
+        return PermissionAnswer(ApprovalScope.ONCE)
 
 
 def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:

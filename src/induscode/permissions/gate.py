@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from induscode.cli.dialog import Dialog
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Invocation
-    from induscode.permissions.confirm import PermissionAnswer, PermissionRequest
 
     Wrap = Callable[[Capability], Capability]
 
@@ -46,33 +45,22 @@ def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
     With a `dialog`, ask rules ask the user.
     """
     from induscode.permissions.check import CheckedCard, Permissions  # noqa: PLC0415 — for a call that runs
+    from induscode.permissions.confirm import TypedCall  # noqa: PLC0415 — for a call that runs
     from induscode.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — for a call that runs
 
     store = RuleStore()
     rules, notes = load_startup_rules(store, cwd)
-    permissions = Permissions(rules, approver=_TypedCall(dialog), store=store)
+    person = None
+    if dialog is not None:
+        from induscode.permissions.approver import PersonApprover  # noqa: PLC0415 — for a terminal
+
+        person = PersonApprover(dialog)
+    permissions = Permissions(rules, approver=TypedCall(person), store=store)
 
     def wrap(card: Capability) -> Capability:
         return CheckedCard(card, permissions)
 
     return CardChecks(wrap, wrap, notes)
-
-
-class _TypedCall:
-    """Approves a call once, because the user typed it. Asks the user only if a rule requires it."""
-
-    def __init__(self, dialog: Dialog | None) -> None:
-        self._dialog = dialog
-
-    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
-        """Approve once, or ask."""
-        if request.asked_by_rule and self._dialog is not None:
-            from induscode.permissions.approver import PersonApprover  # noqa: PLC0415 — for a call that is asked about
-
-            return await PersonApprover(self._dialog).ask(request)
-        from induscode.permissions.confirm import ApprovalScope, PermissionAnswer  # noqa: PLC0415 — for a call that runs
-
-        return PermissionAnswer(ApprovalScope.ONCE)
 
 
 def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
@@ -99,7 +87,7 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
     store = RuleStore()
     rules, _ = load_startup_rules(store, invocation.cwd)
     checks_remote = any(rule.effect is not Effect.ALLOW for rule in rules)
-    everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
+    everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION, file="indus serve")
     permissions = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
     return CardChecks(
         loaded.wrap,

@@ -24,7 +24,7 @@ from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.content import ServerContent
 from induscode.gateway.page.contract import ActionReply, CallReply, ServerAction, ServerSummary
 from induscode.permissions.check import CheckedCard, Permissions
-from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
+from induscode.permissions.confirm import ApprovalScope, InstantApprover, PermissionAnswer
 from induscode.permissions.store import RuleStore, load_startup_rules
 from induscode.search.background import BackgroundIndex
 from induscode.search.items import build_content_item, build_tool_item
@@ -60,7 +60,7 @@ _CONTENT_KINDS: Final[frozenset[Literal["prompt", "resource", "template"]]] = fr
 )
 
 
-class _PageApprover:
+class _PageApprover(InstantApprover):
     """Approves a call the user confirmed on the page; keeps any other question for the user."""
 
     def __init__(self, name: str, arguments: JsonObject, answer: str) -> None:
@@ -83,7 +83,7 @@ def _build_item(card: Capability) -> SearchItem:
     return build_tool_item(describe(card)) if ref is None else build_tool_item(describe(card), ref.server, ref.name)
 
 
-class _PressedButton:
+class _PressedButton(InstantApprover):
     """Approves anything once, unless a rule asks about it."""
 
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:

@@ -225,6 +225,7 @@ def _show_record(call: CallRecord, name: str) -> Html:
         "Outcome": [show_state(call.outcome), f" {call.code}" if call.code else "", again],
         "When": [iso_utc(call.at_ms), " (", show_time(call.at_ms), ")"],
         "Took": _format_time(call),
+        "Allowed by": call.allowed_by,
         "Client": " ".join(filter(None, (call.client, f"through the {call.via}" if call.via else ""))),
         "Principal": call.principal,
         "Sub-agent": call.agent,
