@@ -12,8 +12,7 @@ from tests.calls.helpers import make_record, read_calls
 
 from indusagi.core.sqlite import ForeignDatabaseError
 from indusagi.core.time import ManualClock, now_ms
-from induscode.calls.database import CallDatabase, CallFilter, Payload
-from induscode.calls.statistics import find_percentile, read_series, read_statistics
+from induscode.calls.database import CallDatabase, CallFilter, Payload, find_percentile, read_series, read_statistics
 
 if TYPE_CHECKING:
     from pathlib import Path

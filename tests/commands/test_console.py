@@ -14,7 +14,7 @@ from tests.commands.helpers import HONEST, SLOW_S, configured, faulty, held, on_
 from tests.support.forked import CONSTANTS
 from tests.support.scripts import run
 
-from induscode.cli.console import console_for, find_shortest_prefix, format_age
+from induscode.cli.terminal import console_for, find_shortest_prefix, format_age
 
 if TYPE_CHECKING:
     from pathlib import Path

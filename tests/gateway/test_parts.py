@@ -21,8 +21,7 @@ from induscode.deck.mcp.capability import BridgeCapability
 from induscode.gateway import run, sharing
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.page import source as page
-from induscode.gateway.page.contract import ActionReply
-from induscode.gateway.page.source import SignInStart
+from induscode.gateway.page.source import ActionReply, SignInStart
 from induscode.gateway.sharing import GatewaySharing
 
 if TYPE_CHECKING:

@@ -12,9 +12,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from indusagi.core.records import record
-from induscode.cli.console import STATE_STYLES, stdout_console
 from induscode.cli.output import write_json
-from induscode.cli.terminal import escape_unprintable, print_line
+from induscode.cli.terminal import STATE_STYLES, escape_unprintable, print_line, stdout_console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

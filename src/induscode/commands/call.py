@@ -21,21 +21,24 @@ from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolCall, ToolOutcome
 from induscode.boot.catalog import find_possible_owners, find_server_of_tool
 from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, load_plan, opened_store, usage_errors
-from induscode.calls.observers import open_observers
 from induscode.calls.record import CallOrigin, find_tool_ref
+from induscode.calls.recorder import open_observers
 from induscode.cli.output import build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_with_signals
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
-from induscode.commands.arguments import (
+from induscode.commands.call_data import (
     ArgumentError,
     check_arguments,
     describe_parameters,
+    format_block,
+    print_blocks,
     read_arguments,
     read_object,
+    save_blocks,
+    to_json,
 )
 from induscode.commands.groups import complete_tool, output_option
-from induscode.commands.outcome import format_block, print_blocks, save_blocks, to_json
 from induscode.deck.catalog import capability_cards, has_capability
 from induscode.deck.contract import Profile
 from induscode.deck.mcp.boot import BootOptions

@@ -10,11 +10,17 @@ import click
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.boot.plans import opened_store
-from induscode.cli.console import find_shortest_prefix, format_age, stdout_console
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_until_signal
-from induscode.cli.terminal import print_line, print_status, print_text
+from induscode.cli.terminal import (
+    find_shortest_prefix,
+    format_age,
+    print_line,
+    print_status,
+    print_text,
+    stdout_console,
+)
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.deck.mcp.store.events import document_addresses
 from induscode.deck.mcp.store.history import deck_at

@@ -21,8 +21,7 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.deck.catalog import cards_for_profile, find_missing_backend
 from induscode.deck.contract import DeckFramework
 from induscode.gateway.content import GatewayContent, choose_plain_names
-from induscode.gateway.search_box import select_listed
-from induscode.gateway.searched_boxes import report_idle_patterns
+from induscode.gateway.search_box import report_idle_patterns, select_listed
 from induscode.gateway.view_box import report_unknown_servers, select_rows, select_tools
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import CODE_ENABLED, SERVE_VIEWS

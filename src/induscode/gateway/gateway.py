@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
@@ -24,13 +25,13 @@ from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
-from induscode.gateway.cluster import NodeHooks
 from induscode.gateway.content import GatewayContent, choose_plain_names
 from induscode.gateway.recursion import drop_own_address
 from induscode.search.options import SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskGroup
 
@@ -51,14 +52,16 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
+    from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.deck.provision import DeckToolBox
+    from induscode.gateway.composition import StatusLines
     from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.recursion import GatewayInfo, ListenAddress
     from induscode.gateway.sign_in import GatewaySignIns
-    from induscode.gateway.status_lines import StatusLines
     from induscode.launch.invocation import Invocation
     from induscode.permissions.gate import CardChecks
     from induscode.search.finder import SearchReport
+    from induscode.servers.config.trust import TrustStore
     from induscode.servers.plan import ServerPlan
 
 FIRST_S = 5.0
@@ -69,6 +72,20 @@ _APPROVAL_POLL_S = 2.0
 """Poll interval for approvals and sign-ins from other processes, while a tool or a server waits for one."""
 _DEBOUNCE_S = 0.05
 """Debounce window for announcing changes."""
+
+
+@record(kw_only=True)
+class NodeHooks:
+    """Hooks of a gateway that is a cluster node; they do nothing by default."""
+
+    share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None
+    """Shares the ledger."""
+    trust: TrustStore | None = None
+    """Consents of this user and of the other nodes."""
+    limit_checks: Callable[[CardChecks], CardChecks] = lambda checks: checks
+    """Adds the cluster's rules to the permission checks."""
+    on_follow: Callable[[Any, TaskGroup], None] = lambda gateway, tasks: None
+    """Called with the gateway when it starts to follow its servers."""
 
 
 @record(kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -22,7 +23,6 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
 from induscode.boot.config_watch import ConsentedRows, FileWatch, list_config_files
 from induscode.boot.plans import load_plan, usage_errors
-from induscode.cli.collector import spare_start_objects
 from induscode.cli.output import can_ask_user
 from induscode.cli.process import handle_signals, non_blocking_stderr
 from induscode.cli.terminal import print_status
@@ -30,7 +30,6 @@ from induscode.conversations.contract import ExitCode
 from induscode.deck.mcp.boot import BootOptions
 from induscode.gateway.composition import GatewayParts, open_gateway, print_note
 from induscode.gateway.gateway import FIRST_S, GatewayContext
-from induscode.gateway.page.serving import announce_page
 from induscode.gateway.recursion import (
     EVERYWHERE,
     GatewayInfo,
@@ -40,7 +39,7 @@ from induscode.gateway.recursion import (
     read_ancestry,
     refuse_recursion,
 )
-from induscode.gateway.searched_boxes import report_idle_patterns
+from induscode.gateway.search_box import report_idle_patterns
 from induscode.gateway.view_box import report_unknown_servers
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
 from induscode.servers.listing import name_trust_command
@@ -58,6 +57,9 @@ if TYPE_CHECKING:
     from induscode.gateway.page.site import PageSite
     from induscode.launch.invocation import Invocation
     from induscode.servers.plan import ServerPlan
+
+_SERVING_COLLECTION = 5_000
+"""New objects between collections. A call holds a few hundred until we send its response."""
 
 
 def run_serve(invocation: Invocation, options: ServeOptions) -> int:
@@ -212,6 +214,16 @@ def _announce_stdio(options: ServeOptions, what: str) -> None:
             print_status("an MCP client is meant to start this: see indus serve --install")
 
 
+def spare_start_objects() -> None:
+    """Collect once, then exempt all startup objects from later collections.
+
+    A gateway has fifty thousand of them. A full collection would visit them for 30 ms or more while calls wait.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_SERVING_COLLECTION, *gc.get_threshold()[1:])
+
+
 async def _serve(
     host: ProviderHost | RelayHost,
     settings: HttpSettings | None,
@@ -241,7 +253,7 @@ async def _serve(
                 print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
             _announce_access(settings, serving)
             if site is not None:
-                await announce_page(site, serving.url.removesuffix(settings.path), serving.token, options)
+                await site.announce(serving.url.removesuffix(settings.path), serving.token, options)
             up.set()
             await signals.end.wait()
     except ProtocolFault as fault:

@@ -25,7 +25,7 @@ from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.layers import ToolBoxLayer
 from induscode.gateway.content import build_not_found
-from induscode.gateway.searched_boxes import serve_current
+from induscode.gateway.search_box import serve_current
 from induscode.launch.views import NATIVE, find_view, matches
 from induscode.search.options import SEARCH_CARDS
 from induscode.servers.remedies import format_command
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from induscode.deck.layers import ServedBox
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.gateway.content import GatewayContent, KnownItems
-    from induscode.gateway.searched_boxes import BoxSource
+    from induscode.gateway.search_box import BoxSource
     from induscode.launch.views import View
 
 _CALLERS = frozenset({RUN_CODE, "task"})

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
 import os
 import shutil
 from asyncio import get_running_loop
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
 from anyio import create_task_group
 
+from indusagi import DISTRIBUTION
 from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs
+from indusagi.core.faults import Note
 from indusagi.core.json import NotJson
 from indusagi.core.text import clean_text, format_count
 from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
@@ -29,14 +37,11 @@ from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
 from induscode.deck.mcp.known import find_started_before
 from induscode.deck.mcp.store.pins import read_pins
-from induscode.launch.installation import check_installation
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.listing import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
 from induscode.servers.remedies import advise, format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.capabilities.leftovers import Receipt
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
@@ -371,3 +376,60 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
         return None
     run_until_signal(start)
     return found[0] if found else None
+
+
+# -- installed files --------------------------------------------------------------------------------
+
+
+_OTHERS = ("indusagi", "induscode")
+_PACKAGES = ("indusagi/", "induscode/")
+_MAX_NAMES = 3
+
+
+def check_installation() -> Sequence[Note]:
+    """Compare installed files with the distribution's RECORD, and look for conflicting distributions.
+
+    `indusagi` and `induscode` on PyPI install packages and commands of the same names. Unlike the check at startup,
+    this one (for `indus mcp doctor`) reads every file.
+    RECORD: https://packaging.python.org/en/latest/specifications/recording-installed-packages/
+    """
+    remedy = f"pip uninstall {' '.join(_OTHERS)} {DISTRIBUTION}, then install {DISTRIBUTION} again"
+    notes = [
+        Note(f"distribution {name} {other.version}", "has files of the same names as ours", remedy)
+        for name in _OTHERS
+        if (other := _find_distribution(name)) is not None
+    ]
+    own = _find_distribution(DISTRIBUTION)
+    changed = () if own is None else _list_changed_files(own)
+    if changed:
+        names = ", ".join(changed[:_MAX_NAMES]) + (" …" if len(changed) > _MAX_NAMES else "")
+        message = f"{len(changed)} of its files are not as they were installed: {names}"
+        notes.append(Note(f"distribution {DISTRIBUTION}", message, remedy))
+    return notes
+
+
+def _list_changed_files(own: metadata.Distribution) -> Sequence[str]:
+    """List our missing and modified files. A clone has none, since its RECORD doesn't list our packages.
+
+    We read RECORD ourselves because `Distribution.files` omits missing files since Python 3.12.
+    """
+    changed: list[str] = []
+    for name, digest, _size in csv.reader((own.read_text("RECORD") or "").splitlines()):
+        mode, _, wanted = digest.partition("=")
+        if not name.startswith(_PACKAGES) or mode != "sha256":
+            continue
+        try:
+            data = Path(str(own.locate_file(name))).read_bytes()
+        except OSError:
+            changed.append(name)
+            continue
+        if base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode() != wanted:
+            changed.append(name)
+    return changed
+
+
+def _find_distribution(name: str) -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None

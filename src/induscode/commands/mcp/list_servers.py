@@ -13,7 +13,7 @@ from indusagi.core.json import compact_json
 from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.contract import ITEM_KINDS
 from induscode.boot.plans import LOOK_LIMIT_S, build_silent_note, load_plan, opened_store
-from induscode.calls.statistics import format_duration
+from induscode.calls.database import format_duration
 from induscode.cli.listing import GrowingTable, live_table
 from induscode.cli.output import as_json, print_notes, write_json
 from induscode.cli.signals import run_for_result, run_until_signal

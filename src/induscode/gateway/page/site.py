@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 from anyio import to_thread
@@ -24,22 +24,24 @@ from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse
 from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.calls import CallingClient, current_client
 from induscode.calls.database import UnreadableCallsError, open_calls
+from induscode.cli.output import can_ask_user
+from induscode.cli.terminal import print_status
 from induscode.gateway.page.access import PageAccess, PageRequest, PageUser
-from induscode.gateway.page.contract import PageError, PageView
-from induscode.gateway.page.html import Html, render, tag
-from induscode.gateway.page.parts import PREFIX, address, shorten_path
+from induscode.gateway.page.html import PREFIX, Html, PageError, PageView, address, render, shorten_path, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from contextlib import AsyncExitStack
 
     from indusagi.interop.protocol_bridge.host.http.request import Headers, HttpRequest
     from indusagi.interop.protocol_bridge.host.identity import PageMode
+    from induscode.gateway.gateway import Gateway
+    from induscode.gateway.options import ServeOptions
     from induscode.gateway.page.source import GatewayPage
 
     ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
-    from collections.abc import AsyncGenerator
 
-    from induscode.gateway.page.contract import Topic
+    from induscode.gateway.page.html import Topic
 
 _VIEWS: Mapping[str, tuple[str, str]] = {
     "": ("servers", "show_servers"),
@@ -101,6 +103,42 @@ class PageSite:
         self.mode: PageMode = mode
         self.open_source: Callable[[], Awaitable[GatewayPage]] | None = None
         """Returns the gateway (always the same one); `None` until it's open."""
+
+    def show_gateway(self, gateway: Gateway, stack: AsyncExitStack) -> None:
+        """Show a gateway until `stack` closes, after the last request."""
+        page: GatewayPage | None = None
+
+        async def open_source() -> GatewayPage:
+            nonlocal page
+            if page is None:
+                # It imports permissions, sign-ins and conversations (2 MB), which a gateway without a browser can do
+                # without.
+                await to_thread.run_sync(import_module, "induscode.gateway.page.source")
+                from induscode.gateway.page.source import GatewayPage  # noqa: PLC0415 — imported above
+
+                if page is None:  # another request may have won the race
+                    page = GatewayPage(gateway)
+                    stack.push_async_callback(page.aclose)
+            return page
+
+        self.open_source = open_source
+
+    async def announce(self, url: str, token: str | None, options: ServeOptions) -> None:
+        """Print the page's address, with its key if a user is reading or no token is required."""
+        self.access.token = token or ""
+        self.access.cookie += f"_{urlsplit(url).port}"
+        address = f"{url}{PREFIX}"
+        is_open = options.settings is not None and options.settings.without_token
+        if can_ask_user() or options.is_ui or is_open:
+            address += f"?key={self.access.key}"
+            print_status(f"page: {address}")
+        else:
+            print_status(f"page: {address}" + (", sign in with the token" if token else ""))
+        if options.opens_browser:
+            from induscode.servers.sign_in.prompts import open_browser  # noqa: PLC0415 — for `indus ui`
+
+            if not await to_thread.run_sync(open_browser, address):
+                print_status("there is no browser here: open the address of the page in one")
 
     def accept(self, request: HttpRequest) -> bool:
         """Accept signed-in browsers, static files and sign-ins; answer anything else with the sign-in page."""

@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import anyio
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
+from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
@@ -22,7 +23,6 @@ from induscode.calls.record import find_tool_ref
 from induscode.core.consent import build_consent
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.content import ServerContent
-from induscode.gateway.page.contract import ActionReply, CallReply, ServerAction, ServerSummary
 from induscode.permissions.check import CheckedCard, Permissions
 from induscode.permissions.confirm import ApprovalScope, InstantApprover, PermissionAnswer
 from induscode.permissions.store import RuleStore, load_startup_rules
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
+    from indusagi.runtime.contract import ToolOutcome
     from induscode.core.consent import Consent
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
@@ -58,6 +59,50 @@ _MAX_FOUND: Final = 50
 _CONTENT_KINDS: Final[frozenset[Literal["prompt", "resource", "template"]]] = frozenset(
     ("prompt", "resource", "template")
 )
+
+
+ServerAction: TypeAlias = Literal["start", "stop", "restart", "sign-in", "trust"]
+
+
+@record(kw_only=True)
+class ServerSummary:
+    """A configured server."""
+
+    name: str
+    transport: str
+    state: str
+    """Its phase, or the reason it isn't started: `untrusted`, `changed`, `unresolved`."""
+    scope: str
+    file: str
+    tools: int
+    tokens: int
+    """Estimated tokens of its tool definitions."""
+    answer_s: float | None
+    restarts: int
+    message: str = ""
+    """Its problem, if any."""
+    remedy: str = ""
+    actions: tuple[ServerAction, ...] = ()
+    disabled: int = 0
+
+
+@record
+class ActionReply:
+    """Result of an action, for the user."""
+
+    message: str
+    url: str = ""
+    """An address for the user to open: an issuer's sign-in page, checked."""
+
+
+@record
+class CallReply:
+    """Answer to a call from the page: an outcome, or a question for the user."""
+
+    outcome: ToolOutcome | None = None
+    question: PermissionRequest | None = None
+    key: str = ""
+    """Identifies the question: a repeated call with this key runs if it raises the same question."""
 
 
 class _PageApprover(InstantApprover):

@@ -10,13 +10,21 @@ from anyio import to_thread
 
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
-from induscode.calls.database import CallFilter, open_calls
+from induscode.calls.database import (
+    CallFilter,
+    CallSeries,
+    CallStatistics,
+    format_duration,
+    open_calls,
+    read_series,
+    read_statistics,
+)
 from induscode.calls.record import DECLINED, FAILED_OUTCOMES, format_name
-from induscode.calls.statistics import CallSeries, CallStatistics, format_duration, read_series, read_statistics
-from induscode.gateway.page.contract import PageError, PageView
-from induscode.gateway.page.html import Html, table, tag
-from induscode.gateway.page.parts import (
+from induscode.gateway.page.html import (
     FAILED,
+    Html,
+    PageError,
+    PageView,
     build_choice,
     build_field,
     build_filter,
@@ -29,6 +37,8 @@ from induscode.gateway.page.parts import (
     show_state,
     show_text,
     show_time,
+    table,
+    tag,
 )
 
 if TYPE_CHECKING:

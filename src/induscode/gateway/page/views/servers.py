@@ -10,17 +10,19 @@ from anyio import to_thread
 from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from induscode.calls.database import open_calls
-from induscode.calls.statistics import CallSeries, format_duration, read_series
+from induscode.calls.database import CallSeries, format_duration, open_calls, read_series
 from induscode.deck.mcp.drift import name_item
-from induscode.gateway.page.contract import PageError, PageView, ServerAction
-from induscode.gateway.page.html import Html, link_outside, render, table, tag
-from induscode.gateway.page.parts import (
+from induscode.gateway.page.html import (
+    Html,
+    PageError,
+    PageView,
     address,
     build_form,
     draw_sparkline,
     link,
+    link_outside,
     live,
+    render,
     shorten,
     shorten_path,
     show_diff,
@@ -28,14 +30,17 @@ from induscode.gateway.page.parts import (
     show_nothing,
     show_state,
     show_text,
+    table,
+    tag,
 )
+from induscode.gateway.page.source import ServerAction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from induscode.deck.mcp.drift import Drift
     from induscode.gateway.page.access import PageRequest
-    from induscode.gateway.page.contract import ServerSummary
+    from induscode.gateway.page.source import ServerSummary
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
 _STEPS, _STEP_MS = 30, 120_000

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, cast
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc
 from induscode.deck.mcp.store.history import deck_at
-from induscode.gateway.page.contract import PageError, PageView
-from induscode.gateway.page.html import Html, table, tag
-from induscode.gateway.page.parts import (
+from induscode.gateway.page.html import (
+    Html,
+    PageError,
+    PageView,
     build_choice,
     build_field,
     build_filter,
@@ -22,6 +23,8 @@ from induscode.gateway.page.parts import (
     show_nothing,
     show_prose,
     show_state,
+    table,
+    tag,
 )
 
 if TYPE_CHECKING:
