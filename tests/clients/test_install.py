@@ -282,8 +282,8 @@ def test_an_address_without_a_token_is_known_by_itself() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--install", "codex", "--uninstall", "codex"), "--install and --uninstall exclude"),
-        (("--install", "codex", "--print-config", "codex"), "--print-config and --install exclude"),
+        (("--install", "codex", "--uninstall", "codex"), "--install and --uninstall can't be used"),
+        (("--install", "codex", "--print-config", "codex"), "--print-config and --install can't be used"),
         (("--dry-run", "--print-config", "codex"), "--dry-run and --print-config can't be used together"),
         (("--uninstall", "codex", "--profile", "all"), "--profile and --uninstall can't be used together"),
         (("--uninstall", "codex", "--mcp", "x"), "--mcp and --uninstall can't be used together"),

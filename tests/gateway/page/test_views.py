@@ -32,7 +32,7 @@ from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.journal import Journal
-from induscode.gateway.page import parts
+from induscode.gateway.page import html as parts
 from induscode.gateway.page.access import PageRequest, PageUser
 from induscode.gateway.page.html import PageError, PageView
 from induscode.gateway.page.site import build_page, build_refusal, build_sign_in
