@@ -180,12 +180,9 @@ class CallDatabase:
         dropped: int = 0,
         hours: int = 1,
     ) -> None:
-        """Append records in one transaction, and add to the count of dropped ones.
+        """Append records in one transaction, and add to the count of dropped ones; `sqlite3.Error` if that fails.
 
         `payloads` are keyed by row index, and expire after `hours`.
-
-        Raises:
-            sqlite3.Error: They can't be written.
         """
         with transaction(self.connection):
             start = 0
@@ -205,11 +202,7 @@ class CallDatabase:
                 self.connection.execute("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (dropped,))
 
     def prune(self, keep_days: int, most: int = MOST_ROWS) -> None:
-        """Remove old rows, rows beyond `most`, and expired payloads. A clock jumping ahead removes no rows.
-
-        Raises:
-            sqlite3.Error: They can't be removed.
-        """
+        """Remove old rows, rows beyond `most`, and expired payloads. A clock jumping ahead removes no rows."""
         now = now_ms()
         with transaction(self.connection):
             # Each day's first and last call are enough.
@@ -292,11 +285,7 @@ class CallDatabase:
 
 
 def open_calls() -> CallDatabase | None:
-    """Open this user's database for reading. None if it doesn't exist or is still empty.
-
-    Raises:
-        UnreadableCallsError: It can't be read.
-    """
+    """Open this user's database for reading, or return `None` if it doesn't exist or is still empty."""
     path = CALLS_FILE
     try:
         path = os.path.join(state_dir(), CALLS_FILE)

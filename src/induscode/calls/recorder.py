@@ -227,12 +227,7 @@ class FailedCalls:
 class CallRecorder:
     """A `CallObserver` that records the calls of one run. The thread starts with the first call.
 
-    Args:
-        path: Database file.
-        origin: Facts shared by all calls.
-        settings: What to keep.
-        find_place: Returns the ledger's run and its current turn.
-        on_note: Receives recording problems, in the event loop's thread.
+    `find_place` returns the ledger's run and its current turn. `on_note` gets problems, in the event loop's thread.
     """
 
     def __init__(

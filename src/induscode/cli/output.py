@@ -46,15 +46,8 @@ def ask_consent(
 ) -> bool:
     """Show `consent`, ask `question`, and return whether the user agrees to exactly that.
 
-    Args:
-        consent: The facts to agree to.
-        question: Asked after the facts.
-        yes: The user already agreed with `--yes`.
-        digests: Digests from the command line that limit `yes`; empty means it covers anything.
-        quiet: With `yes`, print nothing.
-
-    Raises:
-        click.UsageError: There's no terminal to ask on.
+    With `yes`, the user already agreed: to anything, or only to what has one of the `digests`. `quiet` then
+    prints nothing.
     """
     if not (quiet and yes):
         print_line(consent.heading)

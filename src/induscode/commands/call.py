@@ -152,11 +152,7 @@ def command(
 def call_content(
     context: click.Context, text: str, words: Sequence[str], given: JsonObject, output: str, save: str | None
 ) -> int:
-    """Print the resource `@server:uri` or the prompt `/server:name`, and return the exit code.
-
-    Raises:
-        click.UsageError: The server doesn't exist, or the arguments are invalid.
-    """
+    """Print the resource `@server:uri` or the prompt `/server:name`, and return the exit code."""
     from indusagi.interop.protocol_bridge.bridge import make_inert_context  # noqa: PLC0415 — imports the bridge
     from induscode.boot.content import MARKS, fetch_content, open_content, parse_reference  # noqa: PLC0415 — as above
     from induscode.conversations.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
@@ -197,11 +193,7 @@ def call_content(
 
 
 def read_script(word: str) -> str:
-    """Turn `code=@FILE` into `code=CONTENT`; return any other word unchanged.
-
-    Raises:
-        click.UsageError: The file can't be read.
-    """
+    """Turn `code=@FILE` into `code=CONTENT`; return any other word unchanged."""
     key, _, path = word.partition("=@")
     if key != "code" or not path:
         return word

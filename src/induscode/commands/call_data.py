@@ -40,11 +40,7 @@ class ArgumentError(ValueError):
 
 
 def read_arguments(words: Sequence[str], document: JsonObject, schema: JsonSchema) -> JsonObject:
-    """Merge the `key=value` words over the object from `--json`.
-
-    Raises:
-        ArgumentError: A word isn't `key=value`, or its value doesn't fit the schema.
-    """
+    """Merge the `key=value` words over the object from `--json`; `ArgumentError` if one doesn't fit the schema."""
     named: JsonObject = {}
     for word in words:
         left, equals, text = word.partition("=")
@@ -69,9 +65,6 @@ async def check_arguments(arguments: JsonObject, schema: JsonSchema) -> None:
 
     The model view accepts everything that the server's own schema accepts. If a schema breaks the validator, we accept
     everything.
-
-    Raises:
-        ArgumentError: The arguments don't fit.
     """
     try:
         problems = await ArgumentChecker(schema).check(arguments)
@@ -95,11 +88,7 @@ def describe_parameters(schema: JsonSchema) -> str:
 
 
 def _find_property(schema: JsonSchema, key: str) -> JsonObject | None:
-    """Return the schema of a key, or `None` if it accepts any value.
-
-    Raises:
-        ArgumentError: The schema doesn't allow this key.
-    """
+    """Return the schema of a key, `None` if it takes any value; `ArgumentError` if the schema doesn't allow the key."""
     properties = schema.get("properties")
     known = properties if is_json_object(properties) else {}
     schema_of_key = known.get(key)
@@ -161,11 +150,7 @@ def _parse_kind(kind: str, text: str) -> JsonValue:
 
 
 def read_object(option: str) -> JsonObject:
-    """Read the object from `--json`. Blocks on standard input, so don't call it from the event loop.
-
-    Raises:
-        ArgumentError: It can't be read, or isn't an object.
-    """
+    """Read the object from `--json`. Blocks on standard input, so don't call it from the event loop."""
     text, where = _read_text(option)
     document = _parse_json(text, where)
     if not is_json_object(document):
@@ -291,9 +276,6 @@ def save_blocks(blocks: Sequence[ToolContentBlock], directory: str, tool: str) -
     """Write the data of every image, audio and resource block to a new file in a directory.
 
     File names consist of the tool's name and a number, nothing from the server. We never overwrite a file.
-
-    Raises:
-        OSError: We can't create the directory or write a file.
     """
     os.makedirs(directory, exist_ok=True)
     paths: list[str] = []

@@ -169,11 +169,7 @@ def _parse_auth(
     grant: ConnectorGrant | None,
     scopes: str,
 ) -> ConnectorAuth | None:
-    """Parse `--auth` and the options of its OAuth form.
-
-    Raises:
-        ConnectorFault: The options contradict each other.
-    """
+    """Parse `--auth` and the options of its OAuth form; `ConnectorFault` if they contradict each other."""
     kind, _, scheme = (auth or "").partition(":")
     if kind != "oauth":
         if client_id or variable or method or grant or scopes:

@@ -66,11 +66,7 @@ def _run_with_store(work: Callable[[ThreadedStore], Awaitable[int]]) -> int:
 
 
 async def _find_run(store: ThreadedStore, name: str) -> RunFacts:
-    """Find a run by its name or a unique prefix of it.
-
-    Raises:
-        click.UsageError: No run matches, or several do.
-    """
+    """Find a run by its name or a unique prefix of it."""
     runs = await store.runs()
     matches = [run for run in runs if run.run.startswith(name.upper())]
     exact = [run for run in runs if run.run == name]

@@ -44,11 +44,7 @@ def change_entry(context: click.Context, options: ServeOptions) -> int:
 
 
 def print_entry(context: click.Context, options: ServeOptions, client: str) -> int:
-    """Print the entry to standard output and its location to standard error.
-
-    Raises:
-        click.UsageError: The client's format can't express these flags.
-    """
+    """Print the entry to standard output and its location to standard error."""
     entry = _build_entry(context, options, client, "--print-config")
     print(CLIENTS[client].format(entry))  # noqa: T201 — the result of the command, unescaped
     print_status(f"paste this into {CLIENTS[client].place}")
@@ -61,11 +57,7 @@ def print_entry(context: click.Context, options: ServeOptions, client: str) -> i
 
 
 def install_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
-    """Add the entry to the client's file, or with `dry_run` show the change.
-
-    Raises:
-        click.UsageError: The client's format can't express these flags.
-    """
+    """Add the entry to the client's file, or with `dry_run` show the change."""
     entry = _build_entry(context, options, client, "--install")
     path = find_client_file(CLIENTS[client], os.environ)
     code = _apply_change(
@@ -122,11 +114,7 @@ def _build_entry(context: click.Context, options: ServeOptions, client: str, fla
 
 
 def _check_flags(context: click.Context, options: ServeOptions) -> None:
-    """Check names the gateway resolves at startup, as an entry that never starts is useless.
-
-    Raises:
-        click.UsageError: A file of `--mcp`, a tool of `--tools` or the server of `--transparent` doesn't exist.
-    """
+    """Check names the gateway resolves at startup, as an entry that never starts is useless."""
     invocation = read_invocation(context)
     plan = load_plan(invocation)
     if options.transparent is not None:

@@ -77,11 +77,7 @@ class ServeOptions:
 
 
 def read_serve_options(context: click.Context, invocation: Invocation) -> ServeOptions:
-    """Check the flags of `indus serve` and turn them into options.
-
-    Raises:
-        click.UsageError: A value is invalid, or flags contradict each other or have no effect.
-    """
+    """Check the flags of `indus serve` and turn them into options."""
     params = context.params
     if params["sse"]:
         message = "--sse was removed: leave it out, and connect clients by Streamable HTTP (http), at /mcp"
@@ -166,11 +162,7 @@ def _find_named_view(context: click.Context, name: str | None, views: Mapping[st
 
 
 def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
-    """Parse the address of `--http`, its limits and its access into HTTP host settings.
-
-    Raises:
-        click.UsageError: The address is invalid, or `--no-token` is used with one that other machines can reach.
-    """
+    """Parse the address of `--http`, its limits and its access into HTTP host settings."""
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, is_loopback  # noqa: PLC0415 — over HTTP only
 
     params = context.params
@@ -226,11 +218,7 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSettings:
-    """Build the access-token settings.
-
-    Raises:
-        click.UsageError: A URL is invalid, or the secret of `--introspect` is missing.
-    """
+    """Build the access-token settings."""
     from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ResourceSettings  # noqa: PLC0415 — few serve with it
 
     params = context.params
@@ -277,11 +265,7 @@ def _check_url(context: click.Context, flag: str, url: str) -> None:
 
 
 def parse_cluster(context: click.Context) -> ClusterSettings | None:
-    """Read the brokers and this node; return `None` without `--cluster`.
-
-    Raises:
-        click.UsageError: There's no `--http`, or an address or a name is invalid.
-    """
+    """Read the brokers and this node; return `None` without `--cluster`."""
     params = context.params
     if params["cluster"] is None:
         return None
@@ -300,11 +284,7 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
 
 
 def complete_cluster(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
-    """Add settings, credentials, and the key of the cluster or of an offering node.
-
-    Raises:
-        click.UsageError: The extra or the key is missing, or the key or the credentials are unusable.
-    """
+    """Add settings, credentials, and the key of the cluster or of an offering node."""
     if find_spec("nats") is None:
         raise click.UsageError(MISSING_EXTRA, context)
     idle_s = context.params["idle_stop"]
@@ -318,11 +298,7 @@ def complete_cluster(context: click.Context, cluster: ClusterSettings, settings:
 
 
 def _add_offer_key(context: click.Context, cluster: ClusterSettings, path: str) -> ClusterSettings:
-    """Add an offering node's key, which contains its name, or the cluster's key.
-
-    Raises:
-        click.UsageError: The key is missing, unusable, or another node's.
-    """
+    """Add an offering node's key, which contains its name, or the cluster's key."""
     try:
         key = read_any_key(path)
     except FileNotFoundError as exc:

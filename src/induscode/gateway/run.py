@@ -63,11 +63,7 @@ _SERVING_COLLECTION = 5_000
 
 
 def run_serve(invocation: Invocation, options: ServeOptions) -> int:
-    """Serve until a signal or the end of standard input, and return the exit code.
-
-    Raises:
-        click.UsageError: The flags or the configuration are unusable.
-    """
+    """Serve until a signal or the end of standard input, and return the exit code."""
     with non_blocking_stderr():
         if options.cluster is not None and options.cluster.key is not None:
             from induscode.gateway.sharing import find_config_path  # noqa: PLC0415 — only with --cluster

@@ -231,11 +231,7 @@ class GatewayTasks:
     async def request(
         self, method: str, params: JsonObject, owner: bytes, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Answer a request about a task of the current caller.
-
-        Raises:
-            RpcError: The owner has no such task, or the server rejected the request.
-        """
+        """Answer a request about a task of the current caller; `RpcError` if the owner has no such task."""
         held = await self._find(str(params.get("taskId")), owner)
         if method != "tasks/get":
             await self._verify(held)
@@ -355,11 +351,7 @@ class GatewayTasks:
     # -- changes ----------------------------------------------------------------------------
 
     async def watch(self, task_id: str, owner: bytes, listener: TaskListener) -> Callable[[], None]:
-        """Call `listener` on every change of a task until the returned function is called.
-
-        Raises:
-            RpcError: The owner has no such task, or its server can't be reached.
-        """
+        """Call `listener` on every change of a task until the returned function is called."""
         held = await self._find(task_id, owner)
         await self._verify(held)
         held.listeners.append(listener)

@@ -131,11 +131,7 @@ class ViewBox(ToolBoxLayer):
 
 
 def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
-    """Read view tokens from their environment variables. An unset one is reported and gets no token.
-
-    Raises:
-        click.UsageError: Two views share a token.
-    """
+    """Read view tokens from their environment variables. An unset one is reported and gets no token."""
     tokens: dict[bytes, str] = {}
     for view in views.values():
         token = environ.get(view.token_env, "").strip() if view.token_env else ""
@@ -152,11 +148,7 @@ def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> d
 
 
 def check_view_tokens(tokens: Mapping[bytes, str], views: Mapping[str, View]) -> None:
-    """Reject tokens that the HTTP host would reject.
-
-    Raises:
-        click.UsageError: A token is too short, or isn't ASCII.
-    """
+    """Reject tokens that the HTTP host would reject: too short, or not ASCII."""
     from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN  # noqa: PLC0415 — over HTTP only
 
     for token, name in tokens.items():
@@ -319,11 +311,7 @@ class ViewContent:
         return await self._content.request(method, self._restore_names(method, params), on_progress)
 
     async def subscribe(self, uri: str, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` on every update of a resource until the returned function is called.
-
-        Raises:
-            RpcError: The view shows no such resource, or its server refuses.
-        """
+        """Call `listener` on every update of a shown resource until the returned function is called."""
         await self._content.listed.wait()
         self._check_resource(uri)
         return await self._content.subscribe(uri, listener)

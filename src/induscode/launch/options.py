@@ -143,9 +143,6 @@ def read_invocation(context: click.Context, cwd: str | None = None) -> Invocatio
     """Build the invocation from the flags before and after the command's name.
 
     `cwd` overrides the working directory from the flags, and with it the project whose settings apply.
-
-    Raises:
-        click.UsageError: Flags contradict each other, a number is invalid, or the user's settings are unusable.
     """
     values, given = _collect_values(context)
     cwd = cwd or str(values["cwd"])

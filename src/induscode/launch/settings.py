@@ -347,11 +347,7 @@ def project_settings_path(cwd: str) -> str:
 
 
 def load_settings(cwd: str, environ: Mapping[str, str]) -> Settings:
-    """Read the user's file and the project's.
-
-    Raises:
-        SettingError: The user's file is unreadable or has an invalid value.
-    """
+    """Read the user's file and the project's; `SettingError` if the user's is unreadable or has an invalid value."""
     user, project = user_settings_path(environ), project_settings_path(cwd)
     notes: list[Note] = []
     values, errors = _read_file(user, notes)

@@ -174,11 +174,7 @@ def add_json(
 def add_server(
     context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
 ) -> int:
-    """Add a server to one of our files, start it once as a check, and return the exit code.
-
-    Raises:
-        click.UsageError: The row is invalid, or the file already has a server of this name.
-    """
+    """Add a server to one of our files, start it once as a check, and return the exit code."""
     invocation = read_invocation(context)
     path = own_config_path(scope, invocation.cwd)
     row = parse_server_row(name, fields, path, scope)

@@ -344,8 +344,7 @@ async def _read_entries(store: ThreadedStore, name: str, limit: int) -> Sequence
 def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
     """Start a server once and print whether it's up. Offering a sign-in, if it needs one, is up to the caller.
 
-    Returns:
-        Its status, or `None` if it can't start or a signal interrupted us.
+    Returns its status, or `None` if it can't start or a signal interrupted us.
     """
     plan = load_plan(invocation).narrow([name])
     found: list[EndpointStatus] = []

@@ -134,11 +134,7 @@ class _OrderedRows:
 
 
 def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None:
-    """Connect to the servers and show each row as soon as we know its state.
-
-    Raises:
-        click.exceptions.Exit: A signal interrupted us.
-    """
+    """Connect to the servers and show each row as soon as we know its state."""
     ordered = _OrderedRows(plan.rows, show)
 
     async def check_all(_: CancelToken) -> None:
@@ -240,11 +236,7 @@ def _read_present_states(mcp: BootedBridge, servers: Sequence[str]) -> _States:
 
 
 def _read_states(plan: ServerPlan) -> _States:
-    """Read the states from the ledger, without connecting.
-
-    Raises:
-        click.exceptions.Exit: A signal interrupted us.
-    """
+    """Read the states from the ledger, without connecting."""
     states = _States({}, {}, {})
 
     async def read_all(_: CancelToken) -> None:

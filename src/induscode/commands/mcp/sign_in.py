@@ -42,11 +42,7 @@ def login(context: click.Context, name: str, *, way: SignInWay | None, port: int
 
 
 def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "browser", port: int | None = None) -> int:
-    """Sign in to a server interactively, start it once, and return the exit code.
-
-    Raises:
-        click.UsageError: The server doesn't exist, or isn't startable.
-    """
+    """Sign in to a server interactively, start it once, and return the exit code."""
     from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
     config = _find_config(invocation, name)
@@ -143,11 +139,7 @@ def _configure_url(url: str) -> ServerConfig:
 
 
 def _find_config(invocation: Invocation, name: str) -> ServerConfig:
-    """Return a server's configuration with its variables expanded.
-
-    Raises:
-        click.UsageError: The server doesn't exist, or isn't startable.
-    """
+    """Return a startable server's configuration with its variables expanded."""
     plan = load_plan(invocation)
     row = find_row(plan, name)
     state = plan.state_of(row)

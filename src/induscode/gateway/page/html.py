@@ -59,10 +59,9 @@ def render(*nodes: Node) -> Html:
 
 
 def tag(name: str, /, *children: Node, **attributes: Attribute) -> Html:
-    """Build an element. `cls` is `class`, `for_` is `for`, other underscores are hyphens; `None` and False are omitted.
+    """Build an element; `ValueError` if an address leads to another site.
 
-    Raises:
-        ValueError: An address leads to another site.
+    `cls` is `class`, `for_` is `for`, other underscores are hyphens; `None` and False are omitted.
     """
     written = [name]
     for key, value in attributes.items():
