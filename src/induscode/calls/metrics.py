@@ -27,8 +27,6 @@ _OTHER = ("tool", "", "other")
 class _Series:
     """The calls of one tool."""
 
-    __slots__ = ("buckets", "outcomes", "seconds", "waited")
-
     def __init__(self) -> None:
         self.outcomes: dict[str, int] = {}
         self.buckets = [0] * (len(BUCKETS_S) + 1)
@@ -65,18 +63,11 @@ class CallMetrics:
 
     def render(self) -> str:
         """Write all metrics as text."""
-        lines = [
-            "# HELP indus_calls_total Calls of tools, and uses of resources and prompts, by outcome.",
-            "# TYPE indus_calls_total counter",
-        ]
-        durations = [
-            "# HELP indus_call_duration_seconds How long calls ran. Declined ones, outcome denied, did not.",
-            "# TYPE indus_call_duration_seconds histogram",
-        ]
-        waits = [
-            "# HELP indus_call_user_wait_seconds_total How long calls waited for the user.",
-            "# TYPE indus_call_user_wait_seconds_total counter",
-        ]
+        lines = _head("indus_calls_total", "counter", "Calls of tools, and uses of resources and prompts, by outcome.")
+        durations = _head(
+            "indus_call_duration_seconds", "histogram", "How long calls ran. Declined ones, outcome denied, did not."
+        )
+        waits = _head("indus_call_user_wait_seconds_total", "counter", "How long calls waited for the user.")
         for (kind, server, tool), series in self._series.items():
             labels = f'kind="{kind}",server="{_escape(server)}",tool="{_escape(tool)}"'
             for outcome, number in series.outcomes.items():
@@ -88,19 +79,15 @@ class CallMetrics:
             durations.append(f"indus_call_duration_seconds_sum{{{labels}}} {series.seconds:.6f}")
             durations.append(f"indus_call_duration_seconds_count{{{labels}}} {total}")
             waits.append(f"indus_call_user_wait_seconds_total{{{labels}}} {series.waited:.6f}")
-        lines += [*durations, *waits]
-        lines += ["# HELP indus_calls_running Calls that run now.", "# TYPE indus_calls_running gauge"]
+        lines += [*durations, *waits, *_head("indus_calls_running", "gauge", "Calls that run now.")]
         lines += [f"indus_calls_running {self.running}"]
-        lines += ["# HELP indus_call_records_dropped_total Calls that could not be recorded."]
-        lines += ["# TYPE indus_call_records_dropped_total counter"]
+        lines += _head("indus_call_records_dropped_total", "counter", "Calls that could not be recorded.")
         lines += [f"indus_call_records_dropped_total {self._count_dropped()}"]
         return "\n".join(lines) + "\n"
 
 
 class MeasuredCall:
     """A running call; an `ObservedCall`."""
-
-    __slots__ = ("_began", "_metrics", "_name", "_ref", "_wait")
 
     def __init__(self, metrics: CallMetrics, name: str, ref: RemoteToolRef | None) -> None:
         self._metrics, self._name, self._ref, self._wait = metrics, name, ref, current_wait.get()
@@ -122,6 +109,10 @@ class MeasuredCall:
         took = took if seconds is None else min(took, seconds)
         waited = 0.0 if self._wait is None else min(took, self._wait.seconds)
         self._metrics.count(kind, server, tool, name, took - waited, waited)
+
+
+def _head(name: str, kind: str, about: str) -> list[str]:
+    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
 
 
 def _escape(value: str) -> str:

@@ -98,6 +98,16 @@ class CallRecord:
         """Display name: `github/search`, `@github:repo://readme`, `/github:review`."""
         return format_name(self.kind, self.server, self.tool)
 
+    @property
+    def caller(self) -> str:
+        """Who made it: principal, client and sub-agent, or else the conversation."""
+        return " ".join(filter(None, (self.principal, self.client, self.agent))) or self.conversation
+
+    @property
+    def shown_outcome(self) -> str:
+        """Display outcome: `error (timeout)`."""
+        return self.outcome if self.code in {"", self.outcome} else f"{self.outcome} ({self.code})"
+
     def to_json(self) -> JsonObject:
         """Convert to a JSON object, with the time as RFC 3339."""
         values: JsonObject = dict(zip(COLUMNS, self.to_row(), strict=True))

@@ -101,28 +101,6 @@ class RecordedCall:
     The event loop only stores values here: a gateway pays for every function a call passes through.
     """
 
-    __slots__ = (
-        "agent",
-        "arguments",
-        "began_ns",
-        "call",
-        "client",
-        "code",
-        "digest",
-        "ended_ns",
-        "is_cancelled",
-        "is_error",
-        "payload",
-        "place",
-        "recorder",
-        "result_bytes",
-        "text_bytes",
-        "tool",
-        "trace",
-        "wait",
-        "waited_ns",
-    )
-
     def __init__(self, recorder: CallRecorder, call: ToolCall, tool: object) -> None:
         self.recorder = recorder
         self.call = call

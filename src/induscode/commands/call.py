@@ -21,7 +21,7 @@ from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolCall, ToolOutcome
 from induscode.boot.catalog import find_possible_owners, find_server_of_tool
 from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, load_plan, opened_store, usage_errors
-from induscode.calls.record import CallOrigin, find_tool_ref
+from induscode.calls.record import FAULT_CODES, CallOrigin, find_tool_ref
 from induscode.calls.recorder import open_observers
 from induscode.cli.output import build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_with_signals
@@ -66,8 +66,6 @@ if TYPE_CHECKING:
 ANSWERED_WITH_ERROR = 1
 MISUSED = 2
 FAULT = 3
-_FAULTS = frozenset({"transport", "protocol", "timeout", "not_connected", "spawn_failed", "drift"})
-"""Error codes that mean the tool's server failed. A native command that times out did answer."""
 _MISUSES = frozenset({"invalid_arguments", "unknown_tool"})
 _PROGRESS_INTERVAL_S = 0.2
 
@@ -378,7 +376,7 @@ class _Call:
         """Print the result and return the exit code."""
         code, reason = 0, outcome.details.get("code")
         if outcome.is_error:
-            is_fault = reason in _FAULTS and "server" in outcome.details
+            is_fault = reason in FAULT_CODES and "server" in outcome.details
             code = MISUSED if reason in _MISUSES else FAULT if is_fault else ANSWERED_WITH_ERROR
         if code not in {MISUSED, FAULT} and self._save is not None:
             try:

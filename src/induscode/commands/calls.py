@@ -193,14 +193,11 @@ def _report_dropped(database: CallDatabase) -> None:
 
 def _format_cells(call: CallRecord) -> tuple[object, ...]:
     time = iso_utc(call.at_ms) if stdout_console() is None else format_age(call.at_ms, now_ms())
-    who = " ".join(filter(None, (call.principal, call.client, call.agent))) or call.conversation or "-"
-    outcome = call.outcome if call.code in {"", call.outcome} else f"{call.outcome} ({call.code})"
-    if call.attempt > 1:
-        outcome += f", attempt {call.attempt}"
+    outcome = call.shown_outcome + (f", attempt {call.attempt}" if call.attempt > 1 else "")
     took = format_duration(call.duration_us) if call.outcome != DECLINED else "-"
     if call.waited_us:
         took += f", asked {format_duration(call.waited_us)}"
-    return call.id, time, call.via, who, call.shown_name, took, outcome, call.tokens
+    return call.id, time, call.via, call.caller or "-", call.shown_name, took, outcome, call.tokens
 
 
 def _list_cluster_calls(

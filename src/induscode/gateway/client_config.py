@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -32,15 +33,25 @@ _ENTRY_FLAGS = ("stdio", "print_config", "install", "uninstall", "dry_run")
 
 
 def change_entry(context: click.Context, options: ServeOptions) -> int:
-    """Print, install or uninstall the entry, depending on the flags."""
-    print_config, install, uninstall, dry_run = (
-        context.params[key] for key in ("print_config", "install", "uninstall", "dry_run")
-    )
-    if print_config is not None:
-        return print_entry(context, options, print_config)
-    if install is not None:
-        return install_entry(context, options, install, dry_run=dry_run)
-    return uninstall_entry(context, options, uninstall, dry_run=dry_run)
+    """Print, install or uninstall the entry, depending on the flags; with `--dry-run` show the change."""
+    params, name = context.params, options.name
+    if (client := params["print_config"]) is not None:
+        return print_entry(context, options, client)
+    client = params["install"] or params["uninstall"]
+    path = find_client_file(CLIENTS[client], os.environ)
+    if params["install"] is None:
+        url = None if options.settings is None else _build_address(context, options.settings, "--uninstall").url
+        plan = partial(plan_uninstall, CLIENTS[client], name, path, url)
+        done, unchanged = f"Removed server {name!r} from {path}", f"{path} has no server {name!r}"
+        return _apply_change(plan, done, unchanged, dry_run=params["dry_run"])
+    entry = _build_entry(context, options, client, "--install")
+    plan = partial(plan_install, CLIENTS[client], entry, path)
+    done, unchanged = f"Added server {name!r} to {path}", f"{path} has server {name!r} already"
+    code = _apply_change(plan, done, unchanged, dry_run=params["dry_run"])
+    if code == 0 and not params["dry_run"]:
+        print_status(f"{CLIENTS[client].title} uses it after its next start")
+        _explain_http(entry, client)
+    return code
 
 
 def print_entry(context: click.Context, options: ServeOptions, client: str) -> int:
@@ -54,35 +65,6 @@ def print_entry(context: click.Context, options: ServeOptions, client: str) -> i
         print_status(f"or: {' '.join(map(quote, add(entry)))}")
     _explain_http(entry, client)
     return 0
-
-
-def install_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
-    """Add the entry to the client's file, or with `dry_run` show the change."""
-    entry = _build_entry(context, options, client, "--install")
-    path = find_client_file(CLIENTS[client], os.environ)
-    code = _apply_change(
-        lambda: plan_install(CLIENTS[client], entry, path),
-        f"Added server {entry.name!r} to {path}",
-        f"{path} has server {entry.name!r} already",
-        dry_run=dry_run,
-    )
-    if code == 0 and not dry_run:
-        print_status(f"{CLIENTS[client].title} uses it after its next start")
-        _explain_http(entry, client)
-    return code
-
-
-def uninstall_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
-    """Remove the entry from the client's file, or with `dry_run` show the change."""
-    settings = options.settings
-    url = None if settings is None else _build_address(context, settings, "--uninstall").url
-    path = find_client_file(CLIENTS[client], os.environ)
-    return _apply_change(
-        lambda: plan_uninstall(CLIENTS[client], options.name, path, url),
-        f"Removed server {options.name!r} from {path}",
-        f"{path} has no server {options.name!r}",
-        dry_run=dry_run,
-    )
 
 
 def _apply_change(plan: Callable[[], Change], done: str, unchanged: str, *, dry_run: bool) -> int:
@@ -103,7 +85,13 @@ def _apply_change(plan: Callable[[], Change], done: str, unchanged: str, *, dry_
 
 def _build_entry(context: click.Context, options: ServeOptions, client: str, flag: str) -> Entry:
     """Build the entry; `click.UsageError` if the client can't express the flags or the gateway wouldn't start."""
-    _check_flags(context, options)
+    # Check names the gateway resolves at startup, as an entry that never starts is useless.
+    invocation = read_invocation(context)
+    plan = load_plan(invocation)
+    if options.transparent is not None:
+        find_row(plan, options.transparent)
+    if invocation.tools:
+        list_native_tools(invocation)
     address = None if options.settings is None else _build_address(context, options.settings, flag)
     command = (*build_own_command(), "serve", *_format_flags(context))
     entry = Entry(name=options.name, command=command, address=address)
@@ -111,16 +99,6 @@ def _build_entry(context: click.Context, options: ServeOptions, client: str, fla
     if obstacle is not None:
         raise click.UsageError(f"{flag} {client}: {obstacle}", context)
     return entry
-
-
-def _check_flags(context: click.Context, options: ServeOptions) -> None:
-    """Check names the gateway resolves at startup, as an entry that never starts is useless."""
-    invocation = read_invocation(context)
-    plan = load_plan(invocation)
-    if options.transparent is not None:
-        find_row(plan, options.transparent)
-    if invocation.tools:
-        list_native_tools(invocation)
 
 
 def _explain_http(entry: Entry, client: str) -> None:

@@ -35,7 +35,7 @@ from induscode.servers.plan import digest_place
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from indusagi.core.cancel import CancelToken
@@ -61,11 +61,7 @@ class _AddCommand(click.Command):
             raise click.UsageError(message, ctx) from exc
 
 
-def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    return click.option(*names, **settings)
-
-
-no_check = _option("--no-check", is_flag=True, help="Do not start it for a check.")
+no_check = click.option("--no-check", is_flag=True, help="Do not start it for a check.")
 
 
 @flags("--cwd")
@@ -73,16 +69,18 @@ no_check = _option("--no-check", is_flag=True, help="Do not start it for a check
 @click.argument("name")
 @click.argument("target", nargs=-1, metavar="(URL | -- COMMAND [ARGUMENT]…)")
 @scope_option
-@_option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="A variable for the process.")
-@_option("-t", "--transport", type=click.Choice(("http", "sse", "stdio")), help="The transport.")
-@_option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of requests.")
-@_option("--timeout", metavar="SECONDS", help="How long a call may go without progress.")
-@_option("--startup-timeout", metavar="SECONDS", help="How long it may take to come up.")
-@_option("--include-tools", multiple=True, metavar="NAME,…", help="Only these of its tools.")
-@_option("--exclude-tools", multiple=True, metavar="NAME,…", help="None of these tools.")
-@_option("--required", is_flag=True, help="A run fails without it.")
-@_option("--start", type=click.Choice(("eager", "lazy")), help="When it is started: at once, or by the first call.")
-@_option("--replace", is_flag=True, help="Replace a server of this name.")
+@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="A variable for the process.")
+@click.option("-t", "--transport", type=click.Choice(("http", "sse", "stdio")), help="The transport.")
+@click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of requests.")
+@click.option("--timeout", metavar="SECONDS", help="How long a call may go without progress.")
+@click.option("--startup-timeout", metavar="SECONDS", help="How long it may take to come up.")
+@click.option("--include-tools", multiple=True, metavar="NAME,…", help="Only these of its tools.")
+@click.option("--exclude-tools", multiple=True, metavar="NAME,…", help="None of these tools.")
+@click.option("--required", is_flag=True, help="A run fails without it.")
+@click.option(
+    "--start", type=click.Choice(("eager", "lazy")), help="When it starts: at once, or at the first call."
+)
+@click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
 @click.pass_context
 def add(
@@ -151,7 +149,7 @@ def resolve_paths(words: Sequence[str], cwd: str) -> tuple[str, ...]:
 @click.argument("name")
 @click.argument("document", metavar="JSON|-")
 @scope_option
-@_option("--replace", is_flag=True, help="Replace a server of this name.")
+@click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
 @click.pass_context
 def add_json(

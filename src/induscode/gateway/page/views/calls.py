@@ -153,14 +153,12 @@ def _format_time(call: CallRecord) -> str:
 
 
 def _build_row(call: CallRecord) -> Sequence[Html | str]:
-    who = " ".join(filter(None, (call.principal, call.client, call.agent))) or call.conversation or call.via
-    outcome = call.outcome if not call.code else f"{call.outcome} ({call.code})"
     return (
         link(call.shown_name, "/call", number=call.id),
-        show_state(outcome),
+        show_state(call.shown_outcome),
         _format_time(call),
         f"{call.tokens:,}",
-        who,
+        call.caller or call.via,
         show_time(call.at_ms),
         f"{call.id}",
     )
