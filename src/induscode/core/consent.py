@@ -1,8 +1,7 @@
 """Consent: the facts shown to the user, and the digest that binds a yes to exactly those.
 
 Every question (start this server, load this addon, approve this definition …) shows the lines and warnings of a
-`Consent`. Every yes carries its digest, and `check_digest` rejects a yes to anything else. One question is
-missing: the page asks about a changed definition in its own words, bound to that definition's digest.
+`Consent`. Every yes carries its digest, and `check_digest` rejects a yes to anything else.
 """
 
 from __future__ import annotations

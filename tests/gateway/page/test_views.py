@@ -29,7 +29,7 @@ from induscode.core.consent import Consent
 from induscode.deck.builtin import build_builtin
 from induscode.deck.contract import DeckContext
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade
+from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, build_approval
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.journal import Journal
 from induscode.gateway.page import html as parts
@@ -381,14 +381,15 @@ async def test_changes_of_definitions_are_shown_and_decided() -> None:
         await servers.show_drifts(ask(source, PERSON, form))
     assert (failed.value.status, source.done) == (409, [])
     pin = pages[0].content.partition('name="digest" value="')[2].partition('"')[0]
-    with pytest.raises(PageError, match="has changed since you looked"):
+    assert pin == build_approval("lib", [changed]).digest
+    with pytest.raises(PageError, match="lib/look doesn't wait for approval any more"):
         await servers.show_drifts(ask(source, PERSON, {**form, "digest": pin, "kind": "prompt"}))
     pages += [
         await servers.show_drifts(ask(source, PERSON, {**form, "digest": pin, "action": action}))
         for action in ("approve", "refuse")
     ]
     refused = ("drift", "lib", "look", "refused by a person: routing change of description")
-    assert source.done == [(ref, pin), refused]
+    assert source.done == [(ref, changed.digest), refused]
     check_page("drift", *pages, await servers.show_drifts(ask(Source())))
 
 

@@ -295,7 +295,7 @@ async def test_an_unread_response_counts_against_the_quota() -> None:
         answered.set()
         return result
 
-    async with serving(requests_each=1) as http:
+    async with serving(requests_each=1, place_s=0) as http:
         http.bench.add("large", answer)
         session = await http.session()
         stalled = stalled_client(http, call("large"), session)

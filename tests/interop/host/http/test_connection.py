@@ -316,7 +316,7 @@ async def test_finding_d11_a_thousand_requests_in_flight_are_all_answered() -> N
 
 
 async def test_finding_d11_beyond_the_limits_every_request_gets_a_status() -> None:
-    limits = {"connections": 60, "unauthenticated": 40, "requests": 30, "requests_each": 20}
+    limits = {"connections": 60, "unauthenticated": 40, "requests": 30, "requests_each": 20, "place_s": 0}
     count = 300
     answers: list[bytes] = []
     async with serving(**limits) as raw:
@@ -349,7 +349,7 @@ async def test_finding_d11_a_connection_beyond_the_limit_gets_its_answer() -> No
 
 @pytest.mark.parametrize("settings", [{"requests": 1}, {"requests_each": 1}, {"streams": 0}])
 async def test_finding_d11_each_limit_names_when_to_try_again(settings: dict[str, int]) -> None:
-    async with serving(**settings) as raw, anyio.create_task_group() as tasks:
+    async with serving(**settings, place_s=0) as raw, anyio.create_task_group() as tasks:
         tasks.start_soon(raw.send, raw.call(1, "Connection: close"))
         await raw.bench.began.wait()
         second = raw.call(2, "Connection: close")

@@ -329,7 +329,7 @@ async def test_r52_sessions_are_limited_and_a_failed_handshake_counts_not() -> N
         assert sorted(statuses) == [200] * 16 + [503] * 84
         assert (await http.post(INITIALIZE)).headers["retry-after"] == "60"
         health = await http.client.get("/health", headers=KNOWN)
-        counts: dict[str, Any] = {"sessions": 16, "requests": 0, "dropped": {}}
+        counts: dict[str, Any] = {"sessions": 16, "requests": 0, "waiting": 0, "dropped": {}}
         assert health.json() == {"status": "ok", **counts}
         assert (await http.modern("server/discover")).status_code == 200
 
@@ -628,9 +628,41 @@ async def test_a_cancelled_http_request_gets_an_error_response() -> None:
         assert answers[0].json()["error"]["code"] == -32800
 
 
+async def test_a_request_that_waits_is_cancelled_by_its_client_and_by_the_end_of_its_session() -> None:
+    async with serving(requests_each=1) as http:
+
+        async def call(session: str, request_id: int, name: str, into: list[int]) -> None:
+            frame = {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": {"name": name}}
+            into.append((await http.post(frame, mcp_session_id=session)).status_code)
+
+        async def is_waiting() -> bool:
+            health = await http.client.get("/health", headers=KNOWN)
+            return bool(health.json()["waiting"])
+
+        for end in ("cancelled", "deleted"):
+            session, hung, waited = await http.session(), list[int](), list[int]()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call, session, 5, "hang", hung)
+                await http.bench.began.wait()
+                tasks.start_soon(call, session, 6, "echo", waited)
+                await until(is_waiting)
+                if end == "cancelled":
+                    notice = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 6}}
+                    assert (await http.post(notice, mcp_session_id=session)).status_code == 202
+                    await until(lambda waited=waited: waited == [400])
+                    http.bench.let_go.set()
+                else:
+                    ended = await http.client.delete("/mcp", headers={**KNOWN, "mcp-session-id": session})
+                    assert ended.status_code == 200
+            assert (hung, waited) == ([200], [400 if end == "cancelled" else 404])
+            http.bench.let_go.clear()
+            http.bench.began.clear()
+        assert http.bench.seen["echo"] == 0
+
+
 @pytest.mark.parametrize(("settings", "status"), [({"requests": 2}, 503), ({"requests_each": 2}, 429)])
 async def test_r52_there_is_a_limit_to_requests_at_once(settings: dict[str, int], status: int) -> None:
-    async with serving(**settings) as http:
+    async with serving(**settings, place_s=0) as http:
         async with anyio.create_task_group() as tasks:
             for _ in range(2):
                 tasks.start_soon(lambda: http.modern("tools/call", name="hang", arguments={}))

@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.host_clients import TOKEN, host_of
 from tests.support.host_tools import Bench
 from tests.support.scripts import ROOT
@@ -20,11 +22,15 @@ from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HostLimits, HttpSettings
 from indusagi.interop.protocol_bridge.host import waiting
+from indusagi.interop.protocol_bridge.host.http.quota import Place, Quota
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.site import SiteResponse
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.contract import JsonContentBlock, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
+    from random import Random
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject
@@ -216,30 +222,22 @@ class Page:
 
 async def test_finding_f12_every_route_takes_from_one_quota() -> None:
     page = Page()
-    async with serving(requests=1, site=page) as (port, bench), anyio.create_task_group() as tasks:
-
-        async def ask(data: bytes) -> int:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(data)
-            status = await read_status(reader)
-            writer.transport.abort()
-            return status
-
+    async with serving(requests=1, place_s=0, site=page) as (port, bench), anyio.create_task_group() as tasks:
         look = f"GET /ui HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n\r\n".encode()
-        tasks.start_soon(ask, look)
+        tasks.start_soon(ask, port, look)
         await page.began.wait()
-        assert await ask(write_call(port, "echo")) == 503
-        assert await ask(look) == 503
-        assert await ask(write_initialize(port)) == 503
+        assert await ask(port, write_call(port, "echo")) == 503
+        assert await ask(port, look) == 503
+        assert await ask(port, write_initialize(port)) == 503
         page.let_go.set()
         await until(lambda: bench.seen["echo"] == 0)
 
         async def is_free() -> bool:
-            return await ask(write_call(port, "echo")) == 200
+            return await ask(port, write_call(port, "echo")) == 200
 
         await until(is_free)
         for path in ("/messages?session_id=x", "/sse"):
-            assert await ask(write_call(port, "echo").replace(b"/mcp", path.encode(), 1)) == 404
+            assert await ask(port, write_call(port, "echo").replace(b"/mcp", path.encode(), 1)) == 404
 
 
 async def test_event_streams_of_a_site_are_limited() -> None:
@@ -292,6 +290,124 @@ async def test_finding_f15_a_client_that_pipelined_and_hangs_up_has_its_call_can
             await until(lambda bench=bench: bench.reasons == ["the client went away"])
             writer.transport.abort()
             assert bench.seen["echo"] == 0
+
+
+async def ask(port: int, data: bytes) -> int:
+    """Send bytes over a connection of their own; return the status of the response."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    status = await read_status(reader)
+    writer.transport.abort()
+    return status
+
+
+async def count_waiting(port: int) -> int:
+    """Read from a host how many requests wait."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    lines = f"Host: 127.0.0.1:{port}\r\nAuthorization: Bearer {TOKEN}\r\nConnection: close"
+    writer.write(f"GET /health HTTP/1.1\r\n{lines}\r\n\r\n".encode())
+    with anyio.fail_after(LIMIT_S):
+        response = await reader.read()
+    writer.transport.abort()
+    waiting: int = json.loads(response.partition(b"\r\n\r\n")[2])["waiting"]
+    return waiting
+
+
+async def test_finding_r6_a_client_with_many_requests_over_http_is_slowed_down_not_refused() -> None:
+    statuses: Counter[int] = Counter()
+    async with serving(requests_each=10) as (port, bench), anyio.create_task_group() as tasks:
+
+        async def hang() -> None:
+            statuses[await ask(port, write_call(port, "hang"))] += 1
+
+        for _ in range(10):
+            tasks.start_soon(hang)
+        await until(lambda: bench.seen["hang"] == 10)
+        for _ in range(11):
+            tasks.start_soon(hang)
+        # As many wait as may run. The next one is refused, and nothing else.
+        await until(lambda: statuses == {429: 1})
+        assert await count_waiting(port) == 10
+        assert bench.seen["hang"] == 10
+        bench.let_go.set()
+    assert statuses == {200: 20, 429: 1}
+
+
+async def test_a_request_that_waited_for_too_long_is_refused() -> None:
+    async with serving(requests=1, place_s=0.01) as (port, bench), anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, port, write_call(port, "hang"))
+        await bench.began.wait()
+        assert await ask(port, write_call(port, "echo")) == 503
+        assert await count_waiting(port) == 0
+        bench.let_go.set()
+    assert bench.seen["echo"] == 0
+
+
+async def test_requests_that_wait_are_bounded_in_bytes() -> None:
+    statuses: Counter[int] = Counter()
+    async with serving(requests_each=1, queued_bytes=300) as (port, bench), anyio.create_task_group() as tasks:
+
+        async def echo() -> None:
+            statuses[await ask(port, write_call(port, "echo"))] += 1
+
+        tasks.start_soon(ask, port, write_call(port, "hang"))
+        await bench.began.wait()
+        tasks.start_soon(echo)
+        tasks.start_soon(echo)
+        await until(lambda: statuses == {429: 1})
+        bench.let_go.set()
+    assert statuses == {429: 1, 200: 1}
+
+
+async def test_a_client_that_hangs_up_while_it_waits_has_no_call() -> None:
+    async with serving(requests_each=1) as (port, bench), anyio.create_task_group() as tasks:
+        tasks.start_soon(ask, port, write_call(port, "hang"))
+        await bench.began.wait()
+        _, leaving = await asyncio.open_connection("127.0.0.1", port)
+        leaving.write(write_call(port, "echo"))
+
+        async def waits() -> bool:
+            return await count_waiting(port) == 1
+
+        async def is_gone() -> bool:
+            return await count_waiting(port) == 0
+
+        await until(waits)
+        leaving.transport.abort()
+        await until(is_gone)
+        bench.let_go.set()
+    assert bench.seen["echo"] == 0
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("ABC"), st.sampled_from("xy")), min_size=1, max_size=40),
+    st.randoms(use_true_random=False),
+)
+def test_every_place_is_used_and_no_limit_is_passed(asks: list[tuple[str, str]], random: Random) -> None:
+    settings = HttpSettings(requests=4, requests_each=2, queued_bytes=10_000)
+
+    async def run() -> None:
+        quota = Quota(settings, 10)
+        places: list[Place] = []
+        while asks or places:
+            if asks and random.random() < 0.6:
+                owner, principal = asks.pop()
+                with suppress(HttpRefusal):
+                    places.append(quota.enter(owner.encode(), ClientIdentity(principal=principal), 1))
+            elif places:
+                places.pop(random.randrange(len(places))).leave()
+            running = [place for place in places if place.is_taken]
+            waiting = [place for place in places if not place.is_taken]
+            owners = Counter(place.owner for place in running)
+            assert quota.running == len(running) <= 4
+            assert quota.waiting == len(waiting)
+            assert all(count <= 2 for count in owners.values())
+            # Nobody waits for a place that's free.
+            assert not any(quota.running < 4 and owners[place.owner] < 2 for place in waiting)
+        assert (quota.running, quota.waiting) == (0, 0)
+        await quota.wait_idle()
+
+    asyncio.run(run())
 
 
 # -- bytes ------------------------------------------------------------------------------------

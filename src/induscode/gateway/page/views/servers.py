@@ -11,7 +11,8 @@ from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.calls.database import CallSeries, format_duration, open_calls, read_series
-from induscode.deck.mcp.drift import name_item
+from induscode.core.consent import ConsentChangedError
+from induscode.deck.mcp.drift import build_approval, name_item
 from induscode.gateway.page.html import (
     Html,
     PageError,
@@ -117,7 +118,7 @@ def _build_actions(page: PageRequest, server: ServerSummary) -> Html | None:
 
 
 def _explain(server: ServerSummary) -> Html:
-    remedy = tag("p", "What to do: ", tag("code", server.remedy)) if server.remedy else None
+    remedy = tag("p", "Fix: ", tag("code", server.remedy)) if server.remedy else None
     waits = server.state in {"untrusted", "changed", "unresolved"}
     return tag(
         "article",
@@ -230,25 +231,23 @@ async def show_drifts(page: PageRequest) -> PageView:
 
 
 def _build_drift(page: PageRequest, drift: Drift) -> Html:
-    ref = drift.ref
+    ref, consent = drift.ref, build_approval(drift.ref.server, [drift])
     forms = None
     if page.user.rights.can_act and drift.disables:
-        hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "digest": drift.digest}
+        hidden = {"server": ref.server, "item": ref.name, "kind": ref.kind, "digest": consent.digest}
         forms = tag(
             "div",
             build_form(page.user, address("/drift"), button="Approve", look="danger", action="approve", **hidden),
             build_form(page.user, address("/drift"), button="Refuse", action="refuse", **hidden),
             cls="actions",
         )
-    fields = f"The {' and '.join(drift.fields)} changed"
-    differs = f"The server added this {ref.kind}" if drift.is_added else fields
+    summary, *diff = consent.lines
     blocked = f"The {ref.kind} is blocked until you approve it"
-    consequence = blocked if drift.disables else "The approved text stays in use"
     return tag(
         "article",
         tag("h2", name_item(ref), " ", show_state("added" if drift.is_added else f"{drift.grade} change")),
-        tag("p", f"{differs}. {consequence}."),
-        show_diff(drift.diff()),
+        tag("p", f"{summary}. {blocked if drift.disables else 'The approved text stays in use'}."),
+        show_diff("\n".join(diff)),
         forms,
         cls="fault" if drift.disables else None,
     )
@@ -260,15 +259,18 @@ async def _decide(page: PageRequest) -> str:
     wanted = [
         one for one in mcp.enrolment.drifts if (one.ref.server, one.ref.name, one.ref.kind) == (server, name, kind)
     ]
-    # The decision has to be about exactly the definition shown.
-    changed = PageError(f"{server}/{name} has changed since you looked, or was decided elsewhere. Look once more.", 409)
-    if not wanted or wanted[0].digest != digest:
-        raise changed
+    if not wanted:
+        raise PageError(f"{server}/{name} doesn't wait for approval any more. Look once more.", 409)
     drift = wanted[0]
+    try:
+        consent = build_approval(server, [drift])
+        consent.check_digest(digest)
+        if page.get("action") == "approve" and not page.source.approve(drift.ref, drift.digest):
+            consent.check_digest("")
+    except ConsentChangedError as exc:
+        raise PageError(str(exc), 409) from None
     named = name_item(drift.ref)
     if page.get("action") == "approve":
-        if not page.source.approve(drift.ref, digest):
-            raise changed
         return f"{named}: approved as it is now"
     mcp.journal.record_event(
         "drift", server, name, f"refused by a person: {drift.grade} change of {', '.join(drift.fields)}"

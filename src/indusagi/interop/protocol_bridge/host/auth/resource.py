@@ -162,7 +162,7 @@ class ResourceSettings:
     requires_nonce: bool = False
     """Refuse proofs without one of this host's nonces (RFC 9449 §9)."""
     requests: int = 256
-    """Running requests per principal; more get a 429."""
+    """Running requests per principal; as many more wait for a place, the rest gets a 429."""
     rate: float = 200.0
     """Average requests per second and principal, with bursts of ten seconds' worth; more get a 429."""
     leeway_s: int = 60

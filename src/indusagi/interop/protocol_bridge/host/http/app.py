@@ -34,6 +34,7 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     CLIENT_GONE,
     EVENTS,
     JSON,
+    REQUEST_CANCELLED,
     HttpRefusal,
     HttpResponse,
     NoResponse,
@@ -45,10 +46,10 @@ from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PA
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host.boundary import HostTasks
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader, ServerSession
-    from indusagi.interop.protocol_bridge.host.http.quota import Quota
+    from indusagi.interop.protocol_bridge.host.http.quota import Place, Quota
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
     from indusagi.interop.protocol_bridge.host.http.settings import (
@@ -81,11 +82,20 @@ class HttpSession:
     """The response to the client's GET, open for messages outside of requests."""
     is_ended_by_client: bool = False
     """The client sent DELETE, so it won't read the responses to the requests this cancels."""
+    waiting: dict[RequestId, Place] = field(default_factory=dict["RequestId", "Place"])
+    """Requests that wait until fewer are running."""
 
     @property
     def idle(self) -> bool:
         """Whether no request and no stream is open."""
         return not self.busy and self.stream is None
+
+    def cancel_waiting(self, params: JsonValue) -> None:
+        """Cancel the request that a notification names, if it hasn't started."""
+        request_id = params.get("requestId") if is_json_object(params) else None
+        place = self.waiting.get(request_id) if is_request_id(request_id) else None
+        if place is not None:
+            place.end_wait(HttpRefusal(400, "the client cancelled the request", code=REQUEST_CANCELLED))
 
 
 class HttpSessions:
@@ -242,17 +252,17 @@ class HostApp:
                 self._start(partial(self._delete_session, request, self._find_session(request)), request)
         elif path == HEALTH:
             self._require_method(request, "GET")
-            counts: JsonObject = {"sessions": len(self.sessions), "requests": self._quota.running}
-            health: JsonObject = {"status": "ok", **counts, "dropped": {**self._quota.connections.dropped}}
+            quota = self._quota
+            counts = {"sessions": len(self.sessions), "requests": quota.running, "waiting": quota.waiting}
+            health: JsonObject = {"status": "ok", **counts, "dropped": {**quota.connections.dropped}}
             request.respond(200, compact_json(health).encode())
         elif path == METRICS:
             self._require_method(request, "GET")
             request.respond(200, self._write_metrics(), [(b"content-type", _METRICS_TYPE)])
         elif self._settings.site is not None:  # `accept` has let only the site's paths through
-            quota, site, identity = self._quota, self._settings.site, request.identity
-            quota.take(identity.owner, identity)
-            request.when_finished(partial(quota.give, identity.owner, identity))
-            self._start(partial(serve_site, site, request, quota.take_stream, quota.give_stream), request)
+            quota, site = self._quota, self._settings.site
+            serve = partial(serve_site, site, request, quota.take_stream, quota.give_stream)
+            self._run(request, request.identity.owner, partial(self._start, serve, request))
 
     def _forward(self, request: HttpRequest, identity: object) -> bool:
         """Forward a request to the node that `identity` points to; return False if it's ours."""
@@ -266,7 +276,9 @@ class HostApp:
     def _write_metrics(self) -> bytes:
         assert self._settings.metrics is not None
         lines = [self._settings.metrics().rstrip("\n")]
-        for name, value in (("sessions", len(self.sessions)), ("requests_running", self._quota.running)):
+        running, waiting = self._quota.running, self._quota.waiting
+        counts = {"sessions": len(self.sessions), "requests_running": running, "requests_waiting": waiting}
+        for name, value in counts.items():
             lines += [f"# TYPE indus_{name} gauge", f"indus_{name} {value}"]
         lines.append("# TYPE indus_connections_dropped_total counter")
         lines += [
@@ -325,6 +337,8 @@ class HostApp:
         if "id" in message and "method" in message:
             self._dispatch(request, session, message)
         else:
+            if message.get("method") == "notifications/cancelled":
+                session.cancel_waiting(message.get("params"))
             session.client.dispatcher.receive(message, NoResponse(request.connection))
             request.respond(202)
 
@@ -332,32 +346,63 @@ class HostApp:
         session = await self.sessions.admit(request.identity)
         if session is None:
             raise HttpRefusal(503, "there are too many sessions", retry_s=math.ceil(self._settings.spare_s) or 1)
-        try:
-            if request.is_finished:
-                raise HttpRefusal(400, CLIENT_GONE)
-            self._dispatch(request, session, message)
-        except HttpRefusal:
+        if request.is_finished:
             await self.sessions.drop(session, "it was never initialized")
-            raise
+        else:
+            self._dispatch(request, session, message)
 
     def _dispatch(self, request: HttpRequest, session: HttpSession, message: JsonObject) -> None:
-        identity, owner = request.identity, request.identity.owner + session.id.encode()
-        self._quota.take(owner, identity)
+        owner, request_id = request.identity.owner + session.id.encode(), cast("RequestId", message["id"])
         session.busy += 1
 
-        def finish() -> None:
-            self._quota.give(owner, identity)
+        def release() -> None:
+            session.waiting.pop(request_id, None)
             self.sessions.release(session)
             if session.client.version is None:  # opened for a handshake that failed
                 self._start(partial(self.sessions.drop, session, "it was never initialized"))
 
+        def send() -> None:
+            if session.is_ended_by_client or self.sessions.find(session.id, request.identity.owner) is not session:
+                raise HttpRefusal(404, "the session has ended: send initialize again")
+            headers = [(_SESSION.encode(), session.id.encode())]
+            json_only = not request.accepts(EVENTS)
+            new_response = partial(
+                HttpResponse, headers=headers, json_only=json_only, is_abandoned=lambda: session.is_ended_by_client
+            )
+            self._send(request, session.client, message, new_response)
+
+        place = self._run(request, owner, send, release)
+        if place.turn is not None:
+            session.waiting[request_id] = place
+
+    def _run(
+        self, request: HttpRequest, owner: bytes, work: Callable[[], None], release: Callable[[], None] | None = None
+    ) -> Place:
+        """Do `work` as soon as its client has a place for one more request; `release` runs when it's finished.
+
+        Raises:
+            HttpRefusal: The work refuses it, or there are too many requests at once.
+        """
+        if release is not None:
+            request.when_finished(release)  # also if there's no place
+        place = self._quota.enter(owner, request.identity, len(request.body))
+
+        def finish() -> None:
+            place.leave()
+            if release is not None:
+                release()
+
+        async def wait(turn: asyncio.Future[None]) -> None:
+            await turn
+            if not request.is_finished:  # the client may have gone in the same turn of the loop
+                work()
+
         request.when_finished(finish)
-        headers = [(_SESSION.encode(), session.id.encode())]
-        json_only = not request.accepts(EVENTS)
-        new_response = partial(
-            HttpResponse, headers=headers, json_only=json_only, is_abandoned=lambda: session.is_ended_by_client
-        )
-        self._send(request, session.client, message, new_response)
+        if place.turn is None:
+            work()
+        else:
+            self._start(partial(wait, place.turn), request)
+        return place
 
     def _send(
         self,
@@ -420,26 +465,32 @@ class HostApp:
             return
         if self._forward(request, cast("JsonObject", message.get("params") or NO_PARAMS).get("requestState")):
             return
+        self._send_single(request, message)
+
+    def _send_single(self, request: HttpRequest, message: JsonObject) -> None:
         accepts_events, identity = request.accepts(EVENTS), request.identity
         is_subscription = message["method"] == "subscriptions/listen"
         if is_subscription and not accepts_events:
             raise HttpRefusal(406, "the response is text/event-stream")
         if is_subscription:
             self._quota.take_stream()
-        else:
-            self._quota.take(identity.owner, identity)
-        give = self._quota.give_stream if is_subscription else partial(self._quota.give, identity.owner, identity)
         client = self._new_session(identity)
         self._single_sessions.add(client)
 
-        def finish() -> None:
-            give()
+        def release() -> None:
+            if is_subscription:
+                self._quota.give_stream()
             self._single_sessions.discard(client)
             if not client.dispatcher.is_idle:
                 self._start(partial(client.close, CLIENT_GONE))
 
-        request.when_finished(finish)
-        self._send(request, client, message, partial(HttpResponse, json_only=not accepts_events, statuses=STATUSES))
+        new_response = partial(HttpResponse, json_only=not accepts_events, statuses=STATUSES)
+        send = partial(self._send, request, client, message, new_response)
+        if is_subscription:
+            request.when_finished(release)
+            send()
+        else:
+            self._run(request, identity.owner, send, release)
 
     @staticmethod
     def _take_notification(request: HttpRequest, version: str) -> None:

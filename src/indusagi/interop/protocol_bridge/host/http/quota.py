@@ -1,17 +1,17 @@
 """Limits of an HTTP host: connections, requests, streams, and bytes that clients haven't read.
 
 Every route counts against them. A connection over the limit waits briefly in the listening socket's queue and makes an
-idle one close. Responses over the limit of unread bytes wait. Everything else over its limit is refused with a
-Retry-After.
+idle one close. Responses over the limit of unread bytes wait, and so do requests while their client has too many
+running. Everything else over its limit is refused with a Retry-After.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Protocol
 
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
+from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, HttpRefusal
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
@@ -21,6 +21,7 @@ LINGERING = 256
 """Refused clients that may still be sending; past this number the oldest is disconnected."""
 _HEAD_GRACE_S = 0.5
 """How long every new connection gets to present a token, however many wait behind it."""
+_CROWDED = "this client has too many requests at once"
 
 
 class TrackedConnection(Protocol):
@@ -142,6 +143,56 @@ class UnreadBytes:
         self.room = asyncio.Event()
 
 
+class Place:
+    """A request's place among the running ones of its client, or in the queue for one."""
+
+    __slots__ = ("_quota", "_timer", "identity", "is_taken", "owner", "size", "turn")
+
+    def __init__(self, quota: Quota, owner: bytes, identity: ClientIdentity, size: int) -> None:
+        self._quota = quota
+        self._timer: asyncio.TimerHandle | None = None
+        self.owner = owner
+        self.identity = identity
+        self.size = size
+        self.is_taken = False
+        self.turn: asyncio.Future[None] | None = None
+        """Done when the request may run, or failed with its refusal; None if it never had to wait."""
+
+    def queue(self, wait_s: float, refusal: HttpRefusal) -> None:
+        """Wait for a turn, at most this long."""
+        loop = asyncio.get_running_loop()
+        self.turn = loop.create_future()
+        self._timer = loop.call_later(wait_s, self.end_wait, refusal)
+
+    def take(self) -> None:
+        """Let the request run."""
+        self.is_taken = True
+        if self.turn is not None:
+            self._settle()
+            self.turn.set_result(None)
+
+    def leave(self) -> None:
+        """Give the place back, or leave the queue."""
+        if self.is_taken:
+            self.is_taken = False
+            self._quota.give(self)
+        else:
+            self.end_wait(HttpRefusal(400, CLIENT_GONE))
+
+    def end_wait(self, refusal: HttpRefusal) -> None:
+        """Leave the queue, if the request is still in it, and answer it with this refusal."""
+        if self.turn is not None and not self.turn.done():
+            self._settle()
+            self._quota.unqueue(self)
+            self.turn.set_exception(refusal)
+            self.turn.exception()  # nobody may be waiting any more
+
+    def _settle(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
 class Quota:
     """Limits of a host: connections; running requests in total, per client and per principal; streams; bytes."""
 
@@ -152,6 +203,11 @@ class Quota:
         self.streams = 0
         self._each: dict[bytes | str, int] = {}
         """Running requests by client or session (bytes), and by principal (text)."""
+        self._queues: dict[bytes, deque[Place]] = {}
+        """Requests that wait for a place by client or session, longest waiting first."""
+        self._queued: Counter[str] = Counter()
+        """Their number by principal."""
+        self._queued_bytes = 0
         self._unread: dict[bytes, UnreadBytes] = {}
         """By client, as long as there are some."""
         self._room = asyncio.Event()
@@ -159,37 +215,89 @@ class Quota:
         self._idle = asyncio.Event()
         self._idle.set()
 
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a place."""
+        return self._queued.total()
+
     async def wait_idle(self) -> None:
         """Wait until no request runs."""
         await self._idle.wait()
 
-    def take(self, owner: bytes, identity: ClientIdentity) -> None:
-        """Count a request for its session or client and its principal, until `give`.
+    def enter(self, owner: bytes, identity: ClientIdentity, size: int) -> Place:
+        """Give a request of `size` bytes a place for its session or client and its principal, or queue it for one.
 
         Raises:
-            HttpRefusal: The limit is reached.
+            HttpRefusal: Too many requests, or too many bytes, are in the queue already.
         """
-        settings, running, principal = self.settings, self._each.get(owner, 0), identity.principal
+        place = Place(self, owner, identity, size)
+        refusal = self._find_refusal(place)
+        if owner not in self._queues and refusal is None:
+            self._start(place)
+            return place
+        refusal = refusal or HttpRefusal(429, _CROWDED)
+        settings, principal = self.settings, identity.principal
+        most = settings.requests_each if settings.auth is None else settings.auth.requests
+        if self._queued[principal] >= most or self._queued_bytes + size > settings.queued_bytes:
+            raise refusal
+        place.queue(settings.place_s, refusal)
+        self._queues.setdefault(owner, deque()).append(place)
+        self._queued[principal] += 1
+        self._queued_bytes += size
+        return place
+
+    def _find_refusal(self, place: Place) -> HttpRefusal | None:
+        """Return why a request can't run now, or None."""
+        settings, principal = self.settings, place.identity.principal
         if self.running >= settings.requests:
-            raise HttpRefusal(503, "there are too many requests at once")
-        if running >= settings.requests_each:
-            raise HttpRefusal(429, "this client has too many requests at once")
+            return HttpRefusal(503, "there are too many requests at once")
+        if self._each.get(place.owner, 0) >= settings.requests_each:
+            return HttpRefusal(429, _CROWDED)
         if settings.auth is not None and self._each.get(principal, 0) >= settings.auth.requests:
-            raise HttpRefusal(429, "this principal has too many requests at once")
+            return HttpRefusal(429, "this principal has too many requests at once")
+        return None
+
+    def _start(self, place: Place) -> None:
         self.running += 1
-        for key in (owner, principal):
+        for key in (place.owner, place.identity.principal):
             self._each[key] = self._each.get(key, 0) + 1
         self._idle.clear()
+        place.take()
 
-    def give(self, owner: bytes, identity: ClientIdentity) -> None:
-        """Stop counting a request."""
+    def give(self, place: Place) -> None:
+        """Stop counting a request, and start those that waited for its place."""
         self.running -= 1
-        for key in (owner, identity.principal):
+        for key in (place.owner, place.identity.principal):
             self._each[key] -= 1
             if not self._each[key]:
                 del self._each[key]
+        if self._queues:
+            self._start_next(place.owner)
         if not self.running:
             self._idle.set()
+
+    def _start_next(self, owner: bytes) -> None:
+        """Start a request that fits: of this client first, then of the one that has waited longest for a turn."""
+        for key in [owner, *self._queues]:
+            queue = self._queues.get(key)
+            if queue is not None and self._find_refusal(queue[0]) is None:
+                place = queue[0]
+                self.unqueue(place)
+                if key in self._queues:
+                    self._queues[key] = self._queues.pop(key)
+                self._start(place)
+                return
+
+    def unqueue(self, place: Place) -> None:
+        """Take a request out of the queue."""
+        queue, principal = self._queues[place.owner], place.identity.principal
+        queue.remove(place)
+        if not queue:
+            del self._queues[place.owner]
+        self._queued[principal] -= 1
+        if not self._queued[principal]:
+            del self._queued[principal]
+        self._queued_bytes -= place.size
 
     def take_stream(self) -> None:
         """Count a stream until `give_stream`.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 JSON = "application/json"
 EVENTS = "text/event-stream"
 CLIENT_GONE = "the client went away"
-_REQUEST_CANCELLED = -32800
+REQUEST_CANCELLED = -32800
 _BUSY_STATUSES = frozenset({429, 503})
 STREAM_HEADERS: Headers = (
     (b"content-type", EVENTS.encode()),
@@ -268,7 +268,7 @@ class HttpResponse:
             self._connection.end_stream()
             return
         if self._response is None:
-            cancelled: JsonObject = {"code": _REQUEST_CANCELLED, "message": "the request was cancelled"}
+            cancelled: JsonObject = {"code": REQUEST_CANCELLED, "message": "the request was cancelled"}
             self._response = 200, encode_frame({"jsonrpc": "2.0", "id": self.request_id, "error": cancelled})
         (status, body), self._response = self._response, None
         self._connection.send_response(status, body, self._headers)

@@ -105,9 +105,13 @@ class HttpSettings:
     sessions: int = 16
     """Sessions of clients with a handshake; behind a relay each has its own server process."""
     requests: int = 2_048
-    """Running requests in total; more get a 503."""
+    """Running requests in total; more wait for `place_s`, then get a 503."""
     requests_each: int = 1_024
-    """Running requests per session, or per token without sessions; more get a 429."""
+    """Running requests per session, or per token without sessions; as many more wait for `place_s`, then get a 429."""
+    place_s: float = 60.0
+    """How long a request may wait until its client has fewer running."""
+    queued_bytes: int = 64 * 1024 * 1024
+    """Bytes of all requests that wait; further ones are refused at once."""
     streams: int = 64
     """Open event streams outside of calls."""
     idle_s: float = 1800.0
