@@ -329,7 +329,7 @@ _servers = flags("--mcp", "--cwd")
     default="list",
 )
 def resources() -> None:
-    """List and read_resource the resources of servers."""
+    """List and read the resources of servers."""
 
 
 @click.command(
@@ -342,7 +342,7 @@ def resources() -> None:
     default="list",
 )
 def prompts() -> None:
-    """List the prompts of servers, and get_prompt their messages."""
+    """List the prompts of servers, and get their messages."""
 
 
 @_servers

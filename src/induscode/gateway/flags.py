@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from induscode.cluster.contract import CAPACITY, CREDENTIALS_VARIABLE
 from induscode.cluster.opening import CREDENTIALS_HELP, KEY_HELP
-from induscode.launch.flags import FlagGroup, FlagKind, FlagSpec, choice, flag_of
+from induscode.launch.flags import FlagGroup, FlagKind, FlagSection, FlagSpec, choice
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import (
     CLUSTER_BROKERS,
@@ -40,44 +39,33 @@ _MOST = 65_536
 """Upper bound of a limit: the number of TCP ports."""
 
 
-def _make(kind: FlagKind, name: str, describe: str, *aliases: str, **facts: Any) -> FlagSpec:
-    return FlagSpec(name, aliases, kind, FlagGroup.SERVING, describe, **facts)
-
-
-_switch, _value, _many = (partial(_make, kind) for kind in (FlagKind.SWITCH, FlagKind.VALUE, FlagKind.MANY))
+_serving = FlagSection(FlagGroup.SERVING)
+_http, _auth, _node = (FlagSection(FlagGroup.SERVING, needs) for needs in ("--http", "--auth", "--cluster"))
 
 
 def _limit(name: str, of: str, default: int, *aliases: str, key: str = "") -> FlagSpec:
-    describe = f"With --http: the most {of}; {default:,} by default."
     schema: JsonObject = {"type": "integer", "minimum": 1, "maximum": _MOST}
-    return _value(name, describe, *aliases, metavar="N", schema=schema, needs="--http", key=key)
+    return _http.value(name, "N", f"the most {of}; {default:,} by default.", *aliases, schema=schema, key=key)
 
 
-_client = partial(_value, schema=choice(*CLIENT_NAMES))
+def _choose(name: str, describe: str, choices: Any, default: str) -> FlagSpec:
+    return _serving.value(name, None, describe, schema=choice(*get_args(choices)), default=default)
+
+
+_clients = choice(*CLIENT_NAMES)
 
 SERVE_FLAGS: tuple[FlagSpec, ...] = (
-    _switch("--stdio", "Serve the client that starts this process (the default).", excludes=("--cluster",)),
-    _value(
+    _serving.switch("--stdio", "Serve the client that starts this process (the default).", excludes=("--cluster",)),
+    _serving.value(
         "--http",
+        "[HOST:]PORT",
         f"Serve at an address instead; {DEFAULT_ADDRESS} if none is given, 0 for a free port.",
-        metavar="[HOST:]PORT",
         bare=DEFAULT_ADDRESS,
         excludes=("--stdio",),
     ),
-    _switch("--sse", "Was removed.", hidden=True),
-    _switch("--no-token", "With --http on a loopback address: require no token.", needs="--http", excludes=("--auth",)),
-    _many(
-        "--allowed-host",
-        "With --http: a further Host header that is accepted (repeatable).",
-        metavar="NAME:PORT",
-        needs="--http",
-    ),
-    _many(
-        "--allowed-origin",
-        "With --http: an Origin header of web pages that is accepted (repeatable).",
-        metavar="ORIGIN",
-        needs="--http",
-    ),
+    _http.switch("--no-token", "require no token; only on a loopback address.", excludes=("--auth",)),
+    _http.many("--allowed-host", "NAME:PORT", "a further Host header that is accepted (repeatable)."),
+    _http.many("--allowed-origin", "ORIGIN", "an Origin header of web pages that is accepted (repeatable)."),
     _limit("--max-sessions", "sessions at once", SESSIONS, "--sessions"),
     _limit("--max-connections", "connections at once", CONNECTIONS),
     # A session has a flag of the same name with another meaning.
@@ -87,165 +75,131 @@ SERVE_FLAGS: tuple[FlagSpec, ...] = (
         "requests at once of one session, or of one token without sessions",
         REQUESTS_PER_TOKEN,
     ),
-    _value(
+    _serving.value(
         "--profile",
+        None,
         "Native tools: read-only ones, the coding set (which writes and runs commands), all with the app cards, or "
         "none.",
         schema=choice(*PROFILES),
         default="read-only",
     ),
-    _value(
+    _choose(
         "--schemas",
         "Tools of servers: as the server defines them (raw), or reduced to what every model provider takes (model).",
-        schema=choice(*get_args(Schemas)),
-        default="raw",
+        Schemas,
+        "raw",
     ),
-    _value("--view", "Show every client the tools of this view only (the setting serve.views).", metavar="NAME"),
-    _value(
+    _serving.value("--view", "NAME", "Show every client the tools of this view only (the setting serve.views)."),
+    _choose(
         "--names",
         "Tools, prompts and resources of servers: named with their server, or by their own names where these are "
         "unique (plain).",
-        schema=choice(*get_args(Names)),
-        default="server",
+        Names,
+        "server",
     ),
-    _value(
+    _choose(
         "--tasks",
         "Calls that a server answers with a task only, of clients that know no tasks: wait for the result on their "
         "behalf, or let the server refuse them.",
-        schema=choice(*get_args(TaskHandling)),
-        default="wait",
+        TaskHandling,
+        "wait",
     ),
-    flag_of(
+    _serving.of(
         TOOL_SEARCH_MODE,
         FlagKind.VALUE,
-        FlagGroup.SERVING,
         "List three tools by which a client finds and calls all others: always (on), never (off), or where the list "
         "would be too long (auto, the default).",
     ),
-    flag_of(
+    _serving.of(
         TOOL_SEARCH_ALWAYS_LIST,
         FlagKind.MANY,
-        FlagGroup.SERVING,
         "A tool that stays listed where tools are searched; * stands for any text (repeatable).",
         metavar="NAME",
     ),
-    _value(
+    _http.value(
         "--page",
-        "With --http: the page at /ui, full (the default), for looking only, or none.",
+        None,
+        "the page at /ui, full (the default), for looking only, or none.",
         schema=choice(*get_args(PageMode)),
-        needs="--http",
     ),
-    _value("--name", "The name it is served under.", default=NAME),
-    _value("--transparent", "Pass one server through, unchanged.", metavar="SERVER", excludes=("--cluster",)),
-    _client(
+    _serving.value("--name", None, "The name it is served under.", default=NAME),
+    _serving.value("--transparent", "SERVER", "Pass one server through, unchanged.", excludes=("--cluster",)),
+    _serving.value(
         "--print-config",
+        None,
         "Print the entry to paste into a client instead of serving.",
+        schema=_clients,
         excludes=("--cluster", "--dry-run"),
     ),
-    _client(
+    _serving.value(
         "--install",
+        None,
         "Put the entry into the client's own file instead of serving; a copy is kept.",
+        schema=_clients,
         excludes=("--print-config", "--cluster"),
     ),
-    _client(
+    _serving.value(
         "--uninstall",
+        None,
         "Remove the entry from the client's own file instead of serving; a copy is kept.",
+        schema=_clients,
         excludes=("--print-config", "--install", "--cluster"),
     ),
-    _switch(
+    _serving.switch(
         "--dry-run",
         "Show which tools each view has, and serve nothing; with --install or --uninstall: show the change.",
         excludes=("--cluster",),
     ),
-    # Access tokens.
-    _value(
-        "--auth",
-        "With --http: accept access tokens of this authorization server (OAuth) instead of the token.",
-        metavar="ISSUER",
-        needs="--http",
-    ),
-    _many(
-        "--audience",
-        "With --auth: the audience of accepted tokens (repeatable); the public URL by default.",
-        metavar="NAME",
-        needs="--auth",
-    ),
-    _value(
-        "--public-url",
-        "With --auth: where clients reach the gateway, if that is not the address it listens on.",
-        metavar="URL",
-        needs="--auth",
-    ),
-    _switch(
-        "--any-token-type",
-        "With --auth: also accept JWTs that are not marked as access tokens (at+jwt).",
-        needs="--auth",
-    ),
-    _value(
+    _http.value("--auth", "ISSUER", "accept access tokens of this authorization server (OAuth) instead of the token."),
+    _auth.many("--audience", "NAME", "the audience of accepted tokens (repeatable); the public URL by default."),
+    _auth.value("--public-url", "URL", "where clients reach the gateway, if that is not the address it listens on."),
+    _auth.switch("--any-token-type", "also accept JWTs that are not marked as access tokens (at+jwt)."),
+    _auth.value(
         "--introspect",
-        f"With --auth: ask the issuer about each token, as this client; its secret is in {SECRET_VARIABLE}.",
-        metavar="CLIENT_ID",
-        needs="--auth",
+        "CLIENT_ID",
+        f"ask the issuer about each token, as this client; its secret is in {SECRET_VARIABLE}.",
         variable=SECRET_VARIABLE,
     ),
-    _switch("--require-dpop", "With --auth: refuse tokens that are not bound to a key (DPoP).", needs="--auth"),
-    _switch("--dpop-nonce", "With --auth: refuse DPoP proofs without a nonce of ours.", needs="--auth"),
-    _value(
+    _auth.switch("--require-dpop", "refuse tokens that are not bound to a key (DPoP)."),
+    _auth.switch("--dpop-nonce", "refuse DPoP proofs without a nonce of ours."),
+    _auth.value(
         "--max-requests-per-principal",
-        "With --auth: the most requests at once of one principal; 256 by default.",
-        metavar="N",
+        "N",
+        "the most requests at once of one principal; 256 by default.",
         schema={"type": "integer", "minimum": 1},
-        needs="--auth",
     ),
-    _value(
+    _auth.value(
         "--max-rate-per-principal",
-        "With --auth: the most requests per second of one principal; 200 by default.",
-        metavar="N",
+        "N",
+        "the most requests per second of one principal; 200 by default.",
         schema={"type": "number", "exclusiveMinimum": 0},
-        needs="--auth",
     ),
-    # Nodes of a cluster.
-    flag_of(
+    _serving.of(
         CLUSTER_BROKERS,
         FlagKind.VALUE,
-        FlagGroup.SERVING,
         "With --http: join the cluster of these NATS brokers; servers run on one node and are used by all.",
         metavar="URL,…",
     ),
-    flag_of(CLUSTER_KEY_FILE, FlagKind.VALUE, FlagGroup.SERVING, KEY_HELP, metavar="FILE", needs="--cluster"),
-    flag_of(
-        CLUSTER_CREDENTIALS,
-        FlagKind.VALUE,
-        FlagGroup.SERVING,
-        CREDENTIALS_HELP,
-        metavar="FILE",
-        needs="--cluster",
-        variable=CREDENTIALS_VARIABLE,
-    ),
-    _value(
-        "--node", "With --cluster: the name of this node; the machine's by default.", metavar="NAME", needs="--cluster"
-    ),
-    _value(
+    _node.of(CLUSTER_KEY_FILE, FlagKind.VALUE, KEY_HELP, metavar="FILE"),
+    _node.of(CLUSTER_CREDENTIALS, FlagKind.VALUE, CREDENTIALS_HELP, metavar="FILE", variable=CREDENTIALS_VARIABLE),
+    _node.value("--node", "NAME", "the name of this node; the machine's by default."),
+    _node.value(
         "--capacity",
-        f"With --cluster: the most servers that this node runs for the cluster; {CAPACITY} by default.",
-        metavar="N",
+        "N",
+        f"the most servers that this node runs for the cluster; {CAPACITY} by default.",
         schema={"type": "integer", "minimum": 1, "maximum": 10_000},
-        needs="--cluster",
     ),
-    flag_of(
+    _node.of(
         CLUSTER_IDLE,
         FlagKind.VALUE,
-        FlagGroup.SERVING,
         "With --cluster: stop a server that is not called for so long, until its next call; by default never.",
         metavar="SECONDS",
         schema=CLUSTER_IDLE.values.schema,
-        needs="--cluster",
     ),
-    _switch("--doors-only", "With --cluster: serve clients, and run no server here.", needs="--cluster"),
-    _switch(
+    _node.switch("--doors-only", "serve clients, and run no server here."),
+    _node.switch(
         "--offer-only",
-        "With --cluster: run the servers of this machine only, for rows whose command is cluster:NODE/SERVER.",
-        needs="--cluster",
+        "run the servers of this machine only, for rows whose command is cluster:NODE/SERVER.",
         excludes=("--doors-only",),
     ),
 )

@@ -79,9 +79,6 @@ class ServeOptions:
 def read_serve_options(context: click.Context, invocation: Invocation) -> ServeOptions:
     """Check the flags of `indus serve` and turn them into options."""
     params = context.params
-    if params["sse"]:
-        message = "--sse was removed: leave it out, and connect clients by Streamable HTTP (http), at /mcp"
-        raise click.UsageError(message, context)
     refuse_combinations(context, SERVE_FLAGS)
     if _NAME_PATTERN.fullmatch(params["name"]) is None:
         raise click.UsageError(f"--name {params['name']!r}: use letters, digits, _ and -, 64 at most", context)

@@ -37,9 +37,7 @@ def build_option(spec: FlagSpec) -> click.Option:
     short, long = ([name for name in spec.aliases if name.startswith("--") is is_long] for is_long in (False, True))
     parts = [spec.key, *short, spec.name, *long]
     if spec.kind is FlagKind.SWITCH:
-        return GroupedOption(
-            parts, is_flag=True, default=False, help=spec.describe, hidden=spec.hidden, group=spec.group
-        )
+        return GroupedOption(parts, is_flag=True, default=False, help=spec.describe, group=spec.group)
     return GroupedOption(
         parts,
         multiple=spec.kind in {FlagKind.LIST, FlagKind.MANY},

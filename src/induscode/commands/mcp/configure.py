@@ -77,9 +77,7 @@ no_check = click.option("--no-check", is_flag=True, help="Do not start it for a 
 @click.option("--include-tools", multiple=True, metavar="NAME,…", help="Only these of its tools.")
 @click.option("--exclude-tools", multiple=True, metavar="NAME,…", help="None of these tools.")
 @click.option("--required", is_flag=True, help="A run fails without it.")
-@click.option(
-    "--start", type=click.Choice(("eager", "lazy")), help="When it starts: at once, or at the first call."
-)
+@click.option("--start", type=click.Choice(("eager", "lazy")), help="When it starts: at once, or at the first call.")
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
 @click.pass_context
