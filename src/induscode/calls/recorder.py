@@ -141,7 +141,7 @@ class RecordedCall:
         size, is_whole = estimate_size(self.arguments)
         if recorder.settings.payloads:
             self.payload = _build_payload(self.arguments, outcome, recorder.hide_secrets)
-        if (size > _LARGE_BYTES or not is_whole) and recorder.has_key:
+        if (size > _LARGE_BYTES or not is_whole) and recorder.key:
             self.digest = recorder.digest(self.arguments)
             self.arguments, self.call = None, ToolCall(self.call.id, self.call.name, None)
         recorder.put(self)
@@ -229,7 +229,8 @@ class CallRecorder:
         self._stored_dropped = 0
         self._notes: list[Note] = []
         self._said = 0
-        self._key = b""
+        self.key = b""
+        """The digest key, once the thread has opened the database."""
         self._queue: deque[RecordedCall] = deque()
         self._is_woken = False
         self._wake = threading.Event()
@@ -270,17 +271,12 @@ class CallRecorder:
     def _report_notes(self) -> None:
         self._said = report_new_notes(self.notes, self._said, self.on_note)
 
-    @property
-    def has_key(self) -> bool:
-        """Whether the thread has opened the database, which holds the digest key."""
-        return bool(self._key)
-
     def digest(self, arguments: JsonValue) -> tuple[str, int]:
         """Digest arguments with this user's key. Returns the digest and the size of their JSON."""
         data = _encode(arguments).encode("utf-8", "surrogatepass")
         if not data:
             return "", estimate_size(arguments)[0]
-        return blake2b(data, key=self._key, digest_size=16).hexdigest(), len(data)
+        return blake2b(data, key=self.key, digest_size=16).hexdigest(), len(data)
 
     async def aclose(self) -> None:
         """Write the remaining calls, stop the thread, and report new notes."""
@@ -311,7 +307,7 @@ class CallRecorder:
             from induscode.calls.database import CallDatabase  # noqa: PLC0415 — takes as long as a call
 
             database = CallDatabase(self.path)
-            self._key = database.key
+            self.key = database.key
             if database.set_aside is not None:
                 message = f"it was damaged and set aside as {database.set_aside!r}; a new file was begun"
                 self._notes.append(Note(f"the records of calls {self.path!r}", message))
@@ -383,16 +379,15 @@ def _build_payload(arguments: JsonValue, outcome: ToolOutcome | None, hide: Call
     """Encode arguments and result, truncated and with secrets replaced."""
     from induscode.calls.database import Payload  # noqa: PLC0415 — where payloads are kept
 
-    texts = [_encode(value) for value in (arguments, None if outcome is None else outcome.output)]
-    return Payload(*(_cut_payload(text, hide) for text in texts))
-
-
-def _cut_payload(text: str, hide: Callable[[str], str]) -> str:
-    """Truncate a text after replacing secrets, so the cut can't split one."""
-    shown = hide(text[: 2 * _PAYLOAD_CHARS])
-    if max(len(text) // 2, len(shown)) <= _PAYLOAD_CHARS:
-        return shown
-    return f"{shown[:_PAYLOAD_CHARS]}… [{len(text) - _PAYLOAD_CHARS:,} more characters]"
+    texts: list[str] = []
+    for value in (arguments, None if outcome is None else outcome.output):
+        text = _encode(value)
+        # Replace secrets first, so that the cut can't split one.
+        shown = hide(text[: 2 * _PAYLOAD_CHARS])
+        if max(len(text) // 2, len(shown)) > _PAYLOAD_CHARS:
+            shown = f"{shown[:_PAYLOAD_CHARS]}… [{len(text) - _PAYLOAD_CHARS:,} more characters]"
+        texts.append(shown)
+    return Payload(*texts)
 
 
 # -- observers of a run -----------------------------------------------------------------------------

@@ -34,6 +34,8 @@ from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import read_invocation
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
     from induscode.cluster.key import ClusterKey
@@ -66,6 +68,11 @@ _POLL_INTERVAL_S = 0.25
 )
 def command() -> None:
     """Prepare and examine a cluster of gateways. Without a command: status."""
+
+
+def cluster_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options for the brokers, the key and JSON, and pass the context."""
+    return broker_option(key_option(as_json(click.pass_context(command))))
 
 
 @click.command("init")
@@ -180,10 +187,7 @@ async def _find_key(broker: Broker, path: str) -> tuple[ClusterKey, bool]:
 
 
 @click.command("status")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
+@cluster_options
 def status(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Show how the brokers are, and with the key which nodes there are; UNPUBLISHED: rows of its ledger only it has.
 
@@ -214,7 +218,10 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
         "nodes",
         report.nodes,
         ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS"),
-        _format_node,
+        lambda node: (
+            *(node.node, f"{node.owned}/{node.capacity}", node.unpublished),
+            *("draining" if node.draining else _ROLES[node.role], node.url),
+        ),
         to_json=NodeInfo.to_json,
         before={**report.to_json(), "lease_s": lease_s},
     )
@@ -230,16 +237,8 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
     nodes.show(as_json=False)
 
 
-def _format_node(node: NodeInfo) -> tuple[object, ...]:
-    state = "draining" if node.draining else _ROLES[node.role]
-    return node.node, f"{node.owned}/{node.capacity}", node.unpublished, state, node.url
-
-
 @click.command("placements")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
+@cluster_options
 def placements(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Show which node runs which server, and since which epoch."""
 
@@ -266,10 +265,7 @@ def placements(context: click.Context, *, brokers: str | None, key_file: str | N
 
 @click.command("drain")
 @click.argument("node")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
+@cluster_options
 def drain(context: click.Context, *, node: str, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Move the servers of NODE to other nodes, each once its calls have ended, and place no more there.
 

@@ -16,7 +16,7 @@ from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_obje
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.cli.listing import print_table
-from induscode.cli.output import as_json, ask_consent, digest_option, print_notes, write_json
+from induscode.cli.output import ask_consent, digest_option, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import find_node_name
 from induscode.cluster.key import write_new_key
@@ -33,6 +33,7 @@ from induscode.cluster.opening import (
 from induscode.cluster.shared.rotation import rotate_key
 from induscode.cluster.shared.table import open_table
 from induscode.cluster.shared.verify import verify_cluster
+from induscode.commands.cluster import cluster_options
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.core.consent import build_consent
 from induscode.deck.mcp.store import open_store
@@ -52,10 +53,7 @@ _FAILED = 1
 
 
 @click.command("verify")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
+@cluster_options
 def verify(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Verify the ledgers of all nodes: every row, every anchor, and this machine's ledger against the brokers' copy.
 
@@ -134,10 +132,7 @@ def _change(
 
 
 @click.command("show")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
+@cluster_options
 def show(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Show the servers and rules of the cluster, and how many consents and approved definitions are shared.
 
@@ -289,10 +284,7 @@ def _read_rules(context: click.Context, file: str) -> JsonValue:
 
 
 @click.command("rotate-key")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
+@cluster_options
 def rotate(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Replace the key of the cluster, after it has leaked or from time to time. All nodes have to be stopped.
 

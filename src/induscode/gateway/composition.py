@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -28,7 +29,7 @@ from induscode.gateway.content import GatewayContent
 from induscode.gateway.gateway import Gateway, GatewayContext, GatewayOpening
 from induscode.gateway.search_box import SearchedBoxes
 from induscode.gateway.tasks import TASKS_FILE, GatewayTasks, TaskMap
-from induscode.gateway.view_box import GatewayViews, check_view_tokens, read_view_tokens
+from induscode.gateway.view_box import GatewayViews, read_view_tokens
 from induscode.launch.extras import find_missing_agent
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import SERVE_VIEWS
@@ -63,12 +64,19 @@ class GatewayParts:
         self.content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
         # Without servers (`--no-mcp`) it serves only tools.
         offered = self.content if context.plan.rows or context.watch is not None else None
-        handles = _open_handles(context)
-        task_map = _open_task_map() if handles is None else None
+        handles: TaskHandles | None = None
+        task_map: TaskMap | None = None
+        if context.node is not None and options.cluster is not None and options.cluster.key is not None:
+            from induscode.cluster.sessions import TaskHandles  # noqa: PLC0415 — only with --cluster
+
+            handles = TaskHandles(context.node, options.cluster.key)
+        else:
+            with suppress(OSError):  # the note about the ledger already reports it
+                task_map = TaskMap(os.path.join(state_dir(), TASKS_FILE))
         self.tasks = GatewayTasks(self.content, task_map, print_note, handles, opening.intercepts_results)
         self.searched = SearchedBoxes(options.search, print_note, opening.record_search)
         views = context.invocation.settings.get(SERVE_VIEWS)
-        tokens = read_view_tokens(views, os.environ)
+        tokens = read_view_tokens(views, os.environ, over_http=options.settings is not None)
         chosen = GatewayViews(opening.box, views, tokens, options.view, offered, self.searched.wrap) if views else None
         self.ready = anyio.Event()
         """Set once the first servers have listed their tools."""
@@ -92,7 +100,6 @@ class GatewayParts:
         if settings is not None:
             from induscode.calls.metrics import CallMetrics  # noqa: PLC0415 — over HTTP only
 
-            check_view_tokens(tokens, views)
             self.metrics = CallMetrics(opening.count_dropped)
             auth = settings.auth and replace(settings.auth, on_identity=opening.record_client, on_note=print_note)
             more = [token.decode() for token in tokens]
@@ -104,23 +111,6 @@ def print_note(note: Note) -> None:
     print_status(str(note))
 
 
-def _open_handles(context: GatewayContext) -> TaskHandles | None:
-    """Return the sealer of task handles, or `None` outside a cluster."""
-    node, key = context.node, None if context.options.cluster is None else context.options.cluster.key
-    if node is None or key is None:
-        return None
-    from induscode.cluster.sessions import TaskHandles  # noqa: PLC0415 — only with --cluster
-
-    return TaskHandles(node, key)
-
-
-def _open_task_map() -> TaskMap | None:
-    try:
-        return TaskMap(os.path.join(state_dir(), TASKS_FILE))
-    except OSError:
-        return None  # the note about the ledger already reports it
-
-
 # -- session ----------------------------------------------------------------------------------
 
 
@@ -129,7 +119,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
     from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
 
     context, content = parts.context, parts.content
-    invocation, options = context.invocation, context.options
+    invocation, options, sharing = context.invocation, context.options, context.sharing
     value = PROFILES[options.profile]
     profile = None if value is None else Profile(value)
     with end.guard():
@@ -150,7 +140,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
                 options=replace(context.boot, handlers=handlers, kinds=CONTENT_KINDS),
                 origin=CallOrigin(via="gateway", transport="pipe" if options.settings is None else "tcp"),
                 on_note=parts.lines.print_note,
-                share_store=context.hooks.share_store,
+                share_store=None if sharing is None else sharing.state.open_store,
             )
         )
         if context.node is not None:
@@ -159,7 +149,8 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         checks = await to_thread.run_sync(
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards
         )
-        gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines)
+        checks = checks if sharing is None else sharing.limit_checks(checks)
+        gateway = Gateway(session, context, checks, content, parts.lines)
         wrap = gateway.wrap_content if gateway.checks.checks_remote or session.addons.intercepts else None
         content.open(session.mcp, ServerContent(session.mcp, wrap, session.native.context), gateway.is_ourselves)
         if agents is not None:

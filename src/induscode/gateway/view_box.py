@@ -130,33 +130,33 @@ class ViewBox(ToolBoxLayer):
         return self._view.shows(name, server, reads_only=False)
 
 
-def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
-    """Read view tokens from their environment variables. An unset one is reported and gets no token."""
+def read_view_tokens(
+    views: Mapping[str, View], environ: Mapping[str, str], *, over_http: bool = False
+) -> dict[bytes, str]:
+    """Read view tokens from their environment variables. An unset one is reported and gets no token.
+
+    Two views can't share a token, and `over_http` it must be one that the HTTP host takes.
+    """
     tokens: dict[bytes, str] = {}
     for view in views.values():
         token = environ.get(view.token_env, "").strip() if view.token_env else ""
-        if token:
-            other = tokens.setdefault(token.encode("utf-8", "surrogateescape"), view.name)
-            if other != view.name:
-                message = f"view {view.name!r}: the token in {view.token_env} is that of the view {other!r}"
-                raise click.UsageError(
-                    f"{message}; give each a token of its own", click.get_current_context(silent=True)
-                )
-        elif view.token_env:
-            print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
-    return tokens
+        if not token:
+            if view.token_env:
+                print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
+            continue
+        other = tokens.setdefault(token.encode("utf-8", "surrogateescape"), view.name)
+        problem = ""
+        if other != view.name:
+            problem = f"is that of the view {other!r}; give each a token of its own"
+        elif over_http:
+            from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN  # noqa: PLC0415 — over HTTP only
 
-
-def check_view_tokens(tokens: Mapping[bytes, str], views: Mapping[str, View]) -> None:
-    """Reject tokens that the HTTP host would reject: too short, or not ASCII."""
-    from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN  # noqa: PLC0415 — over HTTP only
-
-    for token, name in tokens.items():
-        if len(token) < LEAST_TOKEN or not token.isascii():
-            message = (
-                f"view {name!r}: the token in {views[name].token_env} needs {LEAST_TOKEN} ASCII characters or more"
-            )
+            if len(token) < LEAST_TOKEN or not token.isascii():
+                problem = f"needs {LEAST_TOKEN} ASCII characters or more"
+        if problem:
+            message = f"view {view.name!r}: the token in {view.token_env} {problem}"
             raise click.UsageError(message, click.get_current_context(silent=True))
+    return tokens
 
 
 def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> None:

@@ -12,7 +12,7 @@ from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from induscode.launch.flags import FlagSpec
 
@@ -110,12 +110,15 @@ def is_given(context: click.Context, key: str) -> bool:
 
 def is_given_at_any_level(context: click.Context, key: str) -> bool:
     """Return whether an option was given before or after the command name."""
+    return any(is_given(level, key) for level in _iter_levels(context))
+
+
+def _iter_levels(context: click.Context) -> Iterator[click.Context]:
+    """Iterate over the levels of the command line, innermost first."""
     level: click.Context | None = context
     while level is not None:
-        if is_given(level, key):
-            return True
+        yield level
         level = level.parent
-    return False
 
 
 def list_given_flags(context: click.Context) -> tuple[str, ...]:
@@ -176,13 +179,11 @@ def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]
     """Collect the values of all levels, and the keys of those given on the command line."""
     values: dict[str, object] = dict(context.find_root().params)
     given: set[str] = set()
-    level: click.Context | None = context
-    while level is not None:
+    for level in _iter_levels(context):
         for key, value in level.params.items():
             if is_given(level, key) and key not in given:
                 values[key] = value
                 given.add(key)
-        level = level.parent
     return values, given
 
 

@@ -184,7 +184,10 @@ class PageSite:
     async def _answer(self, request: HttpRequest) -> SiteResponse:
         path = request.path.removeprefix(PREFIX).removesuffix("/")
         if path in _STATIC:
-            return _respond_static(request, path)
+            if request.method not in {"GET", "HEAD"}:
+                raise refuse_method("GET")
+            headers = [(b"content-type", _STATIC[path]), (b"cache-control", b"max-age=3600"), *_SECURITY]
+            return SiteResponse(_read_static(path[1:]), 200, headers)
         form = dict(parse_qsl(request.body.decode("utf-8", "replace"), keep_blank_values=True))
         if path == "/sign-in":
             return self._respond_sign_in(request, form)
@@ -250,7 +253,14 @@ class PageSite:
         waiting, has_cluster = len(source.session.mcp.disabled), source.node is not None
         cwd = source.session.invocation.cwd
         body = build_page(view, user, cwd, waiting, has_cluster=has_cluster).encode("utf-8", "replace")
-        return SiteResponse(*await _compress(request, body, view.status))
+        if len(body) < _MIN_GZIP_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
+            return SiteResponse(body, view.status, _HTML)
+        import gzip  # noqa: PLC0415 — for requests of browsers
+
+        packed = await to_thread.run_sync(gzip.compress, body, 1)
+        return SiteResponse(
+            packed, view.status, [*_HTML, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+        )
 
 
 def _load_view(path: str) -> ShowView:
@@ -268,26 +278,6 @@ async def _refuse_path(page: PageRequest) -> PageView:
 def _check_form(user: PageUser, form: Mapping[str, str]) -> None:
     if form.get("form_key", "") != user.form_key:
         raise HttpRefusal(403, "this form is of another sign-in: load the page again")
-
-
-async def _compress(request: HttpRequest, body: bytes, status: int) -> tuple[bytes, int, Headers]:
-    if len(body) < _MIN_GZIP_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
-        return body, status, _HTML
-    packed = await to_thread.run_sync(_pack, body)
-    return packed, status, [*_HTML, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-
-
-def _pack(body: bytes) -> bytes:
-    import gzip  # noqa: PLC0415 — for requests of browsers
-
-    return gzip.compress(body, 1)
-
-
-def _respond_static(request: HttpRequest, path: str) -> SiteResponse:
-    if request.method not in {"GET", "HEAD"}:
-        raise refuse_method("GET")
-    headers = [(b"content-type", _STATIC[path]), (b"cache-control", b"max-age=3600"), *_SECURITY]
-    return SiteResponse(_read_static(path[1:]), 200, headers)
 
 
 @lru_cache(maxsize=4)

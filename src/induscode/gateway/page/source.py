@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -15,7 +14,6 @@ from anyio import to_thread
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.runtime.contract import ToolCall
@@ -23,6 +21,7 @@ from induscode.calls.record import find_tool_ref
 from induscode.core.consent import build_consent
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.content import ServerContent
+from induscode.gateway.sign_in import PagePrompt
 from induscode.permissions.check import CheckedCard, Permissions
 from induscode.permissions.confirm import ApprovalScope, InstantApprover, PermissionAnswer
 from induscode.permissions.store import RuleStore, load_startup_rules
@@ -32,14 +31,12 @@ from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.listing import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
 from induscode.servers.remedies import advise, format_server_command
-from induscode.servers.sign_in.prompts import ListenedRedirect
 from induscode.servers.sign_in.servers import sign_in_to_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
     from indusagi.runtime.contract import ToolOutcome
     from induscode.core.consent import Consent
@@ -147,26 +144,10 @@ class SignInStart:
         self.known = anyio.Event()
         """Set once either is known or the sign-in is complete."""
 
-    def show(self, url: str) -> None:
+    async def show(self, url: str, _message: str) -> None:
         """Set the address."""
         self.url = url
         self.known.set()
-
-    @asynccontextmanager
-    async def open_redirect(
-        self, settings: AuthSettings, registered: Sequence[str]
-    ) -> AsyncGenerator[RedirectReceiver]:
-        """Listen for the redirect on this machine."""
-        async with listen_for_redirect(settings, registered) as listener:
-            yield ListenedRedirect(listener, self._show_checked)
-
-    async def show_device_code(self, code: DeviceCode) -> None:
-        """Show the address for entering the code."""
-        await self._show_checked(code.verification_uri_complete or code.verification_uri)
-
-    async def _show_checked(self, url: str) -> None:
-        check_authorization_url(url)
-        self.show(url)
 
 
 class GatewayPage:
@@ -318,7 +299,7 @@ class GatewayPage:
 
     async def _finish_sign_in(self, server: str, started: SignInStart) -> None:
         try:
-            await sign_in_to_server(self.plan.configs[server], started)
+            await sign_in_to_server(self.plan.configs[server], PagePrompt(server, started.show))
             await self.session.mcp.wake([server])
         except AuthFault as exc:
             started.problem = str(exc)
