@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import CoreError
@@ -23,11 +24,12 @@ from indusagi.core.time import DAY_MS, find_safe_now, now_ms
 from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOMES, CallRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
     from induscode.calls.record import CallRow
 
+T = TypeVar("T")
 MOST_ROWS = 200_000
 _HOUR_MS = 3_600_000
 _NUMBERS = frozenset(
@@ -284,6 +286,15 @@ class CallDatabase:
         return (None if row is None else CallRecord(*row)), (None if texts is None else Payload(*texts))
 
 
+def use_calls(read: Callable[[CallDatabase], T]) -> T | None:
+    """Read from this user's database, or return `None` if it doesn't exist or is still empty. Blocks."""
+    database = open_calls()
+    if database is None:
+        return None
+    with closing(database):
+        return read(database)
+
+
 def open_calls() -> CallDatabase | None:
     """Open this user's database for reading, or return `None` if it doesn't exist or is still empty."""
     path = CALLS_FILE
@@ -326,16 +337,8 @@ class CallStatistics:
         named: JsonObject = {by: self.name}
         if by == "tool":
             named = {"kind": self.kind, "server": self.server, "tool": self.name}
-        return {
-            **named,
-            "calls": self.calls,
-            "errors": self.errors,
-            "declined": self.declined,
-            "p50_us": self.p50_us,
-            "p95_us": self.p95_us,
-            "slowest_us": self.slowest_us,
-            "tokens": self.tokens,
-        }
+        figures = ("calls", "errors", "declined", "p50_us", "p95_us", "slowest_us", "tokens")
+        return {**named, **{name: getattr(self, name) for name in figures}}
 
 
 def read_statistics(database: CallDatabase, by: str, wanted: CallFilter) -> list[CallStatistics]:

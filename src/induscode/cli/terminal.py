@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping
     from typing import TextIO
 
     from rich.console import Console
@@ -166,13 +166,3 @@ def format_age(then_ms: int, now_ms: int) -> str:
         if seconds >= size:
             return f"{seconds // size} {unit} ago"
     return "now"
-
-
-def find_shortest_prefix(names: Sequence[str], least: int = 8) -> int:
-    """Return the shortest prefix length, from `least` on, that tells all names apart."""
-    distinct = set(names)
-    longest = max(map(len, distinct), default=least)
-    for length in range(least, longest):
-        if len({name[:length] for name in distinct}) == len(distinct):
-            return length
-    return longest

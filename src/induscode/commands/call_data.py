@@ -13,6 +13,7 @@ import math
 import mimetypes
 import os
 import re
+import select
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import JsonSchema, ToolContentBlock, ToolOutcome
 
 _MAX_BYTES = 16 * 1024 * 1024
+_CHUNK_BYTES = 64 * 1024
+_POLL_INTERVAL_S = 0.2
 
 
 class ArgumentError(ValueError):
@@ -170,11 +173,19 @@ def _read_text(option: str) -> tuple[str, str]:
 
 
 def _read_stdin() -> bytes:
-    # It's None if it was closed at startup.
-    data = b"" if sys.stdin is None else sys.stdin.buffer.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
-        raise OSError(f"more than {_MAX_BYTES:,} bytes")
-    return data
+    if sys.stdin is None:  # started with it closed
+        return b""
+    data = bytearray()
+    descriptor = sys.stdin.fileno()
+    while len(data) <= _MAX_BYTES:
+        # Poll: a signal that arrives just before a blocking read wouldn't interrupt it.
+        if not select.select([descriptor], [], [], _POLL_INTERVAL_S)[0]:
+            continue
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        if not chunk:
+            return bytes(data)
+        data += chunk
+    raise OSError(f"more than {_MAX_BYTES:,} bytes")
 
 
 def _parse_json(text: str, where: str) -> JsonValue:

@@ -17,12 +17,14 @@ from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.calls.database import (
     GROUPS,
+    CallDatabase,
     CallFilter,
     CallStatistics,
     format_duration,
     open_calls,
     read_series,
     read_statistics,
+    use_calls,
 )
 from induscode.calls.record import COLUMNS, DECLINED, CallRecord, format_name
 from induscode.cli.listing import Listing, live_table, print_table
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.calls.database import CallDatabase, CallSeries, Payload
+    from induscode.calls.database import CallSeries, Payload
     from induscode.cluster.broker import Broker
 
 _POLL_S = 0.2
@@ -230,16 +232,10 @@ def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
     """Print calls as they come, until a signal or (with BrokenPipeError) until the pipe's reader is gone."""
 
     def read_next(after: int) -> list[CallRecord]:
-        database = open_calls()
-        if database is None:
-            return []
-        with closing(database):
-            if after < 0:
-                return database.latest(CallFilter(), 1)
-            return list(database.stream(replace(wanted, after=after)))
+        return use_calls(lambda database: list(database.stream(replace(wanted, after=after)))) or []
 
     async def follow(_: CancelToken) -> int:
-        newest = max((call.id for call in await to_thread.run_sync(read_next, -1)), default=0)
+        newest = await to_thread.run_sync(use_calls, CallDatabase.newest) or 0
         while True:
             for call in await to_thread.run_sync(read_next, newest):
                 newest = call.id
@@ -362,11 +358,7 @@ def top(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
 
 def _read_series(minutes: int) -> CallSeries | None:
     """Read the calls of the last `minutes`, or return `None` if there's no database yet. Blocks."""
-    database = open_calls()
-    if database is None:
-        return None
-    with closing(database):
-        return read_series(database, now_ms(), minutes * 60_000 // _STEPS, _STEPS)
+    return use_calls(lambda database: read_series(database, now_ms(), minutes * 60_000 // _STEPS, _STEPS))
 
 
 def _format_top(series: CallSeries | None, minutes: int) -> tuple[Sequence[Sequence[object]], str]:

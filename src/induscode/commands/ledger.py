@@ -13,14 +13,7 @@ from induscode.boot.plans import opened_store
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_until_signal
-from induscode.cli.terminal import (
-    find_shortest_prefix,
-    format_age,
-    print_line,
-    print_status,
-    print_text,
-    stdout_console,
-)
+from induscode.cli.terminal import format_age, print_line, print_status, print_text, stdout_console
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.deck.mcp.store.events import document_addresses
 from induscode.deck.mcp.store.history import deck_at
@@ -36,6 +29,8 @@ if TYPE_CHECKING:
 
 _DAMAGED = 1
 _KEY_LENGTH = 15
+_RUN_LENGTH = 12
+"""Letters of a run's name on a terminal: the time, and a bit more. `--run` takes them."""
 _EMPTY = "No events yet. They appear after the first session or indus serve."
 
 run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or the first letters of its name).")
@@ -104,13 +99,13 @@ def timeline(*, run: str | None, server: str | None, limit: int, as_json: bool) 
     async def work(store: ThreadedStore) -> int:
         rows = await _read_latest(store, run, server, limit)
         is_terminal, now = stdout_console() is not None, now_ms()
-        length = find_shortest_prefix([row.run for row in rows]) if is_terminal else None
 
         def format_cells(row: Row) -> tuple[object, ...]:
-            time = row.at
+            time, run_name = row.at, row.run
             if is_terminal:  # the age, and a short name that `--run` takes
+                run_name = run_name[:_RUN_LENGTH]
                 time = format_age(round(datetime.fromisoformat(time).timestamp() * 1000), now)
-            return time, row.run[:length], row.op, _format_subject(row), _format_detail(row)
+            return time, run_name, row.op, _format_subject(row), _format_detail(row)
 
         heads = ("AT", "RUN", "EVENT", "SUBJECT", "DETAIL")
         listing = Listing("rows", rows, heads, format_cells, to_json=_build_json, empty=_EMPTY)

@@ -15,8 +15,8 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.conversations.contract import ExitCode
 from induscode.gateway.flags import SERVE_FLAGS
 from induscode.gateway.recursion import EVERYWHERE
-from induscode.launch.flags import FlagKind
-from induscode.launch.options import is_given, is_given_at_any_level, read_invocation
+from induscode.launch.flags import FlagKind, flag_specs
+from induscode.launch.options import collect_values, read_invocation
 from induscode.servers.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
 from induscode.servers.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
 from induscode.servers.listing import find_row
@@ -125,38 +125,17 @@ def _build_address(context: click.Context, settings: HttpSettings, flag: str) ->
 
 def _format_flags(context: click.Context) -> list[str]:
     """Format the given flags as words with absolute paths, as the client may start anywhere."""
-    invocation = read_invocation(context)
+    invocation, (values, given) = read_invocation(context), collect_values(context)
+    files = [os.path.join(invocation.cwd, os.path.expanduser(path)) for path in invocation.mcp or ()]
+    values |= {"cwd": invocation.cwd, "mcp": tuple(map(os.path.normpath, files)), "tools": invocation.tools}
     words: list[str] = []
-    if is_given_at_any_level(context, "cwd"):
-        words += ["--cwd", invocation.cwd]
-    for path in invocation.mcp or ():
-        absolute = os.path.join(invocation.cwd, os.path.expanduser(path))
-        words += ["--mcp", os.path.normpath(absolute)]
-    for tool in invocation.tools or ():
-        words += ["--tools", tool]
-    for rule in invocation.allow:
-        words += ["--allow", rule]
-    if is_given_at_any_level(context, "web_allow"):
-        for host in context.params["web_allow"] or context.find_root().params["web_allow"]:
-            words += ["--web-allow", host]
-    words += ["--no-mcp"] * invocation.no_mcp
-    words += ["--no-addons"] * invocation.no_addons
-    words += ["--code"] * is_given_at_any_level(context, "code")
-    for key in ("approval", "sandbox", "model", "base_url"):
-        if is_given_at_any_level(context, key):
-            words += [f"--{key.replace('_', '-')}", str(getattr(invocation, key))]
-    return [*words, *_format_serve_flags(context)]
-
-
-def _format_serve_flags(context: click.Context) -> list[str]:
-    words: list[str] = []
-    for spec in SERVE_FLAGS:
-        if is_given(context, spec.key) and spec.key not in _ENTRY_FLAGS:
-            value = context.params[spec.key]
-            if spec.kind is FlagKind.SWITCH:
-                words.append(spec.name)
-            elif spec.kind is FlagKind.MANY:
-                words += [word for one in value for word in (spec.name, one)]
-            else:
-                words += [spec.name, str(value)]
+    for spec in (*flag_specs(), *SERVE_FLAGS):
+        if spec.key not in given or spec.key in _ENTRY_FLAGS:
+            continue
+        if spec.kind is FlagKind.SWITCH:
+            words.append(spec.name)
+        else:
+            value = values[spec.key]
+            for one in value if isinstance(value, tuple) else (value,):
+                words += [spec.name, str(one)]
     return words

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.gateway.options import Schemas
     from induscode.gateway.page.site import PageSite
-    from induscode.launch.invocation import Invocation
 
 # -- host -------------------------------------------------------------------------------------
 
@@ -123,7 +122,14 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
     value = PROFILES[options.profile]
     profile = None if value is None else Profile(value)
     with end.guard():
-        agents = await _open_agents(stack, invocation) if profile is Profile.ALL else None
+        agents: SubSessions | None = None
+        if profile is Profile.ALL and (invocation.model or invocation.base_url):
+            if (missing := find_missing_agent()) is not None:
+                print_status(f"sub-agents are left out: {missing}")
+            else:
+                from induscode.gateway.agents import open_tasks  # noqa: PLC0415 — with a model only
+
+                agents = await open_tasks(stack, invocation)
         handlers = replace(
             forwarding_handlers(),
             roots=content.answer_roots,
@@ -166,17 +172,6 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         parts.opening.open(gateway)
         return gateway
     return None
-
-
-async def _open_agents(stack: AsyncExitStack, invocation: Invocation) -> SubSessions | None:
-    if not (invocation.model or invocation.base_url):
-        return None
-    if (missing := find_missing_agent()) is not None:
-        print_status(f"sub-agents are left out: {missing}")
-        return None
-    from induscode.gateway.agents import open_tasks  # noqa: PLC0415 — with a model only
-
-    return await open_tasks(stack, invocation)
 
 
 # -- status lines -----------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
     from induscode.gateway.options import ServeOptions
     from induscode.launch.invocation import Invocation
     from induscode.search.options import SearchOptions
@@ -108,7 +107,10 @@ def _print_view(
     counts = [format_count(len(rows), "tool")]
     for kind in LISTED_KINDS:
         items, identity = content.known_items(kind), ITEM_LISTS[kind].identity
-        shown_rows = [(name, {**row, **_read_front_matter(row)}) for name, row in select_rows(kind, items, view)]
+        shown_rows = [
+            (name, {**row, **(front if is_json_object(front := row.get("frontmatter")) else {})})  # of a skill
+            for name, row in select_rows(kind, items, view)
+        ]
         # A renamed resource keeps its URI.
         names |= {name: str(row["name" if name in view.rename else identity]) for name, row in shown_rows}
         counts += [format_count(len(shown_rows), kind)] if items.rows else []
@@ -144,11 +146,6 @@ def _print_view(
                 reason = f"{wanted!r} is none for a tool: use letters, digits, _ and -, 64 at most"
             print_status(f"view {view.name!r}: {name!r} keeps its name: {reason}")
     return [descriptor.name for descriptor in shown]
-
-
-def _read_front_matter(row: JsonObject) -> JsonObject:
-    front = row.get("frontmatter")  # of a skill
-    return front if is_json_object(front) else {}
 
 
 def _cut_line(text: str) -> str:

@@ -528,7 +528,12 @@ class Gateway:
         if changes.leased:
             names = ", ".join(changes.leased)
             print_status(f"the change of {names} waits for the end of the tasks that use it")
-            tasks.start_soon(self._apply_when_free, changes.leased, tasks)
+
+            async def apply_when_free() -> None:
+                await self._fleet.leases.wait_until_free(changes.leased)
+                await self._apply_plan(self.plan, tasks)
+
+            tasks.start_soon(apply_when_free)
         self._lines.print_notes(plan.notes)
         if changes or order != [row.id for row in plan.rows]:
             self._box = None
@@ -537,10 +542,6 @@ class Gateway:
             texts = [f"{what} {names}" for what, names in changes.group(plan, "replaced").items()]
             print_status(f"the configuration has changed: {'; '.join(texts)}")
         tasks.start_soon(self._bridge.wake, changes.to_start)
-
-    async def _apply_when_free(self, leased: Sequence[str], tasks: TaskGroup) -> None:
-        await self._fleet.leases.wait_until_free(leased)
-        await self._apply_plan(self.plan, tasks)
 
     # -- status lines -----------------------------------------------------------------------
 

@@ -42,12 +42,9 @@ _TOOL = "sign_in"
 
 
 class GatewaySignIns:
-    """The sign-ins to a gateway's servers.
+    """The sign-ins to a gateway's servers, which has tried those stored before `started_ms`.
 
-    Args:
-        bridge: The servers.
-        started_ms: Start of the gateway. It already tried sign-ins stored before that.
-        is_personal: Whether its clients belong to this machine's user, who may sign in through them.
+    If it `is_personal`, its clients belong to this machine's user, who may sign in through them.
     """
 
     def __init__(self, bridge: BootedBridge, started_ms: int, *, is_personal: bool) -> None:

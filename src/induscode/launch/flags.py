@@ -117,7 +117,8 @@ class FlagSection:
         self, kind: FlagKind, name: str, describe: str, aliases: tuple[str, ...], facts: Mapping[str, Any]
     ) -> FlagSpec:
         shown = f"With {self.needs}: {describe}" if self.needs else describe
-        return FlagSpec(name, aliases, kind, self.group, shown, **{"needs": self.needs, **facts})
+        given: dict[str, Any] = {"needs": self.needs, **facts}
+        return FlagSpec(name, aliases, kind, self.group, shown, **given)
 
     def of(self, setting: Setting[Any], kind: FlagKind, describe: str = "", **facts: Any) -> FlagSpec:
         """Build the flag of a setting, which has its description and values unless told otherwise."""

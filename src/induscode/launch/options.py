@@ -145,7 +145,7 @@ def read_invocation(context: click.Context, cwd: str | None = None) -> Invocatio
 
     `cwd` overrides the working directory from the flags, and with it the project whose settings apply.
     """
-    values, given = _collect_values(context)
+    values, given = collect_values(context)
     cwd = cwd or str(values["cwd"])
     try:
         settings = load_settings(cwd, os.environ)
@@ -164,18 +164,18 @@ def read_invocation(context: click.Context, cwd: str | None = None) -> Invocatio
 
 def read_cwd(context: click.Context) -> str:
     """Return the working directory, for commands that need nothing else from the invocation."""
-    return str(_collect_values(context)[0]["cwd"])
+    return str(collect_values(context)[0]["cwd"])
 
 
 def list_server_words(context: click.Context) -> list[str]:
     """List the arguments that select the servers: `--mcp` and `--cwd` with their values."""
-    values, given = _collect_values(context)
+    values, given = collect_values(context)
     files = cast("tuple[str, ...]", values["mcp"]) if "mcp" in given else ()
     words = [word for file in files for word in ("--mcp", file)]
     return [*words, "--cwd", str(values["cwd"])] if "cwd" in given else words
 
 
-def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]]:
+def collect_values(context: click.Context) -> tuple[dict[str, object], set[str]]:
     """Collect the values of all levels, and the keys of those given on the command line."""
     values: dict[str, object] = dict(context.find_root().params)
     given: set[str] = set()

@@ -10,7 +10,7 @@ import shutil
 from asyncio import get_running_loop
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import metadata
 from pathlib import Path
 from time import monotonic
@@ -69,6 +69,8 @@ class _Findings:
     file: str
     trust: str
     target: str
+    package: str | None = None
+    """For a registry server: its package and whether we verified it."""
     handshake: str = "not tried"
     era: str | None = None
     version: str | None = None
@@ -80,33 +82,17 @@ class _Findings:
     remedy: str | None = None
     notes: Sequence[str] = ()
     disabled: Sequence[DisabledTool] = ()
-    package: str | None = None
-    """For a registry server: its package and whether we verified it."""
     references: JsonObject = field(default_factory=dict[str, "JsonValue"])
     warnings: Sequence[str] = ()
     """For a server without consent: references that look like secrets."""
 
     def as_json(self) -> JsonObject:
-        return {
-            "name": self.name,
-            "transport": self.transport,
-            "file": self.file,
-            "trust": self.trust,
-            "target": self.target,
-            "package": self.package,
-            "handshake": self.handshake,
-            "era": self.era,
-            "version": self.version,
-            "server": self.server,
-            "tools": self.tools,
-            "latencyMs": self.latency_ms,
-            "stderr": [*self.stderr],
-            "fault": self.fault,
-            "remedy": self.remedy,
-            "notes": [*self.notes],
-            "disabled": [tool.as_json() for tool in self.disabled],
-            **self.references,
-        }
+        hidden = {"references", "warnings"}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in hidden}
+        values |= {"stderr": [*self.stderr], "notes": [*self.notes]}
+        values["disabled"] = [tool.as_json() for tool in self.disabled]
+        named = {"latencyMs" if key == "latency_ms" else key: value for key, value in values.items()}
+        return {**named, **self.references}
 
 
 @flags("--mcp", "--cwd")

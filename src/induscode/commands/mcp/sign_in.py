@@ -46,24 +46,23 @@ def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "brows
     from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
     config = _find_config(invocation, name)
-    code = run_until_signal(lambda token: _sign_in(config, way, port, token))
-    if code:
+
+    async def sign_in(cancel: CancelToken) -> int:
+        try:
+            await sign_in_to_server(config, open_prompt(way, cancel), device=way == "device", port=port)
+        except AuthFault as fault:
+            print_status(f"not signed in to {config.id!r}: {fault}")
+            return _FAILED
+        print_signed_in(config.id, await read_sign_in(config), get_auth(config).store)
+        return 0
+
+    if code := run_until_signal(sign_in):
         return code
     status = check_server(invocation, name)
     if status is None or status.fault is None:
         return 0
     print_status(str(status.fault))
     return _FAILED
-
-
-async def _sign_in(config: ServerConfig, way: SignInWay, port: int | None, cancel: CancelToken) -> int:
-    try:
-        await sign_in_to_server(config, open_prompt(way, cancel), device=way == "device", port=port)
-    except AuthFault as fault:
-        print_status(f"not signed in to {config.id!r}: {fault}")
-        return _FAILED
-    print_signed_in(config.id, await read_sign_in(config), get_auth(config).store)
-    return 0
 
 
 @flags("--mcp", "--cwd")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -23,7 +23,7 @@ from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse_method
 from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.calls import CallingClient, current_client
-from induscode.calls.database import UnreadableCallsError, open_calls
+from induscode.calls.database import CallDatabase, UnreadableCallsError, use_calls
 from induscode.cli.output import can_ask_user
 from induscode.cli.terminal import print_status
 from induscode.gateway.page.access import PageAccess, PageRequest, PageUser
@@ -434,11 +434,6 @@ class _Same:
 
 
 def _find_newest() -> int:
-    try:
-        database = open_calls()
-    except UnreadableCallsError:
-        return 0
-    if database is None:
-        return 0
-    with closing(database):
-        return database.newest()
+    with suppress(UnreadableCallsError):
+        return use_calls(CallDatabase.newest) or 0
+    return 0

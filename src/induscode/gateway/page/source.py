@@ -120,11 +120,6 @@ class _PageApprover(InstantApprover):
         return PermissionAnswer(None, "it waits for an answer on the page")
 
 
-def _build_item(card: Capability) -> SearchItem:
-    ref = find_tool_ref(card)
-    return build_tool_item(describe(card)) if ref is None else build_tool_item(describe(card), ref.server, ref.name)
-
-
 class _PressedButton(InstantApprover):
     """Approves anything once, unless a rule asks about it."""
 
@@ -195,7 +190,9 @@ class GatewayPage:
         ]
         with self._searching:
             index = self._index.open()
-            index.update([*map(_build_item, tools.values()), *content])
+            refs = {card.name: find_tool_ref(card) for card in tools.values()}
+            named = {name: () if ref is None else (ref.server, ref.name) for name, ref in refs.items()}
+            index.update([*(build_tool_item(describe(card), *named[card.name]) for card in tools.values()), *content])
             return [hit.item for hit in index.search([query], server=server, kinds=kinds, limit=_MAX_FOUND).hits]
 
     def deck(self) -> ToolDeck:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, cast, get_args
 
 from anyio import to_thread
@@ -10,7 +9,7 @@ from anyio import to_thread
 from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from induscode.calls.database import CallSeries, format_duration, open_calls, read_series
+from induscode.calls.database import CallSeries, format_duration, read_series, use_calls
 from induscode.core.consent import ConsentChangedError
 from induscode.deck.mcp.drift import build_approval, name_item
 from induscode.gateway.page.html import (
@@ -39,6 +38,7 @@ from induscode.gateway.page.source import ServerAction
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from induscode.calls.database import CallDatabase
     from induscode.deck.mcp.drift import Drift
     from induscode.gateway.page.access import PageRequest
     from induscode.gateway.page.source import ServerSummary
@@ -56,7 +56,7 @@ _LABELS: Mapping[str, str] = {
 async def show_servers(page: PageRequest) -> PageView:
     """Show all servers."""
     servers = await page.source.list_servers()
-    series = await to_thread.run_sync(_read_hour)
+    series = await to_thread.run_sync(use_calls, _read_hour)
     ready = sum(server.state == "ready" for server in servers)
     tools, tokens = format_count(sum(one.tools for one in servers), "tool"), sum(one.tokens for one in servers)
     rows = [_build_row(page, server, series) for server in servers]
@@ -71,12 +71,8 @@ async def show_servers(page: PageRequest) -> PageView:
     return PageView("Servers", content, "servers")
 
 
-def _read_hour() -> CallSeries | None:
-    database = open_calls()
-    if database is None:
-        return None
-    with closing(database):
-        return read_series(database, now_ms(), _STEP_MS, _STEPS)
+def _read_hour(database: CallDatabase) -> CallSeries:
+    return read_series(database, now_ms(), _STEP_MS, _STEPS)
 
 
 def _build_row(page: PageRequest, server: ServerSummary, series: CallSeries | None) -> Sequence[Html | str]:
@@ -138,7 +134,7 @@ async def show_server(page: PageRequest) -> PageView:
         raise PageError(f"There is no server {name!r}")
     log = [*page.source.session.mcp.fleet.read_log(name)] if page.source.session.mcp.status_of(name) is not None else []
     cards = [card for card in page.source.session.mcp.capabilities if card.ref.server == name]
-    series = await to_thread.run_sync(_read_hour)
+    series = await to_thread.run_sync(use_calls, _read_hour)
     answer = None if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
     question = await to_thread.run_sync(page.source.ask_consent, name)
     config = show_text("\n".join(question.details))

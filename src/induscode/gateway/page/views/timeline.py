@@ -56,7 +56,10 @@ async def show_timeline(page: PageRequest) -> PageView:
     limit = _ALL_EVENTS if page.get("all") == "1" else _EVENTS
     shown = matching[-limit:]
     cells = [
-        (show_state(row.op), row.at[11:19], _format_subject(row), _show_detail(row), _link_deck(row))
+        (
+            *(show_state(row.op), row.at[11:19], _format_subject(row), _show_detail(row)),
+            link("what it saw", "/deck", run=row.run, turn=str(row.facts.get("turn"))) if row.op == "turn" else "",
+        )
         for row in reversed(shown)
     ]
     more = None
@@ -107,10 +110,6 @@ def _show_detail(row: Row) -> Sequence[Html | str]:
     facts = row.facts
     texts = " ".join(str(facts[key]) for key in ("subject", "detail") if facts.get(key))[:300]
     return [texts, *(show_digest(str(facts[key])) for key in ("pin", "deck") if facts.get(key))]
-
-
-def _link_deck(row: Row) -> Html | str:
-    return link("what it saw", "/deck", run=row.run, turn=str(row.facts.get("turn"))) if row.op == "turn" else ""
 
 
 async def show_deck(page: PageRequest) -> PageView:
