@@ -58,7 +58,7 @@ def ask_consent(
         return False
     if not yes and not can_ask_user():
         message = f"There is no terminal to ask on: look at it, then use --yes --digest {consent.digest}"
-        raise click.UsageError(message, click.get_current_context(silent=True))
+        raise click.UsageError(message)
     return yes or confirm(question)
 
 
@@ -75,4 +75,4 @@ def build_unknown_name(
 
     similar = find_similar_name(name, names)
     hint = f". Did you mean {similar!r}?" if similar else ""
-    return click.UsageError(f"{message}{hint}", ctx or click.get_current_context(silent=True))
+    return click.UsageError(f"{message}{hint}", ctx)

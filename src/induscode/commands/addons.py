@@ -97,10 +97,10 @@ def trust(
     sources = [_find_project_addon(found, name) for name in dict.fromkeys(names)] if names else found.project
     waiting = [source for source in sources if source.consent != "trusted"]
     if yes and not names:
-        raise click.UsageError("--yes takes the names of the addons to consent to", context)
+        raise click.UsageError("--yes takes the names of the addons to consent to")
     if waiting and not yes and (as_json or not can_ask_user()):
         message = "There is no terminal for a question: read the code, then indus addons trust --yes"
-        raise click.UsageError(f"{message} {' '.join(source.name for source in waiting)}", context)
+        raise click.UsageError(f"{message} {' '.join(source.name for source in waiting)}")
     print_notes(found.notes)
     trusted = [source for source in waiting if _ask_consent(source, yes=yes, digests=digests, quiet=as_json)]
     if as_json:

@@ -111,13 +111,13 @@ def command(
         # Reads stdin, so do it before the event loop starts: Ctrl-C must interrupt it.
         call.object = {} if document is None else read_object(document)
     except ArgumentError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
     if tool.startswith(("@", "/")):
         for flag, value in {"--stdio": line, "--url": url, "--header": headers}.items():
             if value:
                 message = f"{flag} can't be used with {tool!r}, which names a configured server: indus mcp add adds one"
-                raise click.UsageError(message, context)
+                raise click.UsageError(message)
         return call_content(context, tool, arguments, call.object, output, save)
     if line is not None or url is not None or headers:
         from induscode.servers.new_row import plan_ad_hoc_server  # noqa: PLC0415 — for these options
@@ -155,7 +155,7 @@ def call_content(
     from induscode.conversations.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
 
     if text.startswith("@") and (words or given):
-        raise click.UsageError(f"{text}: a resource takes no arguments: write them into its URI", context)
+        raise click.UsageError(f"{text}: a resource takes no arguments: write them into its URI")
     invocation = read_invocation(context)
     plan = load_plan(invocation)
     server, name = parse_reference(text, plan)
@@ -167,7 +167,7 @@ def call_content(
         # Prompt arguments are strings.
         arguments = read_arguments(words, given, {"type": "object", "additionalProperties": {"type": "string"}})
     except ArgumentError as exc:
-        raise click.UsageError(f"{text}: {exc}", context) from exc
+        raise click.UsageError(f"{text}: {exc}") from exc
 
     async def execute(token: CancelToken) -> int:
         outcomes: list[ToolOutcome] = []

@@ -114,7 +114,7 @@ def command(
         client=wanted["client"],
         failed=wanted["failed"],
         declined=wanted["declined"],
-        since_ms=0 if wanted["since"] is None else parse_since(context, wanted["since"]),
+        since_ms=0 if wanted["since"] is None else parse_since(wanted["since"]),
     )
     if brokers is not None:
         return _list_cluster_calls(context, brokers, key_file, chosen, limit, as_json=as_json)
@@ -129,7 +129,7 @@ def command(
         return 0
     with closing(database):
         if number is not None:
-            return _show_call(context, *database.find(number), number=number, as_json=as_json)
+            return _show_call(*database.find(number), number=number, as_json=as_json)
         if export is not None:
             export_calls(database.latest(chosen, limit) if has_limit else database.stream(chosen), export)
         elif by is not None:
@@ -142,22 +142,22 @@ def command(
 def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: bool) -> None:
     """Reject flags that can't be used together. `given` lists the flags that choose a kind of output."""
     for flag in {"--follow", "NUMBER"}.intersection(given) if has_limit else ():
-        raise click.UsageError(f"--limit and {flag} can't be used together", context)
+        raise click.UsageError(f"--limit and {flag} can't be used together")
     params = context.params
     for name in ("server", "tool", "client", "since", "failed", "declined") if "NUMBER" in given else ():
         if params[name]:
-            raise click.UsageError(f"--{name} and NUMBER can't be used together", context)
+            raise click.UsageError(f"--{name} and NUMBER can't be used together")
     if params["brokers"] is not None:
         given = ["--cluster", *given]
     elif params["key_file"]:
-        raise click.UsageError("--cluster-key requires --cluster", context)
+        raise click.UsageError("--cluster-key requires --cluster")
     if len(given) > 1:
-        raise click.UsageError(f"{given[0]} and {given[1]} can't be used together", context)
+        raise click.UsageError(f"{given[0]} and {given[1]} can't be used together")
     if params["export"] and params["as_json"]:
-        raise click.UsageError("--export and --json can't be used together", context)
+        raise click.UsageError("--export and --json can't be used together")
 
 
-def parse_since(context: click.Context, text: str) -> int:
+def parse_since(text: str) -> int:
     """Parse an age (`10min`) or a time (RFC 3339) into Unix milliseconds, or raise a usage error."""
     unit = text.lstrip("0123456789")
     try:
@@ -167,7 +167,7 @@ def parse_since(context: click.Context, text: str) -> int:
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
         return max(0, round(moment.timestamp() * 1_000))
     except (ValueError, OverflowError) as exc:
-        raise click.UsageError(f"--since {text!r}: write 10min, 2h, 7d or 2026-11-15T20:08", context) from exc
+        raise click.UsageError(f"--since {text!r}: write 10min, 2h, 7d or 2026-11-15T20:08") from exc
 
 
 # -- lists --------------------------------------------------------------------------------------
@@ -252,11 +252,9 @@ def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
     return run_until_signal(follow)
 
 
-def _show_call(
-    context: click.Context, call: CallRecord | None, payload: Payload | None, *, number: int, as_json: bool
-) -> int:
+def _show_call(call: CallRecord | None, payload: Payload | None, *, number: int, as_json: bool) -> int:
     if call is None:
-        raise click.UsageError(f"There is no call {number}: 'indus calls' lists the last ones", context)
+        raise click.UsageError(f"There is no call {number}: 'indus calls' lists the last ones")
     facts = call.to_json()
     texts = {} if payload is None else {"arguments": payload.arguments, "result": payload.result}
     if as_json:

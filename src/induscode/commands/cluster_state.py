@@ -181,7 +181,7 @@ def push(
     This is consent for all nodes, so it shows each server first. The key of the cluster seals values of variables;
     ${NAME} gets its value at the node that runs the server. Exit code 1 if you decline.
     """
-    rows, consent = _read_rows(context, file)
+    rows, consent = _read_rows(file)
     question = f"Start {', '.join(rows)} on the nodes of the cluster from now on?"
     if not ask_consent(consent, question, yes=yes, digests=digests):
         return _FAILED
@@ -196,20 +196,20 @@ def push(
     return _change(context, brokers, key_file, work)
 
 
-def _read_rows(context: click.Context, file: str) -> tuple[Mapping[str, JsonObject], Consent]:
+def _read_rows(file: str) -> tuple[Mapping[str, JsonObject], Consent]:
     """Read and check the servers of a file, and build the consent question."""
     try:
         found = read_named_rows(file)
     except UnusableFileError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     document = read_config_file(file).document
     servers = document.get("mcpServers") if is_json_object(document) else None
     if not is_json_object(servers):
-        raise click.UsageError(f'{file}: write the servers as {{"mcpServers": {{…}}}}', context)
+        raise click.UsageError(f'{file}: write the servers as {{"mcpServers": {{…}}}}')
     rows = [row for row in found.rows if row.id in servers]
     print_notes(found.notes)
     if not rows:
-        raise click.UsageError(f"{file}: there is no server in it", context)
+        raise click.UsageError(f"{file}: there is no server in it")
     questions = {row.id: describe_row(row) for row in rows}
     lines = [line for name, one in questions.items() for line in (f"server {name}", *(f"  {it}" for it in one.details))]
     facts: JsonObject = {name: one.digest for name, one in questions.items()}
@@ -253,8 +253,8 @@ def rules(
     They can only restrict: a file with `allow` is rejected, and so is a call that needs approval: no user is there.
     """
     if (file is None) is not is_removed:
-        raise click.UsageError("name a FILE, or use --remove", context)
-    document = None if file is None else _read_rules(context, file)
+        raise click.UsageError("name a FILE, or use --remove")
+    document = None if file is None else _read_rules(file)
 
     async def work(table: SharedTable) -> int:
         key = table.build_key("rules")
@@ -268,15 +268,15 @@ def rules(
     return _change(context, brokers, key_file, work)
 
 
-def _read_rules(context: click.Context, file: str) -> JsonValue:
+def _read_rules(file: str) -> JsonValue:
     found = read_config_file(file)
     if found.trouble is not None:
-        raise click.UsageError(f"{file}: {found.trouble}", context)
+        raise click.UsageError(f"{file}: {found.trouble}")
     if is_json_object(found.document) and found.document.get("allow"):
-        raise click.UsageError(f"{file}: the rules of a cluster only take away: leave 'allow' out of it", context)
+        raise click.UsageError(f"{file}: the rules of a cluster only take away: leave 'allow' out of it")
     _, notes = parse_settings(found.document, file, RuleOrigin.PROJECT)
     if notes:
-        raise click.UsageError(str(notes[0]), context)
+        raise click.UsageError(str(notes[0]))
     return found.document
 
 
@@ -336,12 +336,12 @@ def offer_key(
     try:
         find_node_name(node)
     except ValueError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     if out_file is not None and is_revoked:
-        raise click.UsageError("--out and --revoke can't be used together", context)
+        raise click.UsageError("--out and --revoke can't be used together")
     path = out_file or f"{node}.key"
     if not is_revoked and os.path.lexists(path):
-        raise click.UsageError(f"{path} is there already: name another file with --out", context)
+        raise click.UsageError(f"{path} is there already: name another file with --out")
     settings = read_keyed_settings(context, brokers, key_file)
 
     async def work(broker: Broker) -> int:

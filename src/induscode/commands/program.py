@@ -108,11 +108,11 @@ def _indus(context: click.Context, **_: object) -> int:
     if invocation.prompt is not None:
         return _run_agent(invocation)
     if "--output-format" in list_given_flags(context):
-        raise click.UsageError(f"--output-format needs a prompt ({_PROMPT})", context)
+        raise click.UsageError(f"--output-format needs a prompt ({_PROMPT})")
     if not is_interactive():
-        raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command", context)
+        raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command")
     if os.environ.get("TERM") in {"dumb", ""}:
-        raise click.UsageError(f"A terminal of type 'dumb' cannot show a session: give a prompt ({_PROMPT})", context)
+        raise click.UsageError(f"A terminal of type 'dumb' cannot show a session: give a prompt ({_PROMPT})")
     return _run_agent(invocation)
 
 

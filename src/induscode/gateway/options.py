@@ -81,7 +81,7 @@ def read_serve_options(context: click.Context, invocation: Invocation) -> ServeO
     params = context.params
     refuse_combinations(context, SERVE_FLAGS)
     if _NAME_PATTERN.fullmatch(params["name"]) is None:
-        raise click.UsageError(f"--name {params['name']!r}: use letters, digits, _ and -, 64 at most", context)
+        raise click.UsageError(f"--name {params['name']!r}: use letters, digits, _ and -, 64 at most")
     _check_entry_flags(context)
     cluster = parse_cluster(context)
     _refuse_unused(context)
@@ -99,7 +99,7 @@ def read_serve_options(context: click.Context, invocation: Invocation) -> ServeO
         tasks=params["tasks"],
         search=read_search_options(invocation.settings, params["search"], params["always_list"]),
         page="off" if settings is None or is_relay else params["page"] or "full",
-        view=_find_named_view(context, params["view"], invocation.settings.get(SERVE_VIEWS)),
+        view=_find_named_view(params["view"], invocation.settings.get(SERVE_VIEWS)),
         cluster=None if cluster is None else complete_cluster(context, cluster, invocation.settings),
     )
 
@@ -111,12 +111,12 @@ def _check_entry_flags(context: click.Context) -> None:
     """Raise `click.UsageError` for flags that have no effect with `--uninstall` or `--dry-run`."""
     params = context.params
     if params["dry_run"] and params["transparent"] and not (params["install"] or params["uninstall"]):
-        raise click.UsageError("--dry-run and --transparent can't be used together", context)
+        raise click.UsageError("--dry-run and --transparent can't be used together")
     if params["uninstall"]:
         for option in context.command.params:
             key = str(option.name)
             if key not in _FOR_UNINSTALL and is_given_at_any_level(context, key):
-                raise click.UsageError(f"{option.opts[-1]} and --uninstall can't be used together", context)
+                raise click.UsageError(f"{option.opts[-1]} and --uninstall can't be used together")
 
 
 _UNUSED_BY_RELAY = (
@@ -136,7 +136,7 @@ def _refuse_unused(context: click.Context) -> None:
             unused.append("name")  # the server reports its own; only a client configuration needs one
         for key in unused:
             flag = f"--{key.replace('_', '-')}"
-            raise click.UsageError(f"--transparent and {flag} can't be used together", context)
+            raise click.UsageError(f"--transparent and {flag} can't be used together")
     if profile != "all" and not is_given_at_any_level(context, "tools"):
         _refuse_flags(context, ("model", "base_url"), "requires --profile all, which has sub-agents")
     if profile == "none":
@@ -147,15 +147,15 @@ def _refuse_unused(context: click.Context) -> None:
 def _refuse_flags(context: click.Context, keys: Sequence[str], message: str) -> None:
     for key in keys:
         if is_given_at_any_level(context, key):
-            raise click.UsageError(f"--{key.replace('_', '-')} {message}", context)
+            raise click.UsageError(f"--{key.replace('_', '-')} {message}")
 
 
-def _find_named_view(context: click.Context, name: str | None, views: Mapping[str, View]) -> View | None:
+def _find_named_view(name: str | None, views: Mapping[str, View]) -> View | None:
     """Return the view named by `--view`, if any; `click.UsageError` if it doesn't exist."""
     if name is None or name in views:
         return None if name is None else views[name]
     known = f"there are: {', '.join(views)}" if views else "the setting serve.views has none"
-    raise click.UsageError(f"--view {name!r}: there is no such view; {known}", context)
+    raise click.UsageError(f"--view {name!r}: there is no such view; {known}")
 
 
 def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
@@ -166,10 +166,10 @@ def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
     text, no_token = params["http"], params["no_token"]
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:
-        raise click.UsageError(f"--http {text!r}: write HOST:PORT, or a port", context)
-    host = _parse_host(context, text, match)
+        raise click.UsageError(f"--http {text!r}: write HOST:PORT, or a port")
+    host = _parse_host(text, match)
     if no_token and not is_loopback(host):
-        raise click.UsageError(f"--no-token: {host} can be reached from elsewhere; 127.0.0.1 cannot", context)
+        raise click.UsageError(f"--no-token: {host} can be reached from elsewhere; 127.0.0.1 cannot")
     settings = HttpSettings(
         host=host,
         port=int(match["port"]),
@@ -184,13 +184,13 @@ def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
     sessions, most = params["max_sessions"], settings.sessions
     if is_relay and sessions is not None and sessions > most:
         message = f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
-        raise click.UsageError(message, context)
+        raise click.UsageError(message)
     sessions = sessions or (most if is_relay else SESSIONS)
     auth = None if params["auth"] is None else _parse_auth(context, settings)
     return replace(settings, sessions=sessions, streams=max(settings.streams, sessions), auth=auth)
 
 
-def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
+def _parse_host(text: str, match: re.Match[str]) -> str:
     """Return the host if it's a hostname or a complete IP address; reject anything else."""
     from ipaddress import IPv4Address, IPv6Address  # noqa: PLC0415 — over HTTP only
 
@@ -204,7 +204,7 @@ def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
             raise ValueError(host)
     except ValueError:
         message = f"--http {text!r}: {six or host!r} is neither the name of a host nor an address"
-        raise click.UsageError(message, context) from None
+        raise click.UsageError(message) from None
     return six or host
 
 
@@ -220,17 +220,17 @@ def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSetti
 
     params = context.params
     issuer = params["auth"]
-    _check_url(context, "--auth", issuer)
+    _check_url("--auth", issuer)
     public_url: str | None = params["public_url"]
     if public_url is not None:
-        _check_url(context, "--public-url", public_url)
+        _check_url("--public-url", public_url)
     elif settings.host in EVERYWHERE:
         message = f"--auth on {settings.host} needs --public-url: tokens are issued for the URL that clients use"
-        raise click.UsageError(message, context)
+        raise click.UsageError(message)
     introspection = None
     if params["introspect"] is not None:
         if not os.environ.get(SECRET_VARIABLE):
-            raise click.UsageError(f"--introspect needs the secret of the client in {SECRET_VARIABLE}", context)
+            raise click.UsageError(f"--introspect needs the secret of the client in {SECRET_VARIABLE}")
         introspection = IntrospectionClient(client_id=params["introspect"], client_secret=os.environ[SECRET_VARIABLE])
     chosen = {"requests": params["max_requests_per_principal"], "rate": params["max_rate_per_principal"]}
     return ResourceSettings(
@@ -245,7 +245,7 @@ def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSetti
     )
 
 
-def _check_url(context: click.Context, flag: str, url: str) -> None:
+def _check_url(flag: str, url: str) -> None:
     """Reject URLs that aren't a server's, and unencrypted ones (RFC 8414 §2, RFC 9728 §1.2)."""
     try:
         parts = urlsplit(url)
@@ -253,9 +253,9 @@ def _check_url(context: click.Context, flag: str, url: str) -> None:
     except ValueError:
         parts, is_valid = urlsplit(""), False
     if not is_valid or parts.scheme not in {"http", "https"} or parts.query or parts.fragment or parts.username:
-        raise click.UsageError(f"{flag} {url!r}: write an https URL without query and fragment", context)
+        raise click.UsageError(f"{flag} {url!r}: write an https URL without query and fragment")
     if parts.scheme == "http" and parts.hostname not in _LOCAL:
-        raise click.UsageError(f"{flag} {url!r}: write https, since http is not encrypted", context)
+        raise click.UsageError(f"{flag} {url!r}: write https, since http is not encrypted")
 
 
 # -- nodes of a cluster -----------------------------------------------------------------------
@@ -267,15 +267,15 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
     if params["cluster"] is None:
         return None
     if params["http"] is None and not params["offer_only"]:
-        raise click.UsageError("--cluster needs --http: clients reach a node over HTTP", context)
+        raise click.UsageError("--cluster needs --http: clients reach a node over HTTP")
     try:
         brokers = parse_brokers(params["cluster"])
     except ValueError as exc:
-        raise click.UsageError(f"--cluster: {exc}", context) from exc
+        raise click.UsageError(f"--cluster: {exc}") from exc
     try:
         node = find_node_name(params["node"])
     except ValueError as exc:
-        raise click.UsageError(f"--node {exc}", context) from exc
+        raise click.UsageError(f"--node {exc}") from exc
     role = "offers" if params["offer_only"] else "doors" if params["doors_only"] else "all"
     return ClusterSettings(brokers=brokers, node=node, role=role, capacity=params["capacity"] or CAPACITY)
 
@@ -283,7 +283,7 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
 def complete_cluster(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
     """Add settings, credentials, and the key of the cluster or of an offering node."""
     if find_spec("nats") is None:
-        raise click.UsageError(MISSING_EXTRA, context)
+        raise click.UsageError(MISSING_EXTRA)
     idle_s = context.params["idle_stop"]
     idle_s = settings.get(CLUSTER_IDLE) if idle_s is None else idle_s
     cluster = replace(cluster, affinity=settings.get(CLUSTER_AFFINITY), idle_s=idle_s)
@@ -302,11 +302,11 @@ def _add_offer_key(context: click.Context, cluster: ClusterSettings, path: str) 
         remedy = (
             f"make one with `indus cluster offer-key {cluster.node}` where the key of the cluster is, and copy it here"
         )
-        raise click.UsageError(f"--offer-only needs a key, and there is none at {path}: {remedy}", context) from exc
+        raise click.UsageError(f"--offer-only needs a key, and there is none at {path}: {remedy}") from exc
     except (OSError, ValueError) as exc:
-        raise click.UsageError(f"--cluster-key: {exc}", context) from exc
+        raise click.UsageError(f"--cluster-key: {exc}") from exc
     if isinstance(key, ClusterKey):
         return replace(cluster, key=key)
     if context.params["node"] not in {None, key.node}:
-        raise click.UsageError(f"--node {cluster.node!r}: the key at {path} is that of {key.node!r}", context)
+        raise click.UsageError(f"--node {cluster.node!r}: the key at {path} is that of {key.node!r}")
     return replace(cluster, offer=key, node=key.node)

@@ -82,9 +82,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
         if options.transparent is not None:
             if required := invocation.settings.get(ADDONS_REQUIRED):
                 message = f"--transparent passes bytes on, which the required addon {required[0]!r} does not see"
-                raise click.UsageError(
-                    f"{message} (the setting addons.required)", click.get_current_context(silent=True)
-                )
+                raise click.UsageError(f"{message} (the setting addons.required)")
             return _run_relay(served, options.transparent, options, above)
         refusal = refuse_recursion(served, above)
         if refusal is not None:
@@ -108,7 +106,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             from induscode.permissions import InvalidRuleError  # noqa: PLC0415 — only for this error
 
             if isinstance(exc, InvalidRuleError):
-                raise click.UsageError(str(exc), click.get_current_context(silent=True)) from exc
+                raise click.UsageError(str(exc)) from exc
             raise
 
 
@@ -286,7 +284,7 @@ def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequen
 
     left_out = [note for note in plan.notes if note.owner.startswith(f"server {name!r} of ")]
     if name not in {row.id for row in plan.rows} and left_out:
-        raise click.UsageError(str(left_out[0]), click.get_current_context(silent=True))
+        raise click.UsageError(str(left_out[0]))
     state = plan.state_of(find_row(plan, name))
     if state != "startable":
         print_status(f"server {name!r} is not started: {STATE_REMEDIES[state].format(name)}")
@@ -294,7 +292,7 @@ def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequen
     auth = getattr(plan.configs[name], "auth", None)
     if auth is not None and auth.settings.grant == "token_exchange":
         message = "its clients would all be the gateway itself there; serve it without --transparent"
-        raise click.UsageError(f"server {name!r} has token exchange: {message}", click.get_current_context(silent=True))
+        raise click.UsageError(f"server {name!r} has token exchange: {message}")
     refusal = refuse_recursion(plan.narrow([name]), above)
     if refusal is not None:
         print_status(refusal)

@@ -155,7 +155,7 @@ def read_view_tokens(
                 problem = f"needs {LEAST_TOKEN} ASCII characters or more"
         if problem:
             message = f"view {view.name!r}: the token in {view.token_env} {problem}"
-            raise click.UsageError(message, click.get_current_context(silent=True))
+            raise click.UsageError(message)
     return tokens
 
 

@@ -93,14 +93,14 @@ def refuse_combinations(context: click.Context, specs: Sequence[FlagSpec]) -> No
     given = [spec for spec in specs if is_given(context, spec.key)]
     names = {spec.name for spec in given}
     if conflict := find_conflict(specs, names):
-        raise click.UsageError(conflict, context)
+        raise click.UsageError(conflict)
     for spec in given:
         chain = [spec.needs] if spec.needs else []
         while chain and table[chain[-1]].needs:
             chain.append(table[chain[-1]].needs)
         for needed in reversed(chain):
             if needed not in names:
-                raise click.UsageError(f"{spec.name} requires {needed}", context)
+                raise click.UsageError(f"{spec.name} requires {needed}")
 
 
 def is_given(context: click.Context, key: str) -> bool:
@@ -137,7 +137,7 @@ def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
     keys = {spec.name: spec.key for spec in flag_specs()}
     for name in list_given_flags(context.find_root()):
         if keys[name] not in taken:
-            raise click.UsageError(f"'{context.command_path} {command.name}' does not take {name}", context)
+            raise click.UsageError(f"'{context.command_path} {command.name}' does not take {name}")
 
 
 def read_invocation(context: click.Context, cwd: str | None = None) -> Invocation:
@@ -159,7 +159,7 @@ def read_invocation(context: click.Context, cwd: str | None = None) -> Invocatio
                 report(text)
         return build_invocation(values, cwd, settings, given)
     except ValueError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
 
 
 def read_cwd(context: click.Context) -> str:

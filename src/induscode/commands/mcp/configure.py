@@ -109,7 +109,7 @@ def add(
             number = math.nan
         if not math.isfinite(number) or number <= 0:
             flag = f"--{option.replace('_', '-')}"
-            raise click.UsageError(f"{flag} takes seconds, a number above 0, not {options[option]!r}", context)
+            raise click.UsageError(f"{flag} takes seconds, a number above 0, not {options[option]!r}")
         fields[key] = int(number) if number.is_integer() else number
     for key in ("include_tools", "exclude_tools"):
         names = split_list(options[key])
@@ -160,9 +160,9 @@ def add_json(
     try:
         fields: JsonValue = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise click.UsageError(f"This is invalid JSON: {exc}", context) from exc
+        raise click.UsageError(f"This is invalid JSON: {exc}") from exc
     if not is_json_object(fields):
-        raise click.UsageError('The server must be a JSON object, like {"command": …}', context)
+        raise click.UsageError('The server must be a JSON object, like {"command": …}')
     where = cast("Scope", scope or "user")
     return add_server(context, name, fields, where, replace=replace, check=not no_check)
 
@@ -176,7 +176,7 @@ def add_server(
     row = parse_server_row(name, fields, path, scope)
     with edit_own_config(path, private=scope == "user") as config:
         if name in config.rows() and not replace:
-            raise click.UsageError(f"{path} has a server {name!r}: give another name, or --replace", context)
+            raise click.UsageError(f"{path} has a server {name!r}: give another name, or --replace")
         config.put(name, fields)
     print_line(f"Added server {name!r} to {path}")
     if scope == "project":
@@ -358,7 +358,7 @@ def install(
     for value in values:
         key, equals, text = value.partition("=")
         if not key or not equals:
-            raise click.UsageError(f"--set {value!r}: write NAME=VALUE", context)
+            raise click.UsageError(f"--set {value!r}: write NAME=VALUE")
         given[key] = text
     url = read_invocation(context).settings.get(REGISTRY_URL)
     server = run_for_result(lambda _: RegistryClient(url).read_server(name, version))

@@ -248,7 +248,7 @@ def command(
         file = os.path.join(cwd, os.path.expanduser(source))
         if not os.path.isfile(file):
             message = f"--from {source!r} is neither a file nor one of {', '.join(PROGRAMS)}"
-            raise click.UsageError(message, context)
+            raise click.UsageError(message)
         more, remarks = read_foreign(file, "given", cwd)
         servers, notes = [*servers, *more], [*notes, *remarks]
     print_notes(notes)

@@ -77,7 +77,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
     plan = load_plan(invocation)
     if watch:
         if as_json or no_check:
-            raise click.UsageError("--watch shows a table of connected servers: no --json, no --no-check", context)
+            raise click.UsageError("--watch shows a table of connected servers: no --json, no --no-check")
         return _watch_servers(plan)
     # The table already says why a server isn't started.
     print_notes(note for note in plan.notes if not note.message.startswith(("not started", "switched off")))

@@ -88,7 +88,6 @@ _CLIENT: Final = "page"
 """The client name for page actions in permission rules and call records."""
 _READ_ONLY: Final = "this page is read-only"
 _MAX_SIGN_IN_BYTES: Final = 16 * 1024
-_MIN_GZIP_BYTES: Final = 4_096
 _VIEW_S: Final = 120.0
 """Time limit of a view. A tool call has its own, shorter deadline."""
 
@@ -253,14 +252,7 @@ class PageSite:
         waiting, has_cluster = len(source.session.mcp.disabled), source.node is not None
         cwd = source.session.invocation.cwd
         body = build_page(view, user, cwd, waiting, has_cluster=has_cluster).encode("utf-8", "replace")
-        if len(body) < _MIN_GZIP_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
-            return SiteResponse(body, view.status, _HTML)
-        import gzip  # noqa: PLC0415 — for requests of browsers
-
-        packed = await to_thread.run_sync(gzip.compress, body, 1)
-        return SiteResponse(
-            packed, view.status, [*_HTML, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        )
+        return SiteResponse(body, view.status, _HTML)
 
 
 def _load_view(path: str) -> ShowView:
