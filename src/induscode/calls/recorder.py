@@ -433,9 +433,17 @@ async def open_observers(
     """Open a run's observers, which `stack` closes. Problems go to `on_note` as they occur."""
     from induscode.calls.telemetry import CallTelemetry, is_configured, open_telemetry  # noqa: PLC0415 — a late start
 
-    recorder = build_recorder(settings, origin, on_note)
-    if recorder is not None:
-        stack.push_async_callback(recorder.aclose)
+    recorder: CallRecorder | None = None
+    kept = settings.get(CALLS_RECORD)
+    if kept != "off":
+        details = RecordSettings(
+            keep_days=settings.get(CALLS_KEEP_DAYS),
+            payloads=kept == "payloads",
+            payload_hours=settings.get(CALLS_PAYLOAD_HOURS),
+        )
+        with suppress(OSError):  # there's no home directory, as the note about the ledger says
+            recorder = CallRecorder(os.path.join(state_dir(), CALLS_FILE), origin, details, on_note=on_note)
+            stack.push_async_callback(recorder.aclose)
     if not is_configured(os.environ):
         return CallObservers(recorder)
     # In a thread: the SDK takes most of a second to load.
@@ -444,22 +452,3 @@ async def open_observers(
         return CallObservers(recorder, None, (opened,))
     stack.push_async_callback(opened.aclose)
     return CallObservers(recorder, opened)
-
-
-def build_recorder(
-    settings: Settings, origin: CallOrigin, on_note: Callable[[Note], None] | None = None
-) -> CallRecorder | None:
-    """Build the recorder of this user's calls. None if it's turned off or there's no home directory."""
-    kept = settings.get(CALLS_RECORD)
-    if kept == "off":
-        return None
-    try:
-        path = os.path.join(state_dir(), CALLS_FILE)
-    except OSError:
-        return None  # the note about the ledger says so
-    details = RecordSettings(
-        keep_days=settings.get(CALLS_KEEP_DAYS),
-        payloads=kept == "payloads",
-        payload_hours=settings.get(CALLS_PAYLOAD_HOURS),
-    )
-    return CallRecorder(path, origin, details, on_note=on_note)

@@ -29,7 +29,7 @@ from induscode.calls.database import (
 from induscode.calls.record import COLUMNS, DECLINED, CallRecord, format_name
 from induscode.cli.listing import Listing, live_table, print_table
 from induscode.cli.output import as_json, write_json
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_async, run_until_signal
 from induscode.cli.terminal import format_age, is_reader_gone, print_line, print_status, stdout_console
 from induscode.cluster.opening import key_option, read_keyed_settings, run_with_broker
 from induscode.cluster.shared.calls import read_calls
@@ -228,28 +228,26 @@ def _list_cluster_calls(
     return run_with_broker(read_keyed_settings(context, brokers or None, key_file), work)
 
 
-def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
+@run_async
+async def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
     """Print calls as they come, until a signal or (with BrokenPipeError) until the pipe's reader is gone."""
 
     def read_next(after: int) -> list[CallRecord]:
         return use_calls(lambda database: list(database.stream(replace(wanted, after=after)))) or []
 
-    async def follow(_: CancelToken) -> int:
-        newest = await to_thread.run_sync(use_calls, CallDatabase.newest) or 0
-        while True:
-            for call in await to_thread.run_sync(read_next, newest):
-                newest = call.id
-                if as_json:
-                    write_json(call.to_json(), indent=None)
-                else:
-                    print_line("  ".join(map(str, _format_cells(call))))
-            if sys.stdout is not None:
-                sys.stdout.flush()  # pipes are buffered
-            if is_reader_gone():
-                raise BrokenPipeError
-            await anyio.sleep(_POLL_S)
-
-    return run_until_signal(follow)
+    newest = await to_thread.run_sync(use_calls, CallDatabase.newest) or 0
+    while True:
+        for call in await to_thread.run_sync(read_next, newest):
+            newest = call.id
+            if as_json:
+                write_json(call.to_json(), indent=None)
+            else:
+                print_line("  ".join(map(str, _format_cells(call))))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # pipes are buffered
+        if is_reader_gone():
+            raise BrokenPipeError
+        await anyio.sleep(_POLL_S)
 
 
 def _show_call(call: CallRecord | None, payload: Payload | None, *, number: int, as_json: bool) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 from getpass import getuser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from anyio import to_thread
@@ -16,7 +17,7 @@ from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_obje
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.cli.listing import print_table
-from induscode.cli.output import ask_consent, digest_option, print_notes, write_json
+from induscode.cli.output import as_json, ask_consent, digest_option, print_notes, write_json
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import find_node_name
 from induscode.cluster.key import write_new_key
@@ -59,11 +60,6 @@ def verify(context: click.Context, *, brokers: str | None, key_file: str | None,
 
     Exit code 1 if anything is not as it was published.
     """
-    return verify_ledgers(context, brokers, key_file, as_json=as_json)
-
-
-def verify_ledgers(context: click.Context, brokers: str | None, key_file: str | None, *, as_json: bool) -> int:
-    """Verify the ledgers of all nodes, print the report, and return the exit code."""
     try:
         has_ledger = os.path.exists(store_path())
     except OSError:
@@ -131,31 +127,38 @@ def _change(
     return run_with_broker(read_keyed_settings(context, brokers, key_file), run)
 
 
+def with_table(command: Callable[..., Awaitable[int]]) -> Callable[..., int]:
+    """Run an async command with the shared table as its first argument."""
+
+    @wraps(command)
+    def run(context: click.Context, *, brokers: str | None, key_file: str | None, **options: Any) -> int:
+        return _change(context, brokers, key_file, lambda table: command(table, **options))
+
+    return broker_option(key_option(click.pass_context(run)))
+
+
 @click.command("show")
-@cluster_options
-def show(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+@as_json
+@with_table
+async def show(table: SharedTable, *, as_json: bool) -> int:
     """Show the servers and rules of the cluster, and how many consents and approved definitions are shared.
 
     Values of variables and headers are not shown.
     """
-
-    async def work(table: SharedTable) -> int:
-        servers = {str(value.get("name")): value for value in table.list("server").values()}
-        rules = [value.get("rules") for value in table.list("rules").values()]
-        counts: JsonObject = {"consents": len(table.list("consent")), "pins": len(table.list("pin"))}
-        if as_json:
-            rows: JsonObject = {name: _describe(value.get("row")) for name, value in sorted(servers.items())}
-            write_json({"servers": rows, "rules": rules[0] if rules else None, **counts})
-            return 0
-        for name, value in sorted(servers.items()):
-            print_line(f"{name}: {_describe(value.get('row'))} ({value.get('by')}, {value.get('at')})")
-        for document in rules:
-            print_line(f"rules: {compact_json(document)}")
-        consents = format_count(len(table.list("consent")), "consent")
-        print_line(f"{consents}, {format_count(len(table.list('pin')), 'approved definition')}")
+    servers = {str(value.get("name")): value for value in table.list("server").values()}
+    rules = [value.get("rules") for value in table.list("rules").values()]
+    counts: JsonObject = {"consents": len(table.list("consent")), "pins": len(table.list("pin"))}
+    if as_json:
+        rows: JsonObject = {name: _describe(value.get("row")) for name, value in sorted(servers.items())}
+        write_json({"servers": rows, "rules": rules[0] if rules else None, **counts})
         return 0
-
-    return _change(context, brokers, key_file, work)
+    for name, value in sorted(servers.items()):
+        print_line(f"{name}: {_describe(value.get('row'))} ({value.get('by')}, {value.get('at')})")
+    for document in rules:
+        print_line(f"rules: {compact_json(document)}")
+    consents = format_count(len(table.list("consent")), "consent")
+    print_line(f"{consents}, {format_count(len(table.list('pin')), 'approved definition')}")
+    return 0
 
 
 def _describe(row: JsonValue) -> str:
@@ -220,23 +223,17 @@ def _read_rows(file: str) -> tuple[Mapping[str, JsonObject], Consent]:
 
 @click.command("remove")
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
-@broker_option
-@key_option
-@click.pass_context
-def remove(context: click.Context, *, names: tuple[str, ...], brokers: str | None, key_file: str | None) -> int:
+@with_table
+async def remove(table: SharedTable, *, names: tuple[str, ...]) -> int:
     """Remove servers from the cluster: all nodes stop them. Exit code 1 if one is not there."""
-
-    async def work(table: SharedTable) -> int:
-        unknown = [name for name in names if table.build_key("server", name) not in table.list("server")]
-        for name in dict.fromkeys(names):
-            if name not in unknown:
-                await table.remove(table.build_key("server", name))
-                print_line(f"removed: {name}")
-        if unknown:
-            print_status(f"not in the cluster: {', '.join(unknown)}")
-        return _FAILED if unknown else 0
-
-    return _change(context, brokers, key_file, work)
+    unknown = [name for name in names if table.build_key("server", name) not in table.list("server")]
+    for name in dict.fromkeys(names):
+        if name not in unknown:
+            await table.remove(table.build_key("server", name))
+            print_line(f"removed: {name}")
+    if unknown:
+        print_status(f"not in the cluster: {', '.join(unknown)}")
+    return _FAILED if unknown else 0
 
 
 @click.command("rules")

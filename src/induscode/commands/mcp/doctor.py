@@ -30,7 +30,7 @@ from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 from induscode.boot.plans import load_plan, opened_store
 from induscode.boot.runners import START_ONCE, attach_servers, show_slow_start
 from induscode.cli.output import as_json, print_notes, write_json
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_async, run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
@@ -279,38 +279,35 @@ def _print_report(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="The last N entries."
 )
 @click.pass_context
-def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
+@run_async
+async def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
     """Show the faults of the server NAME, with its last lines on standard error.
 
     They come from the ledger, which redacts known secrets.
     """
-
-    async def work(_: CancelToken) -> int:
-        async with opened_store() as store:
-            rows = await _read_entries(store, name, limit)
-        if not rows:
-            find_row(load_plan(read_invocation(context)), name)
-        entries: list[JsonObject] = [
-            {
-                "at": row.at,
-                "run": row.run,
-                "event": row.op,
-                "subject": row.facts.get("subject", ""),
-                "detail": row.facts.get("detail", ""),
-            }
-            for row in rows
-        ]
-        if as_json:
-            write_json({"server": name, "entries": entries})
-            return 0
-        for entry in entries:
-            for line in str(entry["detail"]).split("\n"):
-                print_line(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
-        if not entries:
-            print_line(f"Nothing has happened at server {name!r} yet.")
+    async with opened_store() as store:
+        rows = await _read_entries(store, name, limit)
+    if not rows:
+        find_row(load_plan(read_invocation(context)), name)
+    entries: list[JsonObject] = [
+        {
+            "at": row.at,
+            "run": row.run,
+            "event": row.op,
+            "subject": row.facts.get("subject", ""),
+            "detail": row.facts.get("detail", ""),
+        }
+        for row in rows
+    ]
+    if as_json:
+        write_json({"server": name, "entries": entries})
         return 0
-
-    return run_until_signal(work)
+    for entry in entries:
+        for line in str(entry["detail"]).split("\n"):
+            print_line(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
+    if not entries:
+        print_line(f"Nothing has happened at server {name!r} yet.")
+    return 0
 
 
 async def _read_entries(store: ThreadedStore, name: str, limit: int) -> Sequence[Row]:

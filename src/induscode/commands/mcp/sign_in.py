@@ -114,7 +114,10 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
             "servers",
             found,
             ("NAME", "STATE", "WHO", "SCOPES", "EXPIRES", "STORED"),
-            _format_cells,
+            lambda facts: (
+                *(facts.name, facts.state),
+                *(one or "-" for one in (facts.account, " ".join(facts.scopes), facts.format_expiry(), facts.place)),
+            ),
             to_json=SignInFacts.to_json,
             empty="No server behind a URL is configured: servers that are processes have no sign-in",
         )
@@ -125,11 +128,6 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
         return 0
 
     return run_until_signal(work)
-
-
-def _format_cells(facts: SignInFacts) -> tuple[str, ...]:
-    known = (facts.account, " ".join(facts.scopes), facts.format_expiry(), facts.place)
-    return facts.name, facts.state, *(one or "-" for one in known)
 
 
 def _configure_url(url: str) -> ServerConfig:
