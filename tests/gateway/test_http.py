@@ -112,36 +112,43 @@ def test_finding_d11_there_is_room_for_256_sessions_or_as_many_as_are_said(tmp_p
                 assert client.get(f"{url.removesuffix('/mcp')}/health").json()["sessions"] == room
 
 
-@pytest.mark.parametrize(("flag", "status"), [("--max-requests", 503), ("--max-requests-per-token", 429)])
-async def test_finding_d11_the_limits_are_flags_and_their_refusals_are_answers(
-    tmp_path: Path, flag: str, status: int
-) -> None:
-    """A call that waits takes the one place there is; each of the others is told to wait."""
+@pytest.mark.parametrize("flag", ["--max-requests", "--max-requests-per-token"])
+async def test_finding_d11_the_limits_are_flags_and_further_calls_wait(tmp_path: Path, flag: str) -> None:
+    """A call takes the one place there is; the others wait, and run when it has ended."""
     configured(user_file(), {"a": row()})
     stamp: dict[str, Any] = {
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
         "io.modelcontextprotocol/clientCapabilities": {},
     }
-    params = {"name": "a__slow", "arguments": {"seconds": 60}, "_meta": stamp}
-    frame = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
     named = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call"}
-    named |= {"Mcp-Name": "a__slow", "Accept": "application/json, text/event-stream"}
-    answers: list[httpx2.Response] = []
+    named |= {"Accept": "application/json, text/event-stream"}
     with listening(*NONE, flag, "1", cwd=tmp_path) as (_, url):
-        headers = {**named, **bearer()}
-        async with httpx2.AsyncClient(headers=headers, timeout=60) as client:
-            health = f"{url.removesuffix('/mcp')}/health"
+        async with httpx2.AsyncClient(headers={**named, **bearer()}, timeout=LIMIT_S) as client:
+            statuses: list[int] = []
 
-            async def is_busy() -> bool:
-                return (await client.get(health)).json()["requests"] == 1
+            async def call(name: str, **arguments: Any) -> None:
+                params = {"name": name, "arguments": arguments, "_meta": stamp}
+                frame = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+                statuses.append((await client.post(url, json=frame, headers={"Mcp-Name": name})).status_code)
+
+            async def counts(requests: int, waiting: int) -> bool:
+                health = (await client.get(f"{url.removesuffix('/mcp')}/health")).json()
+                return (health["requests"], health["waiting"]) == (requests, waiting)
 
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(lambda: client.post(url, json=frame))
-                await until(is_busy)
-                answers += [await client.post(url, json=frame) for _ in range(5)]
-                tasks.cancel_scope.cancel()
-    assert [answer.status_code for answer in answers] == [status] * 5
-    assert {answer.headers["retry-after"] for answer in answers} == {"1"}
+                slow = anyio.CancelScope()
+
+                async def hang() -> None:
+                    with slow:
+                        await call("a__slow", seconds=600)
+
+                tasks.start_soon(hang)
+                await until(lambda: counts(1, 0))
+                tasks.start_soon(lambda: call("a__echo", text="x"))
+                await until(lambda: counts(1, 1))
+                assert statuses == []
+                slow.cancel()
+            assert statuses == [200]
 
 
 def test_without_a_token_only_this_machine_is_served_and_that_is_said(tmp_path: Path) -> None:

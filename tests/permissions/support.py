@@ -113,9 +113,9 @@ async def get_effect(folder: Path, command: str, given: list[Rule]) -> Effect:
     return Effect.ASK if person.questions else Effect.DENY
 
 
-def stub(folder: Path, name: str, log: Path) -> None:
-    """Create a program that logs its arguments and does nothing else."""
+def stub(folder: Path, name: str, log: Path, logged: str = "$*") -> None:
+    """Create a program that logs its name and arguments and does nothing else."""
     folder.mkdir(exist_ok=True)
     path = folder / name
-    path.write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\n', encoding="utf-8")
+    path.write_text(f'#!/bin/sh\necho "{name} {logged}" >> {log}\n', encoding="utf-8")
     os.chmod(path, 0o755)

@@ -567,6 +567,7 @@ PIECES = st.sampled_from(
 @example('x=a | b 2>&1 b "$(a)" ')
 @example("! -x 2>&1 a ")
 @example("env ''\\a ")
+@example("a '\n'")
 @examples(6)
 def test_every_command_that_bash_runs_was_found_by_the_parser(
     tmp_path_factory: pytest.TempPathFactory, text: str
@@ -577,7 +578,7 @@ def test_every_command_that_bash_runs_was_found_by_the_parser(
     folder = tmp_path_factory.mktemp("run")
     log = folder / "log"
     for name in ("a", "b", "x", "-x", "ab", "ba", "aa", "bb"):
-        stub(folder / "bin", name, log)
+        stub(folder / "bin", name, log, logged="")  # arguments may hold newlines
     bash = ["/bin/bash", "-c", "--", f"{text}\nwait"]
     env = {"PATH": str(folder / "bin"), "HOME": str(folder)}
     subprocess.run(bash, cwd=folder, env=env, capture_output=True, timeout=60, check=False)

@@ -96,7 +96,7 @@ def challenges(response: httpx2.Response) -> str:
 @asynccontextmanager
 async def protected(issuer: Issuer | None = None, **settings: Any) -> AsyncGenerator[Resource]:
     """Run a host, and an issuer if none is given; the keys are there when the block begins."""
-    http = {name: settings.pop(name) for name in ("allowed_origins", "requests_each") if name in settings}
+    http = {name: settings.pop(name) for name in ("allowed_origins", "requests_each", "place_s") if name in settings}
     async with running_issuer() as own:
         chosen, bench = issuer or own, Bench()
 
