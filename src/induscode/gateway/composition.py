@@ -7,7 +7,6 @@ everything it serves, `open_gateway` opens the session behind it. A `GatewayOpen
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,9 +16,7 @@ from anyio import to_thread
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import Note
-from indusagi.interop.protocol_bridge.client.tools import ViewNote
 from indusagi.interop.protocol_bridge.host import create_provider_host
-from induscode.boot.plans import build_fault_note
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.cli.terminal import print_status
@@ -28,25 +25,21 @@ from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.gateway import Gateway, GatewayContext, GatewayOpening
 from induscode.gateway.search_box import SearchedBoxes
+from induscode.gateway.status_lines import StatusLines
 from induscode.gateway.tasks import TASKS_FILE, GatewayTasks, TaskMap
 from induscode.gateway.view_box import GatewayViews, read_view_tokens
 from induscode.launch.extras import find_missing_agent
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import SERVE_VIEWS
 from induscode.permissions.gate import build_gateway_checks
-from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
     from contextlib import AsyncExitStack
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.calls.metrics import CallMetrics
     from induscode.cluster.sessions import TaskHandles
     from induscode.conversations.agents.delegate import SubSessions
-    from induscode.deck.mcp.boot import BootedBridge
-    from induscode.gateway.options import Schemas
     from induscode.gateway.page.site import PageSite
 
 # -- host -------------------------------------------------------------------------------------
@@ -118,7 +111,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
     from indusagi.interop.protocol_bridge.client.handlers import forwarding_handlers  # noqa: PLC0415 — with the bridge
 
     context, content = parts.context, parts.content
-    invocation, options, sharing = context.invocation, context.options, context.sharing
+    invocation, options = context.invocation, context.options
     value = PROFILES[options.profile]
     profile = None if value is None else Profile(value)
     with end.guard():
@@ -146,7 +139,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
                 options=replace(context.boot, handlers=handlers, kinds=CONTENT_KINDS),
                 origin=CallOrigin(via="gateway", transport="pipe" if options.settings is None else "tcp"),
                 on_note=parts.lines.print_note,
-                share_store=None if sharing is None else sharing.state.open_store,
+                share_store=context.hooks.share_store,
             )
         )
         if context.node is not None:
@@ -155,8 +148,7 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         checks = await to_thread.run_sync(
             build_gateway_checks, invocation, profile is not None or session.addons.has_cards
         )
-        checks = checks if sharing is None else sharing.limit_checks(checks)
-        gateway = Gateway(session, context, checks, content, parts.lines)
+        gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines)
         wrap = gateway.wrap_content if gateway.checks.checks_remote or session.addons.intercepts else None
         content.open(session.mcp, ServerContent(session.mcp, wrap, session.native.context), gateway.is_ourselves)
         if agents is not None:
@@ -172,50 +164,3 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         parts.opening.open(gateway)
         return gateway
     return None
-
-
-# -- status lines -----------------------------------------------------------------------------------
-
-
-_MAX_PRINTED = 1_000
-_MAX_REMARKS = 20
-"""Remarks printed per server; a hostile one can produce thousands."""
-_COUNT = re.compile(r"\d[\d,]*")
-
-
-class StatusLines:
-    """Prints each note of a gateway once."""
-
-    def __init__(self, schemas: Schemas = "raw") -> None:
-        # Clients get raw definitions, so notes about the model view don't concern them.
-        self._hidden = ViewNote if schemas == "raw" else ()
-        self._printed: set[str] = set()
-
-    def print_note(self, note: Note) -> None:
-        """Print a note."""
-        self.print_notes([note])
-
-    def print_notes(self, notes: Iterable[Note], key: Callable[[Note], str] = str) -> None:
-        """Print the notes whose `key` is new."""
-        if len(self._printed) > _MAX_PRINTED:
-            self._printed.clear()
-        for note in notes:
-            if key(note) not in self._printed:
-                self._printed.add(key(note))
-                print_status(str(note))
-
-    def print_fault(self, server: str, status: EndpointStatus) -> None:
-        """Print why a server is missing."""
-        if status.fault is not None and status.fault.detail.reason != "moved":
-            self.print_note(build_fault_note(server, status.fault))
-
-    def print_remarks(self, bridge: BootedBridge) -> None:
-        """Print the first few remarks on each server's listings."""
-        for server in (endpoint.config.id for endpoint in bridge.fleet.endpoints()):
-            notes = [note for note in bridge.list_remarks(server) if not isinstance(note, self._hidden)]
-            more = len(notes) - _MAX_REMARKS
-            if more > 0:
-                remedy = f"all of them: {format_server_command('doctor', server)}"
-                notes[_MAX_REMARKS:] = [Note(f"server {server!r}", f"{more:,} further remarks", remedy)]
-            # Ignore numbers when deduplicating: they change all the time.
-            self.print_notes(notes, lambda note: f"{note.owner}: {_COUNT.sub('#', note.message)}")

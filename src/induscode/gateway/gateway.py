@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
@@ -30,6 +31,7 @@ from induscode.search.options import SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskGroup
 
@@ -50,15 +52,16 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
+    from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.deck.provision import DeckToolBox
-    from induscode.gateway.composition import StatusLines
     from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.recursion import GatewayInfo, ListenAddress
-    from induscode.gateway.sharing import GatewaySharing
     from induscode.gateway.sign_in import GatewaySignIns
+    from induscode.gateway.status_lines import StatusLines
     from induscode.launch.invocation import Invocation
     from induscode.permissions.gate import CardChecks
     from induscode.search.finder import SearchReport
+    from induscode.servers.config.trust import TrustStore
     from induscode.servers.plan import ServerPlan
 
 FIRST_S = 5.0
@@ -69,6 +72,20 @@ _APPROVAL_POLL_S = 2.0
 """Poll interval for approvals and sign-ins from other processes, while a tool or a server waits for one."""
 _DEBOUNCE_S = 0.05
 """Debounce window for announcing changes."""
+
+
+@record(kw_only=True)
+class NodeHooks:
+    """Hooks of a gateway that is a cluster node; they do nothing by default."""
+
+    share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None
+    """Shares the ledger."""
+    trust: TrustStore | None = None
+    """Consents of this user and of the other nodes."""
+    limit_checks: Callable[[CardChecks], CardChecks] = lambda checks: checks
+    """Adds the cluster's rules to the permission checks."""
+    on_follow: Callable[[Any, TaskGroup], None] = lambda gateway, tasks: None
+    """Called with the gateway when it starts to follow its servers."""
 
 
 @record(kw_only=True)
@@ -88,7 +105,7 @@ class GatewayContext:
     files: Sequence[str]
     node: ClusterNode | None = None
     """This gateway as a cluster node."""
-    sharing: GatewaySharing | None = None
+    hooks: NodeHooks = field(default_factory=NodeHooks)
     """State shared with the other nodes."""
 
 
@@ -425,8 +442,7 @@ class Gateway:
                 tasks.start_soon(self._announce_changes, host)
                 tasks.start_soon(self._start_known)
                 tasks.start_soon(self._poll_approvals)
-                if self._context.sharing is not None:
-                    self._context.sharing.follow(self, tasks)
+                self._context.hooks.on_follow(self, tasks)
                 watch = self._context.watch
                 while watch is not None:
                     await watch.wait_for_change(signals)
@@ -507,8 +523,9 @@ class Gateway:
         """Read the files, or return `None` (keeping the servers) if one of them is broken."""
         context = self._context
         try:
-            trust = None if context.sharing is None else context.sharing.trust
-            plan = await to_thread.run_sync(reread_plan, context.invocation, context.files, self.plan, trust)
+            plan = await to_thread.run_sync(
+                reread_plan, context.invocation, context.files, self.plan, context.hooks.trust
+            )
         except BrokenConfigError as exc:
             for line in str(exc).splitlines():
                 print_status(line)

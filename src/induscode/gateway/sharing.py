@@ -27,6 +27,7 @@ from induscode.cluster.shared.calls import CallPublisher
 from induscode.cluster.shared.state import KIND as CONSENT
 from induscode.cluster.shared.state import SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
+from induscode.gateway.gateway import NodeHooks
 from induscode.gateway.recursion import drop_own_address
 
 if TYPE_CHECKING:
@@ -184,7 +185,9 @@ async def join_cluster(
         if context.watch is not None:
             context.watch.poll_s = WATCH_S
         plan = drop_own_address(held_back, context.address)
-        context = replace(context, plan=plan, sharing=sharing)
+        limit, follow = sharing.limit_checks, sharing.follow
+        hooks = NodeHooks(share_store=shared.open_store, trust=sharing.trust, limit_checks=limit, on_follow=follow)
+        context = replace(context, plan=plan, hooks=hooks)
     boot = replace(context.boot, open_session=node.open_session, node=node.info.node)
     if options.settings is not None:
         options = replace(options, settings=replace(options.settings, router=sessions))
