@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from induscode.gateway.flags import SERVE_FLAGS
+from induscode.gateway.options import SERVE_FLAGS
 from induscode.launch.flags import FlagGroup, FlagKind, flag_specs, split_list
 from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import SANDBOX, SETTINGS, Settings

@@ -7,8 +7,15 @@ from __future__ import annotations
 
 import click
 
-from induscode.gateway.flags import CONNECTIONS, REQUESTS, REQUESTS_PER_TOKEN, SERVE_FLAGS, SESSIONS
-from induscode.gateway.options import ServeOptions, read_serve_options
+from induscode.gateway.options import (
+    CONNECTIONS,
+    REQUESTS,
+    REQUESTS_PER_TOKEN,
+    SERVE_FLAGS,
+    SESSIONS,
+    ServeOptions,
+    read_serve_options,
+)
 from induscode.launch.options import ProfileChoice, add_flags, flags, read_invocation
 
 

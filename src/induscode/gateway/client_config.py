@@ -13,7 +13,7 @@ from induscode.boot.catalog import list_native_tools
 from induscode.boot.plans import load_plan
 from induscode.cli.terminal import print_line, print_status
 from induscode.conversations.contract import ExitCode
-from induscode.gateway.flags import SERVE_FLAGS
+from induscode.gateway.options import SERVE_FLAGS
 from induscode.gateway.recursion import EVERYWHERE
 from induscode.launch.flags import FlagKind, flag_specs
 from induscode.launch.options import collect_values, read_invocation

@@ -1,6 +1,6 @@
 """The flag table of `indus`, source of the parser, the help, the completion and the reference page.
 
-`flag_specs` has the flags of a session; `induscode.gateway.flags` has those of `indus serve`. A flag that overrides a
+`flag_specs` has the flags of a session; `induscode.gateway.options` has those of `indus serve`. A flag that overrides a
 setting is made from it. A command declares flags that only it takes by itself, in its own module.
 """
 
