@@ -159,7 +159,7 @@ async def test_node_that_refuses_to_drain_is_named(tmp_path: Path) -> None:
                 await membership.requests.answer(message, {"answer": "no"})
 
             await asyncio.to_thread(write_key, str(tmp_path / "cluster.key"), KEY)
-            stop = await broker.subscribe(settings.node_subject(membership.info.instance), refuse)
+            stop = await broker.subscribe(settings.subject("node", membership.info.instance), refuse)
             async with asyncio.TaskGroup() as tasks:
                 renewing = tasks.create_task(membership.run())
                 command = [sys.executable, "-m", "induscode", "cluster", "drain", "a", "--cluster", process.url]

@@ -197,9 +197,8 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
     async def open_part(*_: object, **__: object) -> AsyncGenerator[Any]:
         yield node
 
-    @asynccontextmanager
-    async def open_shared(_: object) -> AsyncGenerator[Any]:
-        yield parts.state
+    async def open_shared(_: object) -> Any:
+        return parts.state
 
     class Sharing:
         trust = None

@@ -311,7 +311,7 @@ async def list_search_items(
 
 def _find_denied(tools: Sequence[ListedTool], cwd: str) -> Collection[str]:
     """Find the tools that the user's or project's rules deny altogether."""
-    from induscode.permissions.store import RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — for searches alone
+    from induscode.permissions.rules import RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — for searches alone
 
     if not has_rules(cwd):
         return ()

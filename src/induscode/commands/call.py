@@ -45,7 +45,7 @@ from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
 from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import CODE_ENABLED
-from induscode.permissions.gate import build_call_checks
+from induscode.permissions import build_call_checks
 from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:

@@ -32,7 +32,6 @@ from induscode.cli.output import as_json, write_json
 from induscode.cli.signals import run_async, run_until_signal
 from induscode.cli.terminal import format_age, is_reader_gone, print_line, print_status, stdout_console
 from induscode.cluster.opening import key_option, read_keyed_settings, run_with_broker
-from induscode.cluster.shared.calls import read_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -206,6 +205,7 @@ def _list_cluster_calls(
     context: click.Context, brokers: str, key_file: str | None, wanted: CallFilter, limit: int, *, as_json: bool
 ) -> int:
     """List the last calls of all nodes, newest last."""
+    from induscode.cluster.shared.state import read_calls  # noqa: PLC0415 — only with --cluster
 
     async def work(broker: Broker) -> int:
         found: list[tuple[str, CallRecord]] = []

@@ -15,8 +15,8 @@ from indusagi.core.text import format_count
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, write_json
 from induscode.cli.terminal import print_line, print_status
-from induscode.cluster.broker import check_key
 from induscode.cluster.contract import ClusterFault, NodeInfo
+from induscode.cluster.jetstream import open_bucket
 from induscode.cluster.key import create_key, read_key
 from induscode.cluster.membership import open_membership
 from induscode.cluster.opening import (
@@ -30,6 +30,7 @@ from induscode.cluster.opening import (
     run_with_broker,
 )
 from induscode.cluster.placement import Placements, find_replica
+from induscode.cluster.proofs import check_key
 from induscode.cluster.report import read_report
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import read_invocation
@@ -250,7 +251,7 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
 async def placements(broker: Broker, *, as_json: bool) -> int:
     """Show which node runs which server, and since which epoch."""
     async with open_membership(broker, observer=True) as membership:
-        entries = await broker.open_bucket(broker.settings.placements)
+        entries = await open_bucket(broker, broker.settings.placements)
         found = await Placements(entries, membership).list_all()
         rows: list[JsonObject] = []
         for one in found:

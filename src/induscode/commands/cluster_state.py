@@ -21,7 +21,6 @@ from induscode.cli.output import as_json, ask_consent, digest_option, print_note
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import find_node_name
 from induscode.cluster.key import write_new_key
-from induscode.cluster.offers import issue_offer_key, revoke_offer_key
 from induscode.cluster.opening import (
     broker_option,
     find_key_file,
@@ -31,9 +30,10 @@ from induscode.cluster.opening import (
     read_settings,
     run_with_broker,
 )
+from induscode.cluster.proofs import issue_offer_key, revoke_offer_key
+from induscode.cluster.shared.ledger import verify_cluster
 from induscode.cluster.shared.rotation import rotate_key
 from induscode.cluster.shared.table import open_table
-from induscode.cluster.shared.verify import verify_cluster
 from induscode.commands.cluster import cluster_options
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.core.consent import build_consent
@@ -46,8 +46,8 @@ from induscode.servers.config.trust import describe_row
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
+    from induscode.cluster.shared.ledger import ClusterReport
     from induscode.cluster.shared.table import SharedTable
-    from induscode.cluster.shared.verify import ClusterReport
     from induscode.core.consent import Consent
 
 _FAILED = 1
@@ -229,7 +229,7 @@ async def remove(table: SharedTable, *, names: tuple[str, ...]) -> int:
     unknown = [name for name in names if table.build_key("server", name) not in table.list("server")]
     for name in dict.fromkeys(names):
         if name not in unknown:
-            await table.remove(table.build_key("server", name))
+            await table.put(table.build_key("server", name), None)
             print_line(f"removed: {name}")
     if unknown:
         print_status(f"not in the cluster: {', '.join(unknown)}")
@@ -256,7 +256,7 @@ def rules(
     async def work(table: SharedTable) -> int:
         key = table.build_key("rules")
         if document is None:
-            await table.remove(key)
+            await table.put(key, None)
         else:
             await table.put(key, {"rules": document, "by": getuser(), "at": iso_utc(now_ms())})
         print_line("the cluster has no rules any more" if document is None else f"the cluster has the rules of {file}")

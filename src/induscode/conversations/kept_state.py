@@ -16,8 +16,7 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from induscode.conversations.transcript import build_row
-from induscode.permissions.rules import Rule, RuleOrigin
-from induscode.permissions.store import dump_rule, parse_rule_row
+from induscode.permissions.rules import Rule, RuleOrigin, dump_rule, parse_rule_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

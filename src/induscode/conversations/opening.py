@@ -87,7 +87,7 @@ async def open_conversation(
         limit = build_deck_limit(choice, invocation)
         sampling, approver, handlers = SamplingModel(), None, None
         if dialog is not None:
-            from induscode.permissions.approver import PersonApprover  # noqa: PLC0415 — loads the table of programs
+            from induscode.permissions.confirm import PersonApprover  # noqa: PLC0415 — loads the table of programs
 
             approver = PersonApprover(dialog)
             handlers = build_server_handlers(dialog, sampling.complete, (invocation.cwd,))

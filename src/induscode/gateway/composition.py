@@ -31,7 +31,7 @@ from induscode.gateway.view_box import GatewayViews, read_view_tokens
 from induscode.launch.extras import find_missing_agent
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import SERVE_VIEWS
-from induscode.permissions.gate import build_gateway_checks
+from induscode.permissions import build_gateway_checks
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack

@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
     from induscode.launch.invocation import Invocation
-    from induscode.permissions.gate import CardChecks
+    from induscode.permissions import CardChecks
     from induscode.search.finder import SearchReport
     from induscode.servers.config.trust import TrustStore
     from induscode.servers.plan import ServerPlan

@@ -5,23 +5,20 @@ Deny rules come first, then plan mode, then ask rules and doubts, then allow rul
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import is_within
 from indusagi.core.records import record
-from induscode.permissions.call_facts import CallKind
+from induscode.permissions.call_facts import CallFacts, CallKind, PathFact
 from induscode.permissions.patterns import (
     PatternMatch,
     find_allow_problem,
     has_wildcards,
     is_absolute,
-    is_action,
     is_host,
     is_path,
+    match_action,
     match_command,
-    may_be_action,
     may_be_command,
     may_be_host,
     may_be_path,
@@ -36,7 +33,6 @@ from induscode.permissions.rules import Effect, Rule, match_glob
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from induscode.permissions.call_facts import CallFacts, PathFact
     from induscode.permissions.shell.arguments import Problem
     from induscode.permissions.shell.parse import Command, Script
 
@@ -63,10 +59,8 @@ class PolicyContext:
     approval: ApprovalMode = ApprovalMode.ASK
     plan: bool = False
     """Whether plan mode is on."""
-    plans_dir: str | None = None
-    """Directory that plan mode may write to; absolute and resolved."""
-    unsandboxed: bool = False
-    """Whether rules may allow commands without a sandbox."""
+    limits: bool = False
+    """Whether these permissions only restrict others, which check the sandbox."""
 
 
 @record
@@ -119,7 +113,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
     if denials:
         return Decision(effect=Effect.DENY, reasons=tuple(denials))
     fits_plan_mode = facts.kind in _IN_PLAN_MODE or (
-        facts.kind is CallKind.FILE and all(not path.writing or _is_plan_path(path, context) for path in facts.paths)
+        facts.kind is CallKind.FILE and all(not path.writing for path in facts.paths)
     )
     if context.plan and not fits_plan_mode:
         reason = "plan mode: only read-only calls are allowed until a plan is approved"
@@ -157,11 +151,6 @@ def find_total_denial(facts: CallFacts, rules: Iterable[Rule]) -> Rule | None:
         if rule.effect is Effect.DENY and rule.specifier is None and _is_relevant(rule, facts):
             return rule
     return None
-
-
-def is_sandboxed(facts: CallFacts) -> bool:
-    """Return whether a command would run in a sandbox."""
-    return facts.sandbox is not None and facts.sandbox.kind != "none"
 
 
 def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
@@ -217,8 +206,8 @@ def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
     if facts.is_discovery:
         return PatternMatch.NO
     if facts.method is not None and facts.slug is not None and facts.url is not None:
-        applies = may_be_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
-        return PatternMatch.YES if applies else PatternMatch.NO
+        match = match_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
+        return PatternMatch.NO if match is PatternMatch.NO else PatternMatch.YES
     if facts.url is not None and rule.specifier.startswith(_DOMAIN):
         host = parse_host(facts.url)
         applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
@@ -269,7 +258,8 @@ def _list_doubts(facts: CallFacts, script: Script, context: PolicyContext) -> li
     doubts = [*script.flaws]
     if not script.commands:
         doubts.append("it has no command that a rule could name")
-    if not is_sandboxed(facts) and not context.unsandboxed:
+    is_sandboxed = facts.sandbox is not None and facts.sandbox.kind != "none"
+    if not is_sandboxed and not context.limits:
         detail = facts.sandbox.detail if facts.sandbox is not None else "the shell does not report one"
         doubts.append(f"there is no sandbox for commands here ({detail})")
     return doubts
@@ -304,8 +294,7 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
     rules: list[Rule] = []
     for path in facts.paths:
         is_edit = context.approval is ApprovalMode.AUTO_EDIT and path.refusal is None
-        is_plan = context.plan and _is_plan_path(path, context)
-        needs_rule = (path.writing or path.refusal is not None) and not is_edit and not is_plan
+        needs_rule = (path.writing or path.refusal is not None) and not is_edit
         rule = next((rule for rule in allowing if _allows_path(rule, path, facts)), None) if needs_rule else None
         if rule is not None:
             rules.append(rule)
@@ -343,7 +332,7 @@ def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:
         return True
     host = None if facts.url is None else parse_host(facts.url)
     if facts.method is not None and facts.slug is not None:
-        return is_action(rule.specifier, facts.method, host, facts.slug)
+        return match_action(rule.specifier, facts.method, host, facts.slug) is PatternMatch.YES
     domain = rule.specifier.removeprefix(_DOMAIN)
     return host is not None and domain != rule.specifier and is_host(domain, host)
 
@@ -360,8 +349,3 @@ def _allows_path(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
     if path.refusal == "outside" and not is_absolute(rule.specifier):
         return False
     return is_path(rule.specifier, path.resolved, facts.workspace)
-
-
-def _is_plan_path(path: PathFact, context: PolicyContext) -> bool:
-    folder = context.plans_dir
-    return folder is not None and is_within(path.resolved, os.path.normpath(folder))

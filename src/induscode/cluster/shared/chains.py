@@ -145,7 +145,6 @@ class ChainState:
     node: str
     base: ChainEnd
     head: ChainEnd
-    rows: int = 0
     withheld: int = 0
     is_broken: bool = False
     recent: dict[int, str] = field(default_factory=dict[int, str])
@@ -255,7 +254,6 @@ class ChainBook:
             self.report(f"anchor {owed[1]:,} has another row", chain=chain, row=row.position, number=number)
         state.head = ChainEnd(row.position, row.digest)
         state.recent[row.position] = row.digest
-        state.rows += 1
         state.withheld += not row.cells
         if state.kept is not None:
             state.kept.append(row.digest)

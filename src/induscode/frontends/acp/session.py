@@ -313,7 +313,7 @@ class SessionModes:
         plan_mode.active = False
         checks = self._conversation.permissions.permissions
         if checks is not None:
-            checks.change_approval(_MODES[name][0])
+            checks.approval = _MODES[name][0]
 
     def describe(self) -> JsonObject:
         """Describe the modes for the editor."""

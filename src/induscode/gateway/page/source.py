@@ -24,7 +24,7 @@ from induscode.deck.mcp.content import ServerContent
 from induscode.gateway.sign_in import PagePrompt
 from induscode.permissions.check import CheckedCard, Permissions
 from induscode.permissions.confirm import ApprovalScope, InstantApprover, PermissionAnswer
-from induscode.permissions.store import RuleStore, load_startup_rules
+from induscode.permissions.rules import RuleStore, load_startup_rules
 from induscode.search.background import BackgroundIndex
 from induscode.search.items import build_content_item, build_tool_item
 from induscode.search.options import estimate_definition
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.provision import ToolDeck
     from induscode.gateway.gateway import Gateway
+    from induscode.permissions import Wrap
     from induscode.permissions.confirm import Approver, PermissionRequest
-    from induscode.permissions.gate import Wrap
     from induscode.search.items import SearchItem, SearchKind
     from induscode.servers.config.rows import ServerRow
     from induscode.servers.plan import ServerPlan

@@ -1,8 +1,8 @@
-"""Keys of nodes that only offer their servers: issued, checked and revoked in the bucket of keys.
+"""Proofs in the bucket of keys: that a process has the cluster's key, or a valid key for offering its servers.
 
-A node's entry names the serial of its current key, sealed with the cluster key. A node that has seen a later entry
-ignores an earlier one put back in its place. A second part of the entry, sealed with the offer key itself, lets its
-holder check that it's valid.
+An offering node's entry names the serial of its current key, sealed with the cluster key. A node that has seen a later
+entry ignores an earlier one put back in its place. A second part of the entry, sealed with the offer key itself, lets
+its holder check that it's valid. Everything here raises `ClusterFault` if the brokers fail or don't answer.
 """
 
 from __future__ import annotations
@@ -19,20 +19,62 @@ from typing import TYPE_CHECKING
 from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
-from induscode.cluster.broker import check_key
-from induscode.cluster.contract import ClusterFault, LostRaceError, WrongKeyError, read_object
-from induscode.cluster.key import UnsealedError
-from induscode.cluster.seals import Seal, SealRing
+from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError, WrongKeyError, read_object
+from induscode.cluster.jetstream import Bucket, open_bucket
+from induscode.cluster.key import ClusterKey, OfferKey, Seal, SealRing, UnsealedError
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
-    from induscode.cluster.bucket import Bucket
-    from induscode.cluster.key import ClusterKey, OfferKey
+
+PROOF = "proof"
+"""Entry with the proof of the cluster key."""
+REPLACED = "replaced"
+"""Entry that lets holders of an earlier key know it was replaced."""
 
 _CHECK_EVERY_S = 1.0
 """How long to trust an offer key before looking it up again."""
 _MAX_UNKNOWN = 20
 """Lookups of names without a key in that time, since anyone can make up names."""
+
+
+def find_proof_place(settings: ClusterSettings) -> str:
+    """Return the place of the key's proof. Earlier versions, which didn't seal messages, used another."""
+    return f"{settings.keys}/{PROOF} 2"
+
+
+async def check_key(broker: Broker) -> bool:
+    """Check that this process's key is valid. Return False if the cluster doesn't have one yet.
+
+    Raises:
+        WrongKeyError: The cluster has another key, or replaced or revoked this offer key.
+        ClusterFault: The broker doesn't answer, or an earlier version prepared the cluster.
+    """
+    key, offer, name = broker.settings.key, broker.settings.offer, broker.settings.keys
+    bucket = await open_bucket(broker, name)
+    if offer is not None:
+        entry_name, place = _find_place(broker, offer.node)
+        entry = await bucket.get(entry_name)
+        if entry is not None and Seal.of_offer(offer).open(place, _read_part(entry.value, "offer")) is not None:
+            return True
+        message = f"the key of the offering node {offer.node!r} was revoked or replaced"
+        raise WrongKeyError(f"{message}: get another from `indus cluster offer-key {offer.node}`")
+    entry = await bucket.get(PROOF)
+    if entry is None:
+        return False
+    if key is None or key.has_sealed(find_proof_place(broker.settings), entry.value):
+        return True
+    if key.has_sealed(name, entry.value):
+        message = "an earlier version of indus has prepared this cluster, and its nodes send unsealed messages"
+        raise ClusterFault("ready", f"{message}: update and stop all nodes, then run `indus cluster init` once")
+    replaced = await bucket.get(REPLACED)
+    if replaced is not None and key.has_sealed(f"{name}/{REPLACED}", replaced.value):
+        remedy = "copy the new key file to this machine"
+        raise WrongKeyError(f"the key of the cluster was replaced (indus cluster rotate-key): {remedy}")
+    remedy = "copy the key file of the one that prepared it"
+    raise WrongKeyError(f"the cluster has another key than this machine: {remedy}")
+
+
+# -- keys of offering nodes -------------------------------------------------------------------
 
 
 def _find_place(broker: Broker, node: str) -> tuple[str, str]:
@@ -41,23 +83,15 @@ def _find_place(broker: Broker, node: str) -> tuple[str, str]:
 
 
 async def issue_offer_key(broker: Broker, key: ClusterKey, node: str) -> OfferKey:
-    """Issue a key to an offering node, which revokes its previous one.
-
-    Raises:
-        ClusterFault: The broker failed.
-    """
+    """Issue a key to an offering node, which revokes its previous one."""
     offer = key.derive_offer(node, secrets.token_hex(6))
     await _write_entry(broker, key, node, offer)
     return offer
 
 
 async def revoke_offer_key(broker: Broker, key: ClusterKey, node: str) -> bool:
-    """Revoke an offering node's key, and return whether it had one.
-
-    Raises:
-        ClusterFault: The broker failed.
-    """
-    keys = await broker.open_bucket(broker.settings.keys)
+    """Revoke an offering node's key, and return whether it had one."""
+    keys = await open_bucket(broker, broker.settings.keys)
     if await keys.get(_find_place(broker, node)[0]) is None:
         return False
     await _write_entry(broker, key, node, None)
@@ -65,7 +99,7 @@ async def revoke_offer_key(broker: Broker, key: ClusterKey, node: str) -> bool:
 
 
 async def _write_entry(broker: Broker, key: ClusterKey, node: str, offer: OfferKey | None) -> None:
-    keys = await broker.open_bucket(broker.settings.keys)
+    keys = await open_bucket(broker, broker.settings.keys)
     name, place = _find_place(broker, node)
     serial = "" if offer is None else offer.serial
     sealed = key.seal(place, compact_json({"serial": serial, "version": now_ms()}).encode())
@@ -73,10 +107,7 @@ async def _write_entry(broker: Broker, key: ClusterKey, node: str, offer: OfferK
     parts: JsonObject = {"cluster": base64.b64encode(sealed).decode(), "offer": base64.b64encode(proof).decode()}
     value, present = compact_json(parts).encode(), await keys.get(name)
     try:
-        if present is None:
-            await keys.create(name, value)
-        else:
-            await keys.update(name, value, present.revision)
+        await keys.put(name, value, None if present is None else present.revision)
     except LostRaceError as exc:
         raise ClusterFault("ready", f"another command changes the key of {node!r} now: try again") from exc
 
@@ -149,29 +180,13 @@ async def open_ring(broker: Broker) -> SealRing:
         ClusterFault: It has no key, the cluster isn't prepared, or the broker doesn't answer.
     """
     settings = broker.settings
-    if settings.key is not None:
-        if not await check_key(broker):
-            raise ClusterFault("missing", "the cluster has no key; prepare it once with `indus cluster init`")
-        keys = await broker.open_bucket(settings.keys)
-        return SealRing(Seal.of_cluster(settings.key), OfferRegistry(broker, keys, settings.key).find)
-    if settings.offer is None:
+    if settings.key is None and settings.offer is None:
         message = "this needs the key of the cluster (--cluster-key), or for --offer-only a key of its own"
         raise ClusterFault("missing", f"{message}: indus cluster offer-key NODE makes one")
-    seal = Seal.of_offer(settings.offer)
-    await check_offer(broker, seal)
-    return SealRing(seal)
-
-
-async def check_offer(broker: Broker, seal: Seal) -> None:
-    """Check that this process's offer key is valid.
-
-    Raises:
-        WrongKeyError: It was revoked or replaced.
-        ClusterFault: The broker doesn't answer.
-    """
-    keys = await broker.open_bucket(broker.settings.keys)
-    name, place = _find_place(broker, seal.author)
-    entry = await keys.get(name)
-    if entry is None or seal.open(place, _read_part(entry.value, "offer")) is None:
-        message = f"the key of the offering node {seal.author!r} was revoked or replaced"
-        raise WrongKeyError(f"{message}: get another from `indus cluster offer-key {seal.author}`")
+    if not await check_key(broker):
+        raise ClusterFault("missing", "the cluster has no key; prepare it once with `indus cluster init`")
+    if settings.key is None:
+        assert settings.offer is not None
+        return SealRing(Seal.of_offer(settings.offer))
+    keys = await open_bucket(broker, settings.keys)
+    return SealRing(Seal.of_cluster(settings.key), OfferRegistry(broker, keys, settings.key).find)
