@@ -25,7 +25,7 @@ from induscode.conversations.contract import (
     ToolCalled,
     Usage,
 )
-from induscode.conversations.output import RunStart, RunSummary, event_to_json
+from induscode.conversations.run import RunStart, RunSummary, event_to_json
 from induscode.launch.flags import FlagGroup
 from induscode.launch.options import GroupedOption
 from induscode.launch.settings import SETTINGS

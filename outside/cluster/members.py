@@ -22,7 +22,7 @@ from tests.support.broker_proxy import BrokerProxy, open_proxy
 
 from indusagi.core.json import is_json_object
 from indusagi.core.listeners import Listeners
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault, ServerLimits, StdioServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.cluster.membership import read_lease_clock

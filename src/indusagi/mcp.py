@@ -29,13 +29,13 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.endpoint import InjectedTransport, ServerEndpointImpl, create_server_endpoint
 from indusagi.interop.protocol_bridge.host import (
+    HostTransport,
     ProviderHost,
     ProviderHostInfo,
     RunningProviderHost,
     create_provider_host,
 )
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
-from indusagi.interop.protocol_bridge.host.server import HostTransport
 from indusagi.runtime.contract import ProgressSink, ToolBox
 
 __all__ = ["MCPClient", "MCPServer"]

@@ -14,8 +14,7 @@ import pytest
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonValue
 from induscode.commands import program
-from induscode.servers.clients import CLIENT_NAMES
-from induscode.servers.clients.entry import CLIENTS, Address, Entry, is_own_row
+from induscode.servers.clients import CLIENTS, Address, Entry, is_own_row
 from induscode.servers.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
 
 pytestmark = pytest.mark.usefixtures("_started_as_indus")
@@ -81,10 +80,6 @@ def _servers(client: str, path: Path) -> dict[str, object]:
 
 def _indus(*words: str) -> int:
     return program.run(["serve", *words])
-
-
-def test_names_of_the_flag_are_those_of_the_table() -> None:
-    assert tuple(CLIENTS) == CLIENT_NAMES
 
 
 @pytest.mark.parametrize("client", _NAMES)

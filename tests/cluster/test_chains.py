@@ -13,9 +13,8 @@ from induscode.cluster.contract import ClusterSettings
 from induscode.cluster.jetstream import StreamMessage
 from induscode.cluster.shared.chains import NO_ANCHOR, Anchor, ChainBatch, ChainBook, ChainProblem, digest_anchor
 from induscode.cluster.shared.ledger import take_message
-from induscode.deck.mcp.store.database import ChainEnd
+from induscode.deck.mcp.store.database import ChainEnd, ChainRow
 from induscode.deck.mcp.store.events import GENESIS, chain_digest
-from induscode.deck.mcp.store.publication import ChainRow
 
 SETTINGS = ClusterSettings(brokers=["nats://a"], node="a", key=KEY)
 BEGIN = ChainEnd(0, GENESIS)

@@ -13,8 +13,7 @@ from induscode.cluster.jetstream import StreamMessage
 from induscode.cluster.shared.chains import ChainBook
 from induscode.cluster.shared.ledger import LedgerPublisher, take_message
 from induscode.cluster.shared.state import finish
-from induscode.deck.mcp.store.database import ChainEnd
-from induscode.deck.mcp.store.publication import ChainPart, ChainRow
+from induscode.deck.mcp.store.database import ChainEnd, ChainPart, ChainRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from tests.support.broker import KEY, BrokerProcess, name_node, new_cluster, silent_broker
 from tests.support.broker_proxy import open_proxy
+from tests.support.deck import open_pins
 from tests.support.stores import stored
 from tests.support.waiting import until
 
@@ -31,7 +32,6 @@ from induscode.cluster.shared.state import (
 )
 from induscode.cluster.shared.table import SharedTable, open_table
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import open_pins
 from induscode.servers.config.rows import Origin, parse_row
 from induscode.servers.config.trust import server_identity
 
@@ -167,7 +167,7 @@ async def test_definition_approved_at_one_node_is_approved_at_all(broker: Broker
         heard = asyncio.Event()
         two.on_pins.add(heard.set)
         pins = await open_pins(Journal(one.store, [server], node="one"), [server])
-        assert pins.check(tool, first) is None
+        assert pins.judge(tool, first).drift is None
         pins.approve(tool, changed)
         async with asyncio.timeout(60):
             while len(two.table.list("pin")) < 2:
@@ -175,9 +175,9 @@ async def test_definition_approved_at_one_node_is_approved_at_all(broker: Broker
                 await heard.wait()
         others = await open_pins(Journal(two.store, [server], node="two"), [server])
         # The first definition of the one node is the first one of the other.
-        assert others.check(tool, first) is None
-        assert others.check(tool, changed) is None
-        drift = others.check(tool, third)
+        assert others.judge(tool, first).drift is None
+        assert others.judge(tool, changed).drift is None
+        drift = others.judge(tool, third).drift
         assert drift is not None
         assert drift.before is not None
 

@@ -29,7 +29,7 @@ from pydantic_ai.messages import (
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
 
-from induscode.conversations.model_loop.chat.messages import build_connection_error, replace_images, write_messages
+from induscode.conversations.model_loop.chat_messages import build_connection_error, replace_images, write_messages
 from induscode.conversations.model_loop.providers import open_model, to_model_fault
 from induscode.conversations.models import ModelChoice
 
@@ -482,7 +482,7 @@ async def test_unreachable_server_is_retried_and_reported(monkeypatch: pytest.Mo
 
 async def test_tls_is_set_up_unless_address_and_proxies_are_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
     """A context without certificate authorities is created at once, and trusts no server."""
-    from induscode.conversations.model_loop.chat import model  # noqa: PLC0415 — its parts are private
+    from induscode.conversations.model_loop import chat as model  # noqa: PLC0415 — its parts are private
 
     monkeypatch.delenv("http_proxy", raising=False)
     choose_tls = vars(model)["_choose_tls"]

@@ -16,8 +16,8 @@ from tests.commands.helpers import configured, one_line, row
 from tests.support.scripts import command, run
 
 from indusagi.interop import StdioServerConfig, StreamableHttpServerConfig, create_server_endpoint
-from induscode.servers.clients.entry import CLIENTS as WRITERS
-from induscode.servers.clients.entry import Entry
+from induscode.servers.clients import CLIENTS as WRITERS
+from induscode.servers.clients import Entry
 from induscode.servers.config import read_rows
 
 if TYPE_CHECKING:

@@ -25,9 +25,9 @@ from indusagi import __version__
 from indusagi.core.invisible import iter_strings
 from indusagi.core.text import clean_text
 from indusagi.interop import StdioServerConfig, create_server_endpoint
-from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.host.catalog import build_listing
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import MODERN_VERSIONS
 
 pytestmark = pytest.mark.process
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from induscode.boot.live_connectors import web_settings
 from induscode.commands import program
+from induscode.connectors.live import web_settings
 from induscode.launch.flags import flag_specs
 from induscode.launch.invocation import build_invocation
 from induscode.launch.settings import (

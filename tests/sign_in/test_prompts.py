@@ -13,8 +13,8 @@ from tests.support.waiting import until
 
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, DeviceCode
 from induscode.cli.dialog import Question, Reply
-from induscode.servers.sign_in import prompts
-from induscode.servers.sign_in.prompts import PersonPrompt, StandardInputDialog, open_browser
+from induscode.servers import sign_in as prompts
+from induscode.servers.sign_in import PersonPrompt, StandardInputDialog, open_browser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

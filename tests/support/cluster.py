@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tests.support.broker import name_node
 
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import BridgeConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl

@@ -16,7 +16,7 @@ from indusagi.adapters.calls import AdapterCalls, Gate, explain_missing
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject
-from indusagi.interop.protocol_bridge.contract import to_blocks
+from indusagi.interop.protocol_bridge.contract import to_block
 from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolResult
 
@@ -53,7 +53,7 @@ def to_mcp(
 
 
 def _build_result(result: ToolResult) -> JsonObject:
-    row: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
+    row: JsonObject = {"content": [to_block(block) for block in result.content], "isError": result.is_error}
     if isinstance(result.structured, dict):
         row["structuredContent"] = result.structured
     return row

@@ -248,6 +248,8 @@ async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionD
 
     Ignores images and audio.
     """
+    if budget is UNLIMITED:
+        return result
     text = "\n".join(
         [
             block.text if isinstance(block, TextContentBlock) else compact_json(block.value)

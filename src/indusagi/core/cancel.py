@@ -47,17 +47,16 @@ class CancelToken:
     @property
     def cancelled(self) -> bool:
         """Whether `cancel` was called on this token or one above."""
-        return self.reason is not None
+        if self._reason is None:
+            for parent in self._parents:
+                if parent._reason is not None or parent._parents:
+                    return self.reason is not None
+        return self._reason is not None
 
     @property
     def reason(self) -> str | None:
         """The reason passed to `cancel`; None before that."""
         if self._reason is None and self._parents:
-            for parent in self._parents:
-                if parent._reason is not None or parent._parents:
-                    break
-            else:  # usual case, without the lock: no parent is cancelled
-                return self._reason
             with _LOCK:
                 # A loop, since a chain of tokens may be longer than the stack is deep.
                 pending = [*reversed(self._parents)]
@@ -100,8 +99,7 @@ class CancelToken:
                     listener._listeners = {}
                     cancelled.append(listener)
             for token in cancelled:
-                if token._parents:
-                    token._unlink()
+                token.remove_listener(None)
         _call_all(callbacks)
         return True
 
@@ -154,23 +152,18 @@ class CancelToken:
                     if token not in parent._listeners:
                         parent._listeners[token] = token
                         pending.append(parent)
-        return self.reason is not None
+        return self.cancelled
 
     def remove_listener(self, key: object) -> bool:
-        """Remove a callback; return whether it was still registered."""
+        """Remove a callback, and tokens without listeners from their parents; return whether it was registered."""
         with _LOCK:
             was_there = self._listeners.pop(key, None) is not None
-            if self._parents:
-                self._unlink()
+            pending: list[CancelToken] = [self] if self._parents else []
+            while pending:
+                token = pending.pop()
+                if not token._listeners:
+                    pending += [one for one in token._parents if one._listeners.pop(token, None) is not None]
         return was_there
-
-    def _unlink(self) -> None:
-        """Remove tokens without listeners from their parents."""
-        pending: list[CancelToken] = [self]
-        while pending:
-            token = pending.pop()
-            if not token._listeners:
-                pending.extend(parent for parent in token._parents if parent._listeners.pop(token, None) is not None)
 
 
 class CancelGuard(NamedTuple):

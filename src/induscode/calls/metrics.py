@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from indusagi.runtime.calls import current_completion, current_wait
 from induscode.calls.record import DECLINED, classify_end, find_tool_ref
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.runtime.calls import UserWait
     from indusagi.runtime.contract import ToolCall, ToolOutcome
 
 BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
@@ -46,7 +47,8 @@ class CallMetrics:
         """Count a call as running."""
         self.running += 1
         # A name made up by a client must not become a label.
-        return MeasuredCall(self, call.name if tool is not None else "", find_tool_ref(tool))
+        name = call.name if tool is not None else ""
+        return MeasuredCall(self, name, find_tool_ref(tool), current_wait.get(), perf_counter())
 
     def count(self, kind: str, server: str, tool: str, outcome: str, seconds: float, waited: float = 0.0) -> None:
         """Count a call that ran for some seconds, and waited for the user for others."""
@@ -86,12 +88,14 @@ class CallMetrics:
         return "\n".join(lines) + "\n"
 
 
-class MeasuredCall:
+class MeasuredCall(NamedTuple):
     """A running call; an `ObservedCall`."""
 
-    def __init__(self, metrics: CallMetrics, name: str, ref: RemoteToolRef | None) -> None:
-        self._metrics, self._name, self._ref, self._wait = metrics, name, ref, current_wait.get()
-        self._began = perf_counter()
+    metrics: CallMetrics
+    name: str
+    ref: RemoteToolRef | None
+    wait: UserWait | None
+    began: float
 
     def finish(self, outcome: ToolOutcome | None) -> None:
         """Count the call, or if it became a task, once the task has ended."""
@@ -102,13 +106,13 @@ class MeasuredCall:
             self._complete(outcome)
 
     def _complete(self, outcome: ToolOutcome | None, seconds: float | None = None) -> None:
-        ref = self._ref
+        ref = self.ref
         name, _ = classify_end(outcome, is_remote=ref is not None)
-        kind, server, tool = ("tool", "", self._name) if ref is None else (ref.kind, ref.server, ref.name)
-        took = perf_counter() - self._began
+        kind, server, tool = ("tool", "", self.name) if ref is None else (ref.kind, ref.server, ref.name)
+        took = perf_counter() - self.began
         took = took if seconds is None else min(took, seconds)
-        waited = 0.0 if self._wait is None else min(took, self._wait.seconds)
-        self._metrics.count(kind, server, tool, name, took - waited, waited)
+        waited = 0.0 if self.wait is None else min(took, self.wait.seconds)
+        self.metrics.count(kind, server, tool, name, took - waited, waited)
 
 
 def _head(name: str, kind: str, about: str) -> list[str]:

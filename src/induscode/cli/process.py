@@ -109,7 +109,7 @@ def kill_descendants() -> None:
 
     Package managers get SIGTERM instead: killing one while it unpacks would leave a broken cache.
     """
-    from indusagi.interop.protocol_bridge.client.start.causes import find_package_manager  # noqa: PLC0415 — for a second signal
+    from indusagi.interop.protocol_bridge.client.start import find_package_manager  # noqa: PLC0415 — for a second signal
 
     with suppress(OSError):
         for child in [process for process in list_processes() if process.parent == os.getpid()]:

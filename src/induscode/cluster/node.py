@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
+    from indusagi.interop.protocol_bridge.client.stdio import StartWatch
     from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
     from induscode.cluster.key import Seal
 

@@ -21,7 +21,6 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     ACKNOWLEDGED,
     CALLER,
     HOPS,
-    SUBSCRIPTION,
     UNKNOWN_CALLER,
     Caller,
     Handlers,
@@ -42,6 +41,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RequestTimeoutError,
     RpcError,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import SUBSCRIPTION
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.calls import current_trace, read_trace
 from induscode.cluster.contract import ClusterFault, Placement

@@ -23,8 +23,8 @@ from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_INFO, InjectedTransport, open_client_session
 from indusagi.interop.protocol_bridge.client.handlers import MOVED, Caller, Handlers
 from indusagi.interop.protocol_bridge.client.session import LISTEN_PREFIX, ClientSession
-from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy
-from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
+from indusagi.interop.protocol_bridge.client.start import StartPolicy
+from indusagi.interop.protocol_bridge.client.stdio import StartWatch
 from indusagi.interop.protocol_bridge.contract import (
     CLUSTER_PREFIX,
     FaultDetail,

@@ -9,7 +9,7 @@ import click
 
 from indusagi.core.text import escape_unseen
 from induscode.addons.contract import AddonError, Interceptor
-from induscode.addons.discovery import PROJECT_DIR, AddonConsentStore, ProjectAddon, discover_addons
+from induscode.addons.loader import PROJECT_DIR, AddonConsentStore, ProjectAddon, discover_addons
 from induscode.cli.listing import Listing
 from induscode.cli.output import (
     as_json,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.addons.contract import Addon
-    from induscode.addons.discovery import DiscoveredAddons, InstalledAddon
+    from induscode.addons.loader import DiscoveredAddons, InstalledAddon
     from induscode.core.consent import ConsentState
 
 _DECLINED = 1

@@ -120,7 +120,7 @@ def command(
                 raise click.UsageError(message)
         return call_content(context, tool, arguments, call.object, output, save)
     if line is not None or url is not None or headers:
-        from induscode.servers.new_row import plan_ad_hoc_server  # noqa: PLC0415 — for these options
+        from induscode.servers.plan import plan_ad_hoc_server  # noqa: PLC0415 — for these options
 
         call.plan = plan_ad_hoc_server(context, line, url, headers)
         call.ad_hoc = call.plan.rows[0]
@@ -228,7 +228,7 @@ class _Call:
         """Strip the generated id of an ad-hoc server from a message."""
         if self.ad_hoc is None:
             return text
-        from induscode.servers.new_row import hide_ad_hoc_id  # noqa: PLC0415 — for these options
+        from induscode.servers.plan import hide_ad_hoc_id  # noqa: PLC0415 — for these options
 
         return hide_ad_hoc_id(text, self.ad_hoc)
 
@@ -363,7 +363,7 @@ class _Call:
         def find_denied(names: Collection[str]) -> Collection[str]:
             from induscode.conversations.deck_limit import find_denied_tools  # noqa: PLC0415 — for a script that searches
 
-            return find_denied_tools(box, names)
+            return find_denied_tools(box.runner.cards, box.context, names)
 
         current_entry.set(CallEntry(box, call.id, find_denied=find_denied))
         return await box.runner.run(call, token, on_progress=_build_progress_printer(self._show(card.name)))

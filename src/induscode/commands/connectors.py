@@ -30,8 +30,16 @@ from induscode.commands.groups import (
     print_signed_out,
     sign_in_options,
 )
-from induscode.connectors.auth import AUTH_FORMS, check_variable, parse_auth
-from induscode.connectors.oauth import CONNECTOR_GRANTS, SECRET_METHODS, OAuthReference, parse_scopes
+from induscode.connectors.auth import (
+    AUTH_FORMS,
+    CONNECTOR_GRANTS,
+    SECRET_METHODS,
+    OAuthReference,
+    check_variable,
+    find_unset,
+    parse_auth,
+    parse_scopes,
+)
 from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.store import ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
@@ -42,10 +50,10 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.oauth import ConnectorAuth, ConnectorGrant, SecretMethod
+    from induscode.connectors.auth import ConnectorAuth, ConnectorGrant, SecretMethod
     from induscode.connectors.sources import DocumentChange, SourceReading
     from induscode.connectors.store import ConnectorRow
-    from induscode.servers.sign_in.prompts import SignInWay
+    from induscode.servers.sign_in import SignInWay
 
 _LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _PROBLEM = 1
@@ -391,7 +399,7 @@ async def _read_sign_in(store: ConnectorStore, row: ConnectorRow) -> JsonObject 
 
 def _run(context: click.Context, work: Callable[[WebSettings, CancelToken], Awaitable[int]]) -> int:
     """Run a command in an event loop. Connector faults exit with 3, sign-in faults with 1."""
-    from induscode.boot.live_connectors import web_settings  # noqa: PLC0415 — for requests to a service
+    from induscode.connectors.live import web_settings  # noqa: PLC0415 — for requests to a service
 
     web = web_settings(read_invocation(context).settings)
 
@@ -453,7 +461,7 @@ async def _find_address_problem(row: ConnectorRow, web: WebSettings) -> str | No
 def _list_warnings(row: ConnectorRow, problem: str | None) -> Sequence[str]:
     warnings = [] if problem is None else [problem]
     if row.auth is not None:
-        warnings += [f"the variable {name} is not set here" for name in row.auth.find_missing(os.environ)]
+        warnings += [f"the variable {name} is not set here" for name in find_unset(row.auth.variables, os.environ)]
         if row.base_url.startswith("http://") and urlsplit(row.base_url).hostname not in _LOOPBACK_HOSTS:
             warnings.append(f"{row.base_url} is not encrypted: the credentials can be read on the way")
     return warnings

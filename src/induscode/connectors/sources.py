@@ -16,7 +16,7 @@ from indusagi.core.app_dirs import read_small_file
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.metadata import is_loopback
-from induscode.connectors.oauth import OAuthReference, choose_scheme
+from induscode.connectors.auth import OAuthReference, choose_scheme
 from induscode.connectors.openapi import (
     LARGEST_BYTES,
     ConnectorFault,
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.oauth import ConnectorAuth
+    from induscode.connectors.auth import ConnectorAuth
     from induscode.connectors.operations import OperationSpec
     from induscode.core.consent import Consent
 
@@ -94,11 +94,7 @@ def is_url(source: str) -> bool:
 
 
 async def read_bytes(source: str, web: WebSettings) -> bytes:
-    """Read a source; URLs go through the guarded client.
-
-    Raises:
-        ConnectorFault: It can't be read.
-    """
+    """Read a source; URLs go through the guarded client; raises `ConnectorFault` if it can't be read."""
     if not is_url(source):
         try:
             return await to_thread.run_sync(read_small_file, source, LARGEST_BYTES)
@@ -128,8 +124,7 @@ def examine_source(
 ) -> SourceReading:
     """Parse a source, and build the row of a connector using its current content. Blocks.
 
-    Raises:
-        ConnectorFault: The document can't be used, or there's no usable base URL or no such sign-in.
+    Raises `ConnectorFault` if the document can't be used, or there's no usable base URL or no such sign-in.
     """
     document = parse_document(data)
     base = base_url or find_server_url(document, source)
@@ -173,8 +168,7 @@ def examine_source(
 def examine_again(row: ConnectorRow, data: bytes) -> SourceReading:
     """Parse the current bytes of a connector's source. Blocks.
 
-    Raises:
-        ConnectorFault: The document can't be used any more.
+    Raises `ConnectorFault` if the document can't be used any more.
     """
     return examine_source(row.name, row.source, data, row.base_url if row.own_base_url else None, row.auth)
 
@@ -187,8 +181,7 @@ def digest_bytes(data: bytes) -> str:
 def find_change(row: ConnectorRow, data: bytes) -> DocumentChange | None:
     """Compare a source with the approved document. None if the difference affects no request. Blocks.
 
-    Raises:
-        ConnectorFault: The document can't be used any more.
+    Raises `ConnectorFault` if the document can't be used any more.
     """
     if digest_bytes(data) == row.source_digest:
         return None

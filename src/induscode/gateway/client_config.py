@@ -17,9 +17,9 @@ from induscode.gateway.options import SERVE_FLAGS
 from induscode.gateway.recursion import EVERYWHERE
 from induscode.launch.flags import FlagKind, flag_specs
 from induscode.launch.options import collect_values, read_invocation
-from induscode.servers.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
+from induscode.servers.clients import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
 from induscode.servers.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
-from induscode.servers.listing import find_row
+from induscode.servers.plan import find_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable

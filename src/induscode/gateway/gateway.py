@@ -18,7 +18,7 @@ from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_
 from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
-from induscode.boot.config_watch import BrokenConfigError, reread_plan
+from induscode.boot.plans import BrokenConfigError, reread_plan
 from induscode.boot.session import graft_addon_cards
 from induscode.calls.record import find_tool_ref
 from induscode.cli.terminal import print_status
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.uris import Convert
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
-    from induscode.boot.config_watch import ConsentedRows, FileWatch
+    from induscode.boot.plans import ConfigFiles, ConsentedRows
     from induscode.boot.session import Session
     from induscode.cli.process import SignalState
     from induscode.cluster.node import ClusterNode
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from induscode.gateway.status_lines import StatusLines
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks
-    from induscode.search.finder import SearchReport
+    from induscode.search.cards import SearchReport
     from induscode.servers.config.trust import TrustStore
     from induscode.servers.plan import ServerPlan
 
@@ -100,7 +100,7 @@ class GatewayContext:
     boot: BootOptions
     address: ListenAddress | None
     consented: ConsentedRows
-    watch: FileWatch | None
+    watch: ConfigFiles | None
     """`None` without configuration files (`--no-mcp`)."""
     files: Sequence[str]
     node: ClusterNode | None = None

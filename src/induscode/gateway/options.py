@@ -34,7 +34,7 @@ from induscode.launch.settings import (
 )
 from induscode.launch.views import Schemas, View
 from induscode.search.options import SearchOptions, read_search_options
-from induscode.servers.clients import CLIENT_NAMES, DEFAULT_ADDRESS
+from induscode.servers.clients import CLIENTS, DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -75,7 +75,7 @@ def _choose(name: str, describe: str, choices: Any, default: str) -> FlagSpec:
     return _serving.value(name, None, describe, schema=choice(*get_args(choices)), default=default)
 
 
-_clients = choice(*CLIENT_NAMES)
+_clients = choice(*CLIENTS)
 
 SERVE_FLAGS: tuple[FlagSpec, ...] = (
     _serving.switch("--stdio", "Serve the client that starts this process (the default).", excludes=("--cluster",)),

@@ -21,8 +21,7 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
-from induscode.boot.config_watch import ConsentedRows, FileWatch, list_config_files
-from induscode.boot.plans import load_plan, usage_errors
+from induscode.boot.plans import ConfigFiles, ConsentedRows, list_config_files, load_plan, usage_errors
 from induscode.cli.output import can_ask_user
 from induscode.cli.process import handle_signals, non_blocking_stderr
 from induscode.cli.terminal import print_status
@@ -42,7 +41,7 @@ from induscode.gateway.recursion import (
 from induscode.gateway.search_box import report_idle_patterns
 from induscode.gateway.view_box import report_unknown_servers
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
-from induscode.servers.listing import name_trust_command
+from induscode.servers.plan import name_trust_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +70,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             invocation = replace(invocation, cluster_config=find_config_path(options.cluster.node))
         files = list_config_files(invocation)
         # Before reading the files, so that a change while reading counts as one.
-        watch = FileWatch(files) if files else None
+        watch = ConfigFiles(files) if files else None
         plan = load_plan(invocation)
         if options.cluster is None:  # a node also gets servers that its configuration doesn't have
             report_unknown_servers(invocation.settings.get(SERVE_VIEWS).values(), [row.id for row in plan.rows])
@@ -280,7 +279,7 @@ def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
 
 def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequence[str]) -> int:
     """Serve the server `name` unchanged (`--transparent`)."""
-    from induscode.servers.listing import STATE_REMEDIES, find_row  # noqa: PLC0415 — for a relay
+    from induscode.servers.plan import STATE_REMEDIES, find_row  # noqa: PLC0415 — for a relay
 
     left_out = [note for note in plan.notes if note.owner.startswith(f"server {name!r} of ")]
     if name not in {row.id for row in plan.rows} and left_out:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from induscode.deck.layers import ServedBox
     from induscode.launch.settings import Settings
     from induscode.search.background import BackgroundIndex
-    from induscode.search.finder import SearchReport
+    from induscode.search.cards import SearchReport
     from induscode.search.index import ToolIndex
     from induscode.search.options import SearchOptions
 
@@ -57,8 +57,7 @@ class SearchBox(ToolBoxLayer):
         open_index: Callable[[], ToolIndex],
         on_search: Callable[[SearchReport], None] | None = None,
     ) -> None:
-        from induscode.search.cards import build_search_cards, resolve_call  # noqa: PLC0415 — for a list that is searched
-        from induscode.search.finder import ToolFinder  # noqa: PLC0415 — for a list that is searched
+        from induscode.search.cards import ToolFinder, build_search_cards, resolve_call  # noqa: PLC0415 — for a list that is searched
 
         super().__init__(box)
         self._resolve_call = resolve_call

@@ -29,7 +29,7 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.servers.remedies import format_server_command
-from induscode.servers.sign_in.prompts import ListenedRedirect
+from induscode.servers.sign_in import ListenedRedirect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -98,7 +98,7 @@ class GatewaySignIns:
             async with lock:
                 return None  # another call signed in, or the retry will tell why not
         async with lock:
-            from induscode.servers.sign_in.servers import sign_in_to_server  # noqa: PLC0415 — for a sign-in
+            from induscode.servers.sign_in import sign_in_to_server  # noqa: PLC0415 — for a sign-in
 
             try:
                 await sign_in_to_server(config, PagePrompt(server, partial(ask_to_open, caller)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import anyio
@@ -290,7 +291,7 @@ class Permissions:
 def _to_result(facts: CallFacts, decision: Decision, approval: ApprovalMode) -> CheckResult:
     if decision.effect is Effect.DENY:
         return _deny(facts, decision, "it is denied")
-    by = ", ".join(rule.reason for rule in decision.rules)
+    by = ", ".join(map(attrgetter("reason"), decision.rules))
     is_edit = approval is ApprovalMode.AUTO_EDIT and any(path.writing for path in facts.paths)
     if decision.reasons or (is_edit and not by):
         by = f"--approval {approval.value}"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from indusagi.capabilities.sandbox.backend import command_environment
 from indusagi.core.secrets.names import asks_for_secret, hide_secrets, holds_secret, is_secret_name, looks_secret
-from indusagi.interop.protocol_bridge.client.start.policy import child_environment
+from indusagi.interop.protocol_bridge.client.stdio import child_environment
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig, StreamableHttpServerConfig
 from indusagi.interop.protocol_bridge.redaction import Redaction
 

@@ -13,15 +13,15 @@ from indusagi.core.backoff import Backoff
 from indusagi.interop.auth.steps import HttpReply, HttpStep, WaitStep, fetch_json
 from indusagi.interop.protocol_bridge.client.http.failures import classify_network_error, classify_status
 from indusagi.interop.protocol_bridge.client.tasks import ServerTasks
-from indusagi.interop.protocol_bridge.client.transient import RECOVERIES, is_transient
 from indusagi.interop.protocol_bridge.client.watches import ChangedLists, ServerWatches, keep_listening
-from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault, ServerLimits
+from indusagi.interop.protocol_bridge.contract import RECOVERIES, FaultDetail, FaultReason, ProtocolFault, ServerLimits
 from indusagi.interop.protocol_bridge.rpc.connection import (
     METHOD_NOT_FOUND,
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,
     RpcError,
+    is_transient,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 

@@ -250,15 +250,17 @@ class ChildProcess:
         """Bytes waiting for room in the pipe of its standard input."""
         return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
 
-    def write(self, data: bytes, *, report_unread: bool = False) -> None:
-        """Write to its standard input, or drop the data if that's closed.
+    def write(self, data: bytes, *, report_unread: bool = False) -> int:
+        """Write to its standard input, or drop the data if that's closed; return how many bytes wait for room.
 
         With `report_unread`, `writable` is clear while any byte waits for room in the pipe, not just many.
         """
-        if self._stdin is not None and not self._stdin.is_closing():
-            if report_unread:
-                self._stdin.set_write_buffer_limits(0)
-            self._stdin.write(data)
+        if self._stdin is None or self._stdin.is_closing():
+            return 0
+        if report_unread:
+            self._stdin.set_write_buffer_limits(0)
+        self._stdin.write(data)
+        return self._stdin.get_write_buffer_size()
 
     unread_input = unwritten
 

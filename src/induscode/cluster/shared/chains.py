@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
-from induscode.deck.mcp.store.database import ChainEnd
+from induscode.deck.mcp.store.database import ChainEnd, ChainRow
 from induscode.deck.mcp.store.events import chain_digest
-from induscode.deck.mcp.store.publication import ChainRow
 
 _CELLS = (str, int, str, str, str, str)
 _END = 2

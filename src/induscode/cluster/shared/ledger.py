@@ -19,8 +19,7 @@ from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceEr
 from induscode.cluster.jetstream import Stream, StreamMessage
 from induscode.cluster.key import ClusterKey, UnsealedError
 from induscode.cluster.shared.chains import Anchor, ChainBatch, ChainBook, ChainProblem, ChainState, digest_anchor
-from induscode.deck.mcp.store.database import ChainEnd
-from induscode.deck.mcp.store.publication import ChainPart, ChainRow
+from induscode.deck.mcp.store.database import ChainEnd, ChainPart, ChainRow
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject

@@ -29,9 +29,14 @@ from induscode.launch.settings import REGISTRY_URL
 from induscode.servers.config import discover_mcp_config
 from induscode.servers.config.trust import TrustStore, describe_row
 from induscode.servers.config.writer import edit_own_config, own_config_path
-from induscode.servers.listing import find_own_file, scope_option, switch_server
-from induscode.servers.new_row import build_fields, parse_server_row
-from induscode.servers.plan import digest_place
+from induscode.servers.plan import (
+    build_fields,
+    digest_place,
+    find_own_file,
+    parse_server_row,
+    scope_option,
+    switch_server,
+)
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
@@ -301,7 +306,7 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
 
     Registries only search names: a word that isn't in any name finds nothing by itself.
     """
-    from induscode.servers.registry.package import RegistryClient  # noqa: PLC0415 — imports the web client
+    from induscode.servers.registry import RegistryClient  # noqa: PLC0415 — imports the web client
 
     url = read_invocation(context).settings.get(REGISTRY_URL)
     found = run_for_result(lambda _: RegistryClient(url).search(words, limit))
@@ -352,7 +357,7 @@ def install(
     Pins the exact version. The server reads the values it needs from variables when it starts. As with every server,
     its tools are pinned when it first lists them.
     """
-    from induscode.servers.registry.package import RegistryClient, build_installation  # noqa: PLC0415 — imports the web client
+    from induscode.servers.registry import RegistryClient, build_installation  # noqa: PLC0415 — imports the web client
 
     given: dict[str, str] = {}
     for value in values:

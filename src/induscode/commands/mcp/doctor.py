@@ -24,7 +24,7 @@ from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs
 from indusagi.core.faults import Note
 from indusagi.core.json import NotJson
 from indusagi.core.text import clean_text, format_count
-from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
+from indusagi.interop.protocol_bridge.client.start import StartHistory
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 from induscode.boot.plans import load_plan, opened_store
@@ -35,10 +35,9 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
-from induscode.deck.mcp.known import find_started_before
-from induscode.deck.mcp.store.pins import read_pins
+from induscode.deck.mcp.store.pins import find_started_before, read_pins
 from induscode.launch.options import flags, read_invocation
-from induscode.servers.listing import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
+from induscode.servers.plan import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
 from induscode.servers.remedies import advise, format_server_command
 
 if TYPE_CHECKING:
@@ -157,7 +156,7 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
         target = format_url(row)
     findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)
     if row.registry is not None:
-        from induscode.servers.registry.package import describe_verification  # noqa: PLC0415 — for servers of a registry
+        from induscode.servers.registry import describe_verification  # noqa: PLC0415 — for servers of a registry
 
         package, sha256 = (clean_text(str(row.registry.get(key, "")))[0] for key in ("package", "sha256"))
         findings.package = f"{package} ({describe_verification(package, sha256)})"
@@ -216,7 +215,7 @@ def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins:
     disabled: list[DisabledTool] = []
     for remote in listed:
         try:
-            drift = pins.check(remote.ref, remote.raw)
+            drift = pins.judge(remote.ref, remote.raw).drift
         except NotJson:
             continue  # it has no digest, as a note of the listing says
         if drift is not None and drift.disables:

@@ -26,14 +26,12 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.commands.mcp.configure import give_consent
 from induscode.deck.mcp.drift import same_json
 from induscode.launch.options import flags, read_invocation
-from induscode.servers.clients import DEFAULT_ADDRESS, PROGRAMS, config_places
-from induscode.servers.clients.entry import is_own_row
+from induscode.servers.clients import DEFAULT_ADDRESS, PROGRAMS, config_places, is_own_row
 from induscode.servers.config.dialects import detect_dialect, find_dialect
 from induscode.servers.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
 from induscode.servers.config.trust import describe_row
 from induscode.servers.config.writer import edit_own_config, own_config_path, read_own_config
-from induscode.servers.listing import name_transport, scope_option
-from induscode.servers.new_row import is_server_name, parse_server_row
+from induscode.servers.plan import is_server_name, name_transport, parse_server_row, scope_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

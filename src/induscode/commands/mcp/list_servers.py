@@ -25,7 +25,7 @@ from induscode.deck.mcp.store.pins import read_disabled_tools
 from induscode.launch.options import flags, read_invocation
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import server_identity
-from induscode.servers.listing import (
+from induscode.servers.plan import (
     STATE_REMEDIES,
     build_config_facts,
     build_reference_facts,

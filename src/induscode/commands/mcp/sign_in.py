@@ -16,14 +16,14 @@ from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
 from induscode.commands.groups import complete_server, open_prompt, print_signed_in, print_signed_out, sign_in_options
 from induscode.launch.options import flags, read_invocation
-from induscode.servers.listing import STATE_REMEDIES, find_row
-from induscode.servers.sign_in.servers import SignInFacts, get_auth, read_sign_in, sign_in_to_server, sign_out_of_server
+from induscode.servers.plan import STATE_REMEDIES, find_row
+from induscode.servers.sign_in import SignInFacts, get_auth, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.launch.invocation import Invocation
-    from induscode.servers.sign_in.prompts import SignInWay
+    from induscode.servers.sign_in import SignInWay
 
 _FAILED = 1
 

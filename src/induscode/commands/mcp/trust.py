@@ -36,7 +36,7 @@ from induscode.deck.mcp.lock import LOCK_NAME, compare_lock, read_lock, write_lo
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.config.writer import own_config_path
-from induscode.servers.listing import build_unknown_server, find_row
+from induscode.servers.plan import build_unknown_server, find_row
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence

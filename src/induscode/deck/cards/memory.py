@@ -107,8 +107,7 @@ def _build(deck: DeckContext) -> Capability:
             notes = await store.read()
             return ToolResult.text(notes or "The notes are empty.", bytes=len(notes.encode()))
         if not isinstance(content, str):
-            message = f"To {action} the notes, send `content`."
-            return ToolResult.error(message, code="invalid_arguments")
+            return ToolResult.error(f"To {action} the notes, send `content`.", code="invalid_arguments")
         return await _write(store, content, append=action == "append")
 
     description = (

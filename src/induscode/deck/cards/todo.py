@@ -130,8 +130,7 @@ def _build(deck: DeckContext) -> Capability:
         if arguments["action"] == "read":
             return _show_items(ledger.items(), ())
         if "items" not in arguments:
-            message = "To set the checklist, send `items`: the whole list."
-            return ToolResult.error(message, code="invalid_arguments")
+            return ToolResult.error("To set the checklist, send `items`: the whole list.", code="invalid_arguments")
         rows = cast("list[dict[str, str]]", arguments["items"])
         items = [
             TodoItem(

@@ -19,8 +19,7 @@ from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.core.faults import CoreError
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
-from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse_method
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, SiteResponse, refuse_method
 from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.calls import CallingClient, current_client
 from induscode.calls.database import CallDatabase, UnreadableCallsError, use_calls
@@ -134,7 +133,7 @@ class PageSite:
         else:
             print_status(f"page: {address}" + (", sign in with the token" if token else ""))
         if options.opens_browser:
-            from induscode.servers.sign_in.prompts import open_browser  # noqa: PLC0415 — for `indus ui`
+            from induscode.servers.sign_in import open_browser  # noqa: PLC0415 — for `indus ui`
 
             if not await to_thread.run_sync(open_browser, address):
                 print_status("there is no browser here: open the address of the page in one")

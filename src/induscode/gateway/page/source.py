@@ -29,9 +29,9 @@ from induscode.search.background import BackgroundIndex
 from induscode.search.items import build_content_item, build_tool_item
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
-from induscode.servers.listing import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
+from induscode.servers.plan import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
 from induscode.servers.remedies import advise, format_server_command
-from induscode.servers.sign_in.servers import sign_in_to_server
+from induscode.servers.sign_in import sign_in_to_server
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence

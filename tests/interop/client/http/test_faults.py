@@ -39,7 +39,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.http import client as _http
 from indusagi.interop.protocol_bridge.client.http import streamable
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     EndpointPhase,

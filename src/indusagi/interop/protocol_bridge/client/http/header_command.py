@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.json import is_json_object
 from indusagi.core.process.child import ChildProcess
 from indusagi.interop.auth.contract import AuthFault
-from indusagi.interop.protocol_bridge.client.start.policy import child_environment
+from indusagi.interop.protocol_bridge.client.stdio import child_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

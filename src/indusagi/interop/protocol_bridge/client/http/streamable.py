@@ -28,11 +28,9 @@ from indusagi.interop.protocol_bridge.client.http.client import (
 from indusagi.interop.protocol_bridge.client.http.events import EventParser
 from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, JSON, HttpRequestError, check_content_type
 from indusagi.interop.protocol_bridge.client.http.headers import McpHeaders, is_modern
-from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
-from indusagi.interop.protocol_bridge.client.transient import is_passing
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
-from indusagi.interop.protocol_bridge.rpc.mcp_headers import VERSION_HEADER
+from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR, is_passing
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import MODERN_VERSIONS, VERSION_HEADER
 from indusagi.interop.protocol_bridge.rpc.transport import (
     QueuedTransport,
     decode_frame,

@@ -15,8 +15,8 @@ from urllib.parse import quote_plus, urlencode, urlsplit
 from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object, parse_strict_json
-from indusagi.interop.protocol_bridge.host.auth.resource import IssuerError
-from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS, import_key, is_key_for
+from indusagi.interop.protocol_bridge.host.auth.proofs import import_key, is_key_for
+from indusagi.interop.protocol_bridge.host.auth.resource import ALGORITHMS, IssuerError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,8 +81,7 @@ class IssuerClient:
     async def fetch_metadata(self) -> JsonObject:
         """Fetch the issuer's metadata: RFC 8414 §3, else OpenID Connect Discovery 1.0 §4.
 
-        Raises:
-            IssuerError: There is none, or it describes another issuer.
+        Raises `IssuerError` if there is none, or it describes another issuer.
         """
         parts = urlsplit(self.issuer)
         origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
@@ -104,11 +103,7 @@ class IssuerClient:
         raise IssuerError(f"there is no metadata document at {addresses[0]} or the places of OpenID Connect")
 
     async def fetch_keys(self) -> KeySet:
-        """Fetch the issuer's keys from the location in its current metadata.
-
-        Raises:
-            IssuerError: They can't be fetched, or none of them is usable.
-        """
+        """Fetch the issuer's keys from the place in its current metadata; raise `IssuerError` without a usable one."""
         await self.fetch_metadata()
         keys = KeySet(await self._request(await self._find_endpoint("jwks_uri")) or {})
         if not keys.rows:
@@ -116,11 +111,7 @@ class IssuerClient:
         return keys
 
     async def introspect(self, token: str, client: IntrospectionClient) -> JsonObject:
-        """Ask the issuer about a token (RFC 7662 §2).
-
-        Raises:
-            IssuerError: It doesn't answer.
-        """
+        """Ask the issuer about a token (RFC 7662 §2); raise `IssuerError` if it doesn't answer."""
         endpoint = await self._find_endpoint("introspection_endpoint")
         # RFC 6749 §2.3.1: encode both parts before joining them.
         pair = f"{quote_plus(client.client_id)}:{quote_plus(client.client_secret)}"

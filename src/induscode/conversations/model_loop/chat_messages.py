@@ -249,7 +249,7 @@ def build_stream_error(model: str, error: object) -> failures.ModelAPIError:
     if status is None and code is not None and code.isdigit() and 400 <= int(code) < 600:
         status = int(code)  # OpenRouter and llama.cpp send the status as the code
     if status is None:
-        return failures.ModelAPIError(model, _find_message(body) or str(error), body=body, in_stream=True)
+        return failures.ModelAPIError(model, find_message(body) or str(error), body=body, in_stream=True)
     return _build_http_error(model, status, body, in_stream=True)
 
 
@@ -258,7 +258,7 @@ def _build_http_error(
 ) -> failures.ModelHTTPError:
     code, kind = _find_codes(body)
     return failures.ModelHTTPError.for_category(
-        _find_category(status, code, kind, _find_message(body)),
+        _find_category(status, code, kind, find_message(body)),
         status_code=status,
         model_name=model,
         body=body,
@@ -304,7 +304,8 @@ def _find_codes(body: object) -> tuple[str | None, str | None]:
     return (str(code) if isinstance(code, str | int) else None, kind if isinstance(kind, str) else None)
 
 
-def _find_message(body: object) -> str:
+def find_message(body: object) -> str:
+    """Return the message of an error body, or an empty string."""
     error = _find_error(body)
     message = error.get("message") if is_json_object(error) else error
     return message if isinstance(message, str) else ""

@@ -1,5 +1,9 @@
 """Client for a model on a Chat Completions server, with streamed responses.
 
+API: https://platform.openai.com/docs/api-reference/chat. OpenAI, compatible providers and local servers speak it. The
+`openai` package does the same and more, but importing it would add nearly the import time of the whole model loop to
+every start: docs/decisions/0040-chat-client.md.
+
 It retries requests after transient failures. It reads server-sent events
 (https://html.spec.whatwg.org/multipage/server-sent-events.html) and, from servers without streaming, a JSON object.
 """
@@ -25,7 +29,7 @@ from pydantic_ai.usage import RequestUsage
 
 from indusagi.core.json import is_json_object
 from indusagi.core.time import now_ms
-from induscode.conversations.model_loop.chat.messages import (
+from induscode.conversations.model_loop.chat_messages import (
     REASONING_FIELDS,
     THINKING_TAGS,
     build_connection_error,
@@ -346,11 +350,7 @@ class ChatModel(Model[httpx2.AsyncClient]):
             await response.aclose()
 
     async def _send(self, body: Mapping[str, Any]) -> httpx2.Response:
-        """Send a request, retrying after transient failures.
-
-        Raises:
-            ModelAPIError: The server rejected it or can't be reached.
-        """
+        """Send a request, retrying after transient failures; `ModelAPIError` if that doesn't help."""
         # A lone surrogate has no UTF-8 form, and servers reject it as a JSON escape (RFC 8259 §8.2).
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
         url = self._address.rstrip("/") + "/chat/completions"

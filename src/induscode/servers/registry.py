@@ -144,10 +144,8 @@ def describe_verification(package: str, sha256: str) -> str:
 def build_installation(server: RegistryServer, kind: str | None, given: Mapping[str, str]) -> Installation:
     """Build a server's row from its first runnable package, or from its remote.
 
-    `kind` picks one of several (`npm`, `pypi`, `oci`, `remote`); `given` maps input names to values.
-
-    Raises:
-        RegistryError: Nothing is runnable, or the entry is invalid.
+    `kind` picks one of several (`npm`, `pypi`, `oci`, `remote`); `given` maps input names to values. Raises
+    `RegistryError` if nothing is runnable, or the entry is invalid.
     """
     if server.status == "deleted":
         raise RegistryError(f"{server.name} {server.version} was removed from the registry")
@@ -400,8 +398,7 @@ class RegistryClient:
     async def search(self, words: Sequence[str], limit: int) -> list[RegistryServer]:
         """Find the latest versions of servers with one word in their name and all words in name or description.
 
-        Raises:
-            RegistryError: The registry doesn't answer, or the response is invalid.
+        Raises `RegistryError` if the registry doesn't answer, or the response is invalid.
         """
         lowered = sorted({word.lower() for word in words}, key=len, reverse=True)
         found: dict[str, RegistryServer] = {}
@@ -431,11 +428,7 @@ class RegistryClient:
             query["cursor"] = cursor
 
     async def read_server(self, name: str, version: str = "latest") -> RegistryServer:
-        """Read one version of a server.
-
-        Raises:
-            RegistryError: It doesn't exist, or the registry doesn't answer.
-        """
+        """Read one version of a server; raises `RegistryError` if it doesn't exist, or the registry doesn't answer."""
         wanted = repr(name) if version == "latest" else f"{name!r} in version {version!r}"
         path = f"servers/{quote(name, safe='')}/versions/{quote(version, safe='')}"
         answer = await self._get(path, {}, f"has no server {wanted}: indus mcp search WORDS")

@@ -1,4 +1,4 @@
-"""Start policy: how long a start may take, how many starts compute at once, and when to restart.
+"""Rules for starts of servers: how long one may take, how many compute at once, when to restart.
 
 A command that has never been up with its configuration gets a minute, because it may have to download a program. After
 that it gets ten seconds. Both limits grow while the process tree computes or moves data. A configured limit
@@ -12,6 +12,7 @@ import asyncio
 import os
 import random
 import re
+import shlex
 from collections import deque
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,13 +21,16 @@ from typing import TYPE_CHECKING
 from indusagi.core.backoff import grow_pause
 from indusagi.core.json import content_hash
 from indusagi.core.records import record
-from indusagi.core.secrets.names import holds_secret, is_secret_name
-from indusagi.interop.protocol_bridge.client.start.causes import find_package_manager
-from indusagi.interop.protocol_bridge.client.transient import RECOVERIES
-from indusagi.interop.protocol_bridge.contract import LATER_START_S, ProtocolFault, ServerConfig, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import (
+    LATER_START_S,
+    RECOVERIES,
+    ProtocolFault,
+    ServerConfig,
+    StdioServerConfig,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from indusagi.core.process.procfs import CpuDemand
 
@@ -144,12 +148,7 @@ class StartPacer:
     async def turn(
         self, cpu_demand: Callable[[], Awaitable[CpuDemand | None]], urgent: asyncio.Event
     ) -> AsyncGenerator[None]:
-        """Run the block in its turn, or at once if it is or becomes `urgent`.
-
-        Args:
-            cpu_demand: Returns the CPU demand of the process tree, if known.
-            urgent: Set when a caller waits for this start.
-        """
+        """Run the block in its turn, or at once if it is or becomes `urgent`, because a caller waits for this start."""
         start, watching = object(), None
         try:
             await self._wait(start, urgent)
@@ -268,92 +267,139 @@ class RestartRecord:
         return max(wait_s, retry_after_s or 0.0)
 
 
-# -- environment ------------------------------------------------------------------------------
+# -- package managers -------------------------------------------------------------------------
 #
-# Each group of names has a use case. Variables that look like secrets aren't inherited (`core.secrets`), except proxy
-# addresses: a token reaches a server only if its configuration names it.
+# Such a command takes minutes if its cache is cold, and killing it while it unpacks would damage a cache that other
+# programs share. The search looks behind shells, `env` and wrappers, too. A wrong result only changes a deadline, so
+# unknown options get their most likely reading.
 
 
-_NAMES = frozenset(
+_ALWAYS = frozenset({"npx", "pnpx", "bunx", "uvx", "dnx", "jbang", "nix-shell"})
+_SUBCOMMANDS: Mapping[str, frozenset[str]] = {
+    "npm": frozenset({"exec", "x", "init", "create", "run", "run-script", "start"}),
+    "pnpm": frozenset({"dlx", "exec", "run", "create"}),
+    "yarn": frozenset({"dlx", "exec", "run", "create"}),
+    "bun": frozenset({"x", "run"}),
+    "uv": frozenset({"run", "tool", "x"}),
+    "pipx": frozenset({"run"}),
+    "deno": frozenset({"run", "x", "task", "serve"}),
+    "docker": frozenset({"run", "compose", "container"}),
+    "podman": frozenset({"run", "compose", "container"}),
+    "nerdctl": frozenset({"run", "compose", "container"}),
+    "finch": frozenset({"run", "compose", "container"}),
+    "go": frozenset({"run"}),
+    "cargo": frozenset({"run", "install", "binstall"}),
+    "dotnet": frozenset({"run", "tool", "dnx"}),
+    "nix": frozenset({"run", "shell", "develop"}),
+    "pixi": frozenset({"run", "exec", "x"}),
+    "conda": frozenset({"run"}),
+    "mamba": frozenset({"run"}),
+    "micromamba": frozenset({"run"}),
+    "poetry": frozenset({"run"}),
+    "pdm": frozenset({"run"}),
+    "hatch": frozenset({"run"}),
+    "rye": frozenset({"run"}),
+}
+_CONTAINERS = frozenset({"docker", "podman", "nerdctl", "finch"})
+_SHELLS = frozenset({"sh", "bash", "zsh", "dash", "ksh", "ash", "fish", "busybox"})
+_WRAPPERS = frozenset(
     (
-        # Every program: the search path, home, temporary files.
-        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TEMP", "TMP"),
-        # Language and time zone.
-        *("LANG", "LANGUAGE", "TZ"),
-        # Companies whose proxy or inspecting firewall has a private certificate authority.
-        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
-        *("NODE_EXTRA_CA_CERTS", "NODE_USE_SYSTEM_CA", "NODE_USE_ENV_PROXY", "GIT_SSL_CAINFO"),
-        *("GIT_SSL_CAPATH", "PIP_CERT", "CARGO_HTTP_CAINFO", "DENO_CERT", "DENO_TLS_CA_STORE"),
-        *("AWS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "NIX_SSL_CERT_FILE"),
-        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "FTP_PROXY", "WS_PROXY"),
-        # Several versions of a language, installed by a version manager.
-        *("NVM_DIR", "NVM_BIN", "FNM_DIR", "FNM_MULTISHELL_PATH", "VOLTA_HOME", "PYENV_ROOT"),
-        *("PYENV_VERSION", "ASDF_DIR", "ASDF_DATA_DIR", "MISE_DATA_DIR", "MISE_CONFIG_DIR"),
-        *("RBENV_ROOT", "SDKMAN_DIR", "RUSTUP_HOME", "CARGO_HOME", "GOPATH", "GOROOT", "GOBIN"),
-        *("GOPROXY", "GONOSUMDB", "GOPRIVATE", "GOFLAGS", "GOCACHE", "GOMODCACHE", "JAVA_HOME"),
-        *("DOTNET_ROOT", "BUN_INSTALL", "DENO_DIR", "PNPM_HOME", "COREPACK_HOME", "NODE_PATH"),
-        *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "JBANG_DIR", "NIX_PATH"),
-        # A container engine other than the local default.
-        *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH"),
-        *("DOCKER_TLS_VERIFY", "CONTAINER_HOST", "PODMAN_USERNS"),
-        # Servers that open windows (browsers, clipboards).
-        *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY"),
-        *("PLAYWRIGHT_BROWSERS_PATH", "PUPPETEER_EXECUTABLE_PATH", "CHROME_PATH"),
+        *("env", "nice", "ionice", "nohup", "time", "timeout", "stdbuf", "setsid", "sudo", "exec"),
+        *("command", "xvfb-run", "dbus-run-session", "mise", "asdf", "rtx", "volta", "fnm", "nvm"),
+        *("corepack", "direnv", "doppler", "op", "dotenv", "dotenvx", "infisical", "aws-vault"),
+        *("flatpak-spawn", "wsl", "systemd-run", "proxychains4", "firejail", "bwrap", "tini"),
     )
 )
-"""In upper case, but matched in any case: proxy variables exist in both."""
-_PREFIXES = (
-    "LC_",  # like LANG
-    "XDG_",  # other locations of configuration and caches
-    "UV_",  # another package index or cache
-    "PIP_",
-    "PIPX_",
-    "HOMEBREW_",
-)
-_NPM_SETTINGS = frozenset(
-    (
-        *("registry", "userconfig", "globalconfig", "cache", "prefix", "proxy", "https_proxy"),
-        *("http_proxy", "noproxy", "ca", "cafile", "strict_ssl", "offline", "prefer_offline"),
-        *("fetch_retries", "fetch_timeout", "maxsockets", "script_shell", "tmp", "yes"),
-    )
-)
-"""npm reads every setting from the environment; those that hold credentials aren't inherited."""
-_NPM = re.compile(r"npm_config_(\w+)", re.IGNORECASE)
-_RELEVANT = re.compile(
-    r"(NODE|NPM|PYTHON|PIP|UV|JAVA|JDK|GO|CARGO|RUST|DENO|BUN|DOCKER|PODMAN|DOTNET|RUBY|GEM|AWS|AZURE"
-    r"|GCP|GOOGLE|KUBE\w*|GITHUB|GH|GITLAB|SLACK|NOTION|LINEAR|JIRA|ATLASSIAN|SENTRY|STRIPE|BRAVE"
-    r"|TAVILY|EXA|FIRECRAWL|OPENAI|ANTHROPIC|HF|PG\w*|POSTGRES\w*|MYSQL|REDIS|MONGO\w*|DATABASE"
-    r"|SSL|TLS|CA|PROXY|LD|DYLD)(_\w+)?|\w+_(API_KEY|TOKEN|PROXY|CA|CERT|CERTS|URL|HOST|DSN)"
-)
-"""Names that servers and their runtimes read."""
+"""Programs that run the command in their arguments."""
+_EXTENSIONS = re.compile(r"\.(cmd|exe|bat|ps1|com)$", re.IGNORECASE)
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_SEPARATORS = frozenset({";", "&&", "||", "|", "&", "(", ")", "\n"})
+_PYTHON = re.compile(r"(python|pypy)[\d.]*")
+_NODE_SCRIPTS: Mapping[str, str] = {"npx-cli.js": "npx", "npm-cli.js": "npm", "yarn.js": "yarn"}
+_MAX_NESTING = 6
 
 
-def is_inherited(name: str, value: str = "") -> bool:
-    """Return whether a server inherits a variable that its configuration doesn't declare."""
-    upper = name.upper()
-    setting = _NPM.fullmatch(name)
-    known = (
-        upper in _NAMES or upper.startswith(_PREFIXES) or (setting is not None and setting[1].lower() in _NPM_SETTINGS)
-    )
-    if not known or (upper not in _NAMES and is_secret_name(name)):
-        return False
-    # Behind a proxy with a password, a server without it reaches nothing.
-    return upper.endswith("_PROXY") or not holds_secret(value)
+@record
+class PackageManager:
+    """A command that may have to download its program first."""
+
+    name: str
+    """Its common name: `npx`, `uvx`, `docker`."""
+    outside: bool = False
+    """Whether another process (a container engine) does the download, so that the command's own tree may look idle."""
 
 
-def child_environment(ours: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
-    """Build a server's environment from inherited and declared variables."""
-    inherited = {name: value for name, value in ours.items() if is_inherited(name, value)}
-    return {**inherited, **declared}
+def find_package_manager(command: str, args: Sequence[str] = ()) -> PackageManager | None:
+    """Return the package manager that a command line runs, if any."""
+    return _find([command, *args], _MAX_NESTING)
 
 
-def find_withheld(ours: Mapping[str, str], declared: Mapping[str, str], output: str = "") -> list[str]:
-    """Return the variables that a server didn't inherit and that look relevant to it.
+def _find(argv: Sequence[str], depth: int) -> PackageManager | None:
+    words = list(argv)
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        words.pop(0)
+    if not words or depth <= 0:
+        return None
+    name, rest = _program(words[0]), words[1:]
+    if name in _ALWAYS:
+        return PackageManager(name)
+    if name in _SUBCOMMANDS:
+        # Options, possibly with values, may precede the subcommand.
+        found = not _SUBCOMMANDS[name].isdisjoint(rest)
+        # `yarn server` and `deno server.ts` run a program, too.
+        bare = name in {"yarn", "deno"} and bool(rest)
+        return PackageManager(name, name in _CONTAINERS) if found or bare else None
+    return _find_behind(name, rest, depth)
 
-    Variables mentioned in the server's `output` come first, as the most likely cause of a failure.
-    """
-    environment = child_environment(ours, declared)
-    withheld = sorted(name for name in ours if name not in environment)
-    mentioned = [name for name in withheld if re.search(rf"\b{re.escape(name)}\b", output)]
-    likely = [name for name in withheld if _RELEVANT.fullmatch(name) and name not in mentioned]
-    return [*(name for name in mentioned if len(name) > 1), *likely]
+
+def _find_behind(name: str, rest: Sequence[str], depth: int) -> PackageManager | None:
+    """Look behind a program that runs another one."""
+    if name in _SHELLS:
+        if rest and _program(rest[0]) in _SHELLS:  # busybox sh -c …
+            return _find(rest, depth - 1)
+        options = (index for index, word in enumerate(rest) if re.fullmatch(r"-[a-zA-Z]*c[a-zA-Z]*", word))
+        after = rest[next(options, len(rest)) + 1 :]
+        return _find_in_line(next((word for word in after if not word.startswith("-")), ""), depth)
+    if name in {"cmd", "powershell", "pwsh"}:
+        words = [word for word in rest if not re.fullmatch(r"/[a-z]|-\w+", word, re.IGNORECASE)]
+        return _find_in_line(" ".join(words), depth)
+    if _PYTHON.fullmatch(name):
+        return _find(rest[rest.index("-m") + 1 :], depth - 1) if "-m" in rest else None
+    if name in {"node", "nodejs"}:
+        script = next((index for index, word in enumerate(rest) if not word.startswith("-")), None)
+        known = None if script is None else _NODE_SCRIPTS.get(_program(rest[script]))
+        return None if known is None or script is None else _find([known, *rest[script + 1 :]], 1)
+    if name not in _WRAPPERS:
+        return None
+    for index, word in enumerate(rest):
+        if word in {"-S", "--split-string"} and index + 1 < len(rest):
+            return _find_in_line(" ".join(rest[index + 1 :]), depth)
+        manager = _find(rest[index:], depth - 1) if not word.startswith("-") else None
+        if manager is not None:
+            return manager
+    return None
+
+
+def _find_in_line(line: str, depth: int) -> PackageManager | None:
+    """Check every simple command in a shell command line."""
+    try:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = list(lexer)
+    except ValueError:  # an open quote
+        words = line.split()
+    command: list[str] = []
+    for word in (*words, ";"):
+        if word not in _SEPARATORS:
+            command.append(word)
+        elif (manager := _find(command, depth - 1)) is not None:
+            return manager
+        else:
+            command = []
+    return None
+
+
+def _program(word: str) -> str:
+    """Return a program's name in lower case, without directory and extension."""
+    name = re.split(r"[\\/]", word.rstrip("\\/"))[-1] or os.path.basename(word)
+    return _EXTENSIONS.sub("", name).lower()

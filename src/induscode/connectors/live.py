@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.ports import WebSettings
+from induscode.connectors.store import ConnectorStore
 from induscode.launch.settings import (
     SEARCH_SEARXNG_URL,
     WEB_ALLOW_PRIVATE,
@@ -30,15 +31,9 @@ SAAS_CARD = "saas-action"
 
 
 class LiveConnectors:
-    """The gateway to this user's connectors, as of the last refresh.
-
-    Args:
-        web: Allowed addresses and limits.
-    """
+    """The gateway to this user's connectors, as of the last refresh."""
 
     def __init__(self, web: WebSettings) -> None:
-        from induscode.connectors.store import ConnectorStore  # noqa: PLC0415 — for runs with all cards
-
         self._web = web
         self._store = ConnectorStore()
         self._gateway: ConnectorGateway | None = None
@@ -91,8 +86,7 @@ class LiveConnectors:
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
         """Send an operation's request and return the parsed response.
 
-        Raises:
-            ActionError: We couldn't send it, or the service rejected it.
+        Raises `ActionError` if we couldn't send it, or the service rejected it.
         """
         return await self._open().execute(slug, arguments)
 
