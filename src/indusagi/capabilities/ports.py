@@ -11,18 +11,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
+from typing import BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
-from indusagi import __version__
 from indusagi.core.cancel import CancelToken
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Awaitable
-
-    from indusagi.core.json import JsonValue
-
+from indusagi.net.policy import HttpPolicy
 
 WorkT = TypeVar("WorkT")
 Refusal: TypeAlias = Literal["outside", "protected", "special"]
@@ -318,61 +311,22 @@ class Shell(Protocol):
         ...
 
 
-Resolver: TypeAlias = "Callable[[str, int], Awaitable[Sequence[str]]]"
-"""Resolves a host name and port to addresses; raises `OSError` if there aren't any."""
 Freshness: TypeAlias = Literal["day", "week", "month", "year"]
 """Maximum age of a search result."""
 
-_MIB = 1024 * 1024
-
 
 @record(kw_only=True)
-class WebSettings:
+class WebSettings(HttpPolicy):
     """Limits on web access."""
 
-    allow_private: Sequence[str] = ()
-    """Servers on private addresses to allow: `host:port`, or `host` for all its ports."""
-    ports: Sequence[int] = (80, 443, 8080, 8443)
-    """Ports to allow, in addition to `allow_private`."""
-    default_bytes: int = _MIB
+    default_bytes: int = 1024 * 1024
     """How much of a text to read by default."""
-    hard_bytes: int = 5 * _MIB
-    """Hard limit on one response, compressed or not."""
-    ratio: int = 20
-    """Maximum decompression ratio; short bodies are exempt."""
-    redirects: int = 5
-    connect_s: float = 10.0
-    """Time limit for name resolution, and again for the connection."""
-    total_s: float = 30.0
-    """Time limit of a fetch, including redirects."""
-    user_agent: str = f"indus/{__version__}"
-    resolver: Resolver | None = None
-    """Replaces the system resolver."""
-    proxy: str | None = None
-    """An HTTP proxy (`http://host:port`) that resolves names and connects on our behalf.
-
-    We ignore proxies from the environment. The proxy must check resolved addresses itself: we only refuse private
-    addresses and names. Servers in `allow_private` bypass the proxy.
-    """
-    proxy_auth: tuple[str, str] | None = None
-    """User name and password for the proxy."""
-    tls: ssl.SSLContext | None = None
-    """Replaces the system's certificates."""
     cache_s: float = 15 * 60.0
     cache_bytes: int = 50_000_000
     searxng_url: str | None = None
     """A SearXNG instance with JSON output; None reads `INDUS_SEARXNG_URL`."""
     search_each_s: float = 10.0
     search_total_s: float = 20.0
-
-
-class FetchError(OSError):
-    """A failed fetch: a message for humans, a code and facts for programs."""
-
-    def __init__(self, message: str, *, code: str, **facts: JsonValue) -> None:
-        super().__init__(message)
-        self.code = code
-        self.facts: Mapping[str, JsonValue] = facts
 
 
 @record(kw_only=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
 from anyio import to_thread
@@ -18,6 +17,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.auth.metadata import is_loopback
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, ask_consent, build_unknown_name, digest_option, write_json
 from induscode.cli.signals import run_until_signal
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from induscode.connectors.store import ConnectorRow
     from induscode.servers.sign_in import SignInWay
 
-_LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _PROBLEM = 1
 _FAULT = 3
 _MAX_NOTES = 5
@@ -448,8 +447,8 @@ def _to_json(row: ConnectorRow) -> JsonObject:
 
 
 async def _find_address_problem(row: ConnectorRow, web: WebSettings) -> str | None:
-    from indusagi.capabilities.ports import FetchError  # noqa: PLC0415 — imports the web client
-    from indusagi.capabilities.web.client import WebClient  # noqa: PLC0415 — imports the web client
+    from indusagi.net.client import WebClient  # noqa: PLC0415 — imports the web client
+    from indusagi.net.policy import FetchError  # noqa: PLC0415 — imports the web client
 
     try:
         await WebClient(web).check_address(row.base_url)
@@ -462,6 +461,6 @@ def _list_warnings(row: ConnectorRow, problem: str | None) -> Sequence[str]:
     warnings = [] if problem is None else [problem]
     if row.auth is not None:
         warnings += [f"the variable {name} is not set here" for name in find_unset(row.auth.variables, os.environ)]
-        if row.base_url.startswith("http://") and urlsplit(row.base_url).hostname not in _LOOPBACK_HOSTS:
+        if row.base_url.startswith("http://") and not is_loopback(row.base_url):
             warnings.append(f"{row.base_url} is not encrypted: the credentials can be read on the way")
     return warnings

@@ -18,9 +18,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.budget import SessionDir
-from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.body import decode_text
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebRequest
+from indusagi.capabilities.web.page import decode_text
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
@@ -31,6 +29,8 @@ from indusagi.core.text import cut_text, make_visible
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.storage import CredentialFiles
+from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest, get_media_type
+from indusagi.net.policy import FetchError
 from induscode.connectors.auth import AuthReference, Credentials
 from induscode.connectors.openapi import ConnectorFault, abbreviate_schema
 from induscode.connectors.operations import OperationIndex, build_arguments_schema
@@ -42,9 +42,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.capabilities.ports import WebSettings
-    from indusagi.capabilities.web.client import WebResponse
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.auth.contract import CredentialStore
+    from indusagi.net.client import WebResponse
     from induscode.connectors.operations import OperationSpec
     from induscode.connectors.requests import ApiRequest
     from induscode.connectors.store import ConnectorRow, ConnectorStore
@@ -197,7 +197,7 @@ class ConnectorGateway:
         headers = {"Accept": _ACCEPT, **request.headers, **credentials.headers}
         sent = WebRequest(url, operation.method, headers, request.body, follow="origin")
         try:
-            answer = await WebClient(self._web).send(sent, cap=lambda _: self._web.hard_bytes)
+            answer = await WebClient(self._web).send(sent)
         except FetchError as exc:
             message = credentials.hide_text(f"{slug}: {exc}")
             if exc.code == "timeout" and not operation.is_reading:
@@ -320,7 +320,7 @@ class ConnectorGateway:
         self, connector: LoadedConnector, operation: OperationSpec, answer: WebResponse, credentials: Credentials
     ) -> JsonValue:
         result: dict[str, JsonValue] = {"status": answer.status}
-        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = get_media_type(answer.headers)
         if answer.body:
             result["contentType"] = kind
         headers = {name: answer.headers[name] for name in _SHOWN_HEADERS if name in answer.headers}

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
-from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
-from indusagi.capabilities.web.url import parse_url
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.metadata import is_loopback
+from indusagi.net.address import parse_url
+from indusagi.net.client import CrossSiteRedirect, WebClient
+from indusagi.net.policy import FetchError
 from induscode.connectors.auth import OAuthReference, choose_scheme
 from induscode.connectors.openapi import (
     LARGEST_BYTES,
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from induscode.connectors.operations import OperationSpec
     from induscode.core.consent import Consent
 
-_RATIO: Final = 200
-"""Documents are repetitive, so they may compress better than web pages."""
 _OK: Final = 200
 _MAX_NAMED: Final = 3
 """Slugs named in a message about a change."""
@@ -100,10 +98,10 @@ async def read_bytes(source: str, web: WebSettings) -> bytes:
             return await to_thread.run_sync(read_small_file, source, LARGEST_BYTES)
         except OSError as exc:
             raise ConnectorFault(f"the document {source!r} cannot be read: {exc.strerror or exc}") from exc
-    settings = replace(web, hard_bytes=LARGEST_BYTES, ratio=_RATIO)
+    settings = replace(web, hard_bytes=LARGEST_BYTES)
     try:
         accept = "application/json, application/yaml;q=0.9, */*;q=0.5"
-        answer = await WebClient(settings).fetch(source, accept=accept, cap=lambda _: LARGEST_BYTES)
+        answer = await WebClient(settings).fetch(source, accept=accept)
     except FetchError as exc:
         raise ConnectorFault(f"the document cannot be fetched: {exc}") from exc
     if isinstance(answer, CrossSiteRedirect):

@@ -21,9 +21,9 @@ from induscode.connectors.auth import Credentials, check_values, choose_scheme
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from indusagi.capabilities.web.client import WebResponse
     from indusagi.core.json import JsonObject
     from indusagi.interop.auth.contract import CredentialStore, SignInPrompt
+    from indusagi.net.client import WebResponse
     from induscode.connectors.operations import OperationSpec
     from induscode.connectors.store import ConnectorRow
 

@@ -12,6 +12,7 @@ import anyio
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -122,16 +123,13 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
 
 
 def _check_address(address: str) -> None:
-    from urllib.parse import urlsplit  # noqa: PLC0415 — needed with an address only
+    from indusagi.net.address import parse_url  # noqa: PLC0415 — needed with an address only
 
     try:
-        parts = urlsplit(address)
-        host = (parts.hostname or "").encode("idna")
-        is_valid = parts.scheme in {"http", "https"} and host and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid or not address.isprintable() or " " in address:
-        raise InvalidAddressError(f"{address!r} is not a server address: write it as http://127.0.0.1:8080/v1")
+        parse_url(address, with_user=True)
+    except FetchError:
+        message = f"{address!r} is not a server address: write it as http://127.0.0.1:8080/v1"
+        raise InvalidAddressError(message) from None
 
 
 def _parse_model(model: str, base_url: str | None, *, from_flag: bool, environ: Mapping[str, str]) -> ModelChoice:

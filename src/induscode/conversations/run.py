@@ -269,8 +269,15 @@ class Run:
                 self._warn(note)  # since the start, a server failed or changed its tools
         if conversation.transcript.failure is not None:
             self._warn(f"the end of this conversation is not kept: {conversation.transcript.failure}")
+        # A cancelled run reports its summary too, if the reader accepts it in time.
+        with anyio.move_on_after(_REPORT_S, shield=True):
+            await self.reporter.report_end(self.describe_end(result, code))
+
+    def describe_end(self, result: RunResult, code: int) -> JsonObject:
+        """Build the `result` event."""
+        conversation = self.conversation
         fault, usage = result.fault, conversation.usage
-        summary: JsonObject = {
+        return {
             "type": "result",
             "session_id": conversation.transcript.id,
             "result": result.text,
@@ -285,9 +292,6 @@ class Run:
             "notes": [*conversation.notes],
             "exit_code": code,
         }
-        # A cancelled run reports its summary too, if the reader accepts it in time.
-        with anyio.move_on_after(_REPORT_S, shield=True):
-            await self.reporter.report_end(summary)
 
 
 # -- output -------------------------------------------------------------------------------------

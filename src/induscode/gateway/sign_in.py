@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
-from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
+from indusagi.interop.auth.callback import listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import (
@@ -29,7 +29,6 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.servers.remedies import format_server_command
-from induscode.servers.sign_in import ListenedRedirect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -127,9 +126,9 @@ class GatewaySignIns:
 
 
 class PagePrompt:
-    """Prompts a user by having someone open the sign-in page: `open_page` gets its checked address and a message."""
+    """Prompts a user by having someone open the sign-in page: `open_page` gets its address and a message."""
 
-    def __init__(self, server: str, open_page: Callable[[str, str], Awaitable[None]]) -> None:
+    def __init__(self, server: str, open_page: Callable[..., Awaitable[None]]) -> None:
         self._server, self._open_page = server, open_page
 
     @asynccontextmanager
@@ -137,17 +136,14 @@ class PagePrompt:
         self, settings: AuthSettings, registered: Sequence[str]
     ) -> AsyncGenerator[RedirectReceiver]:
         """Listen for the redirect on this machine."""
-        async with listen_for_redirect(settings, registered) as listener:
-            yield ListenedRedirect(listener, partial(self._open, message=f"Sign in to the server {self._server!r}."))
+        message = f"Sign in to the server {self._server!r}."
+        async with listen_for_redirect(settings, registered, partial(self._open_page, message=message)) as listener:
+            yield listener
 
     async def show_device_code(self, code: DeviceCode) -> None:
         """Send the user to the page for a device code."""
         url = code.verification_uri_complete or code.verification_uri
-        await self._open(url, f"Enter the code {code.user_code} to sign in to the server {self._server!r}.")
-
-    async def _open(self, url: str, message: str) -> None:
-        check_authorization_url(url)
-        await self._open_page(url, message)
+        await self._open_page(url, f"Enter the code {code.user_code} to sign in to the server {self._server!r}.")
 
 
 async def ask_to_open(caller: Caller, url: str, message: str) -> None:

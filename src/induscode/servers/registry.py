@@ -14,14 +14,14 @@ import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from indusagi.capabilities.ports import FetchError, WebSettings
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
-from indusagi.capabilities.web.url import parse_url
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets.names import looks_secret
 from indusagi.core.text import clean_text, cut_text
+from indusagi.net.address import parse_url
+from indusagi.net.client import CrossSiteRedirect, WebClient
+from indusagi.net.policy import FetchError, HttpPolicy
 from induscode.core.consent import build_consent
 from induscode.servers.config.trust import steers_code
 
@@ -392,8 +392,8 @@ class RegistryClient:
         self._url = url.rstrip("/")
         target = parse_url(self._url)
         # The user chose this address, so any network is fine; cross-site redirects still aren't.
-        allowed = (f"{target.host}:{target.port}",)
-        self._client = WebClient(WebSettings(allow_private=allowed, ports=(target.port,), hard_bytes=_MAX_BYTES))
+        policy = HttpPolicy(allow_private=(target.server,), ports=(target.port,), hard_bytes=_MAX_BYTES)
+        self._client = WebClient(policy)
 
     async def search(self, words: Sequence[str], limit: int) -> list[RegistryServer]:
         """Find the latest versions of servers with one word in their name and all words in name or description.
@@ -441,7 +441,7 @@ class RegistryClient:
     async def _get(self, path: str, query: dict[str, str], absent: str = "") -> JsonObject:
         url = f"{self._url}/v0.1/{path}" + (f"?{urlencode(query)}" if query else "")
         try:
-            answer = await self._client.fetch(url, accept="application/json", cap=lambda _: _MAX_BYTES)
+            answer = await self._client.fetch(url, accept="application/json")
         except FetchError as exc:
             raise RegistryError(f"the registry cannot be reached: {exc}") from exc
         if isinstance(answer, CrossSiteRedirect):

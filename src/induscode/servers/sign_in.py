@@ -19,14 +19,7 @@ from anyio import to_thread
 
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
-from indusagi.interop.auth.callback import (
-    CALLBACK_PATH,
-    SIGN_IN_WAIT_S,
-    check_authorization_url,
-    listen_for_redirect,
-    read_redirect,
-    read_state,
-)
+from indusagi.interop.auth.callback import CALLBACK_PATH, SIGN_IN_WAIT_S, listen_for_redirect, read_redirect, read_state
 from indusagi.interop.auth.contract import AuthFault, ServerAuth
 from indusagi.interop.auth.metadata import canonical_resource
 from indusagi.interop.auth.storage import CredentialFiles
@@ -35,10 +28,9 @@ from induscode.cli.dialog import Question, Reply
 from induscode.cli.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.auth.callback import RedirectListener
     from indusagi.interop.auth.contract import (
         AuthSettings,
         CredentialKey,
@@ -93,11 +85,10 @@ class PersonPrompt:
             uri = chosen or f"http://127.0.0.1:{port}{CALLBACK_PATH}"
             yield _PastedRedirect(self._dialog, uri, self._wait_s)
             return
-        async with listen_for_redirect(settings, registered) as listener:
-            yield ListenedRedirect(listener, self._show_page, self._wait_s)
+        async with listen_for_redirect(settings, registered, self._show_page, self._wait_s) as listener:
+            yield listener
 
     async def _show_page(self, url: str) -> None:
-        check_authorization_url(url)
         self._dialog.show(f"Sign in at: {url}")
         if await to_thread.run_sync(self._open_page, url):
             self._dialog.show("The page opens in your browser. Is that on another machine? Use --paste or --device")
@@ -106,29 +97,10 @@ class PersonPrompt:
 
     async def show_device_code(self, code: DeviceCode) -> None:
         """Show a code and where to enter it."""
-        check_authorization_url(code.verification_uri)
         self._dialog.show(f"On any device, open {code.verification_uri} and enter the code {code.user_code}")
         if code.verification_uri_complete:
-            check_authorization_url(code.verification_uri_complete)
             self._dialog.show(f"or open {code.verification_uri_complete}")
         self._dialog.show(f"Waiting for the sign-in, at most {max(1, code.expires_s // 60)} minutes")
-
-
-class ListenedRedirect:
-    """Has the user open the sign-in page, and waits for the redirect on this machine."""
-
-    def __init__(
-        self, listener: RedirectListener, open_page: Callable[[str], Awaitable[None]], wait_s: float = SIGN_IN_WAIT_S
-    ) -> None:
-        self.redirect_uri = listener.redirect_uri
-        self._listener, self._open_page, self._wait_s = listener, open_page, wait_s
-
-    async def authorize(self, url: str) -> Mapping[str, str]:
-        """Open the page and return the parameters of the redirect."""
-        state = read_state(url)
-        self._listener.expect(state)
-        await self._open_page(url)
-        return await self._listener.wait(state, self._wait_s)
 
 
 class _PastedRedirect:
@@ -140,7 +112,6 @@ class _PastedRedirect:
         self._wait_s = wait_s
 
     async def authorize(self, url: str) -> Mapping[str, str]:
-        check_authorization_url(url)
         state, path = read_state(url), urlsplit(self.redirect_uri).path
 
         def parse(text: str) -> Mapping[str, str] | None:

@@ -20,7 +20,7 @@ from indusagi.core.time import ManualClock, now_ms
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, Refusal, SignInRequired
 from indusagi.interop.auth.driver import AuthDriver
-from indusagi.interop.auth.proofs import ProofKey
+from indusagi.interop.auth.token_endpoint import ProofKey
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, StreamableHttpServerConfig
 
 if TYPE_CHECKING:

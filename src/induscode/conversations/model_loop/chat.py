@@ -11,24 +11,27 @@ It retries requests after transient failures. It reads server-sent events
 from __future__ import annotations
 
 import json
-import random
-import ssl
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
-from urllib.request import getproxies
 
 import anyio
-import httpx2
+from anyio import to_thread
 from pydantic_ai import exceptions as failures
 from pydantic_ai.messages import FinishReason, PartStartEvent, TextPart, ThinkingPart
 from pydantic_ai.models import Model, StreamedResponse
 from pydantic_ai.usage import RequestUsage
 
+from indusagi.core.backoff import Backoff, parse_retry_after
 from indusagi.core.json import is_json_object
 from indusagi.core.time import now_ms
+from indusagi.net.address import parse_url
+from indusagi.net.client import EventParser, get_media_type
+from indusagi.net.dial import find_proxy, open_network, shared_tls
+from indusagi.net.policy import FetchError, HttpPolicy
 from induscode.conversations.model_loop.chat_messages import (
     REASONING_FIELDS,
     THINKING_TAGS,
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
     from pydantic_ai.tools import RunContext
 
     from indusagi.core.json import JsonObject
+    from indusagi.net.address import WebUrl
+    from indusagi.net.dial import HttpAnswer, Network
 
 _END = "[DONE]"
 _FINISH_REASONS: dict[str, FinishReason] = {
@@ -65,7 +70,7 @@ _FINISH_REASONS: dict[str, FinishReason] = {
 class ChatStream(StreamedResponse):
     """Streamed response: text, reasoning and tool calls as pydantic-ai parts."""
 
-    response: httpx2.Response
+    response: HttpAnswer
     name: str
     system: str
     address: str
@@ -105,7 +110,7 @@ class ChatStream(StreamedResponse):
             async for chunk in _read_chunks(self.response, self.name):
                 for event in self._take_chunk(chunk):
                     yield event
-        except httpx2.RequestError as exc:
+        except FetchError as exc:
             raise build_connection_error(self.name, exc) from exc
         if self.finish_reason is None and not self.cancelled:
             self.finish_reason = "stop"  # some servers send no reason
@@ -189,28 +194,38 @@ class ChatStream(StreamedResponse):
             self.open_text = False
 
 
-async def _read_chunks(response: httpx2.Response, model: str) -> AsyncIterator[JsonObject]:
+async def _read_chunks(response: HttpAnswer, model: str) -> AsyncIterator[JsonObject]:
     """Read the chunks of a response. A server without streaming sends one JSON object."""
-    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = get_media_type(response.headers)
     count = 0
     if kind == "application/json":
-        body = (await response.aread()).decode("utf-8", "replace")
-        for chunk in _split_answer(_parse_chunk(body, model)):
+        for chunk in _split_answer(_parse_chunk(await _read_text(response), model)):
             count += 1
             yield chunk
     else:
-        # httpx2 requires this type, but some servers stream with another one.
-        response.headers["content-type"] = "text/event-stream"
-        async for event in httpx2.EventSource(response, max_event_size=None):
-            if event.data.strip() == _END:
+        async for data in _read_events(response):
+            if data == _END:
                 break
-            if event.data.strip():
+            if data:
                 count += 1
-                yield _parse_chunk(event.data, model)
+                yield _parse_chunk(data, model)
     if not count:
         raise failures.UnexpectedModelBehavior(
             f"its server sent {kind or 'something'} without an answer in it: check the address"
         )
+
+
+async def _read_events(response: HttpAnswer) -> AsyncIterator[str]:
+    parser = EventParser(sys.maxsize)
+    async for piece in response.pieces:
+        for event in parser.feed(piece):
+            yield event.data.decode("utf-8", "replace").strip()
+    for event in parser.feed(b"\n\n"):  # some servers don't end their last event
+        yield event.data.decode("utf-8", "replace").strip()
+
+
+async def _read_text(response: HttpAnswer) -> str:
+    return b"".join([piece async for piece in response.pieces]).decode("utf-8", "replace")
 
 
 def _parse_chunk(text: str, model: str) -> JsonObject:
@@ -262,15 +277,16 @@ def _read_count(counts: JsonObject, key: str) -> int:
 _CONNECT_TIMEOUT_S = 30.0
 _READ_TIMEOUT_S = 600.0
 _MAX_RETRIES = 2
-_FIRST_DELAY_S = 0.5
+_FIRST_DELAY_S = 0.4
 _MAX_DELAY_S = 60.0
 _RETRY_STATUSES = {408, 409, 429}
 """Retried like 5xx: https://platform.openai.com/docs/guides/error-codes."""
-_FINAL_ERRORS = (httpx2.ReadTimeout, httpx2.WriteTimeout, httpx2.UnsupportedProtocol, httpx2.LocalProtocolError)
-"""Errors for which a retry is useless or takes very long."""
+_FINAL_REASONS = {"silence", "request"}
+"""Failures for which a retry is useless or takes very long."""
+_IDLE_CONNECTIONS = 4
 
 
-class ChatModel(Model[httpx2.AsyncClient]):
+class ChatModel(Model[Any]):
     """Client for one model on one server. It owns the connections, so enter it before the first request."""
 
     def __init__(
@@ -279,13 +295,8 @@ class ChatModel(Model[httpx2.AsyncClient]):
         """Create a client for model `name` of provider `system`, with the API at `base_url`."""
         super().__init__(profile=profile)
         self._name, self._system, self._address = name, system, base_url
-        self._client = httpx2.AsyncClient(
-            headers=dict(headers),
-            timeout=httpx2.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S),
-            verify=_choose_tls(base_url),
-            # A redirect is an error, so that the key never goes to another address.
-            follow_redirects=False,
-        )
+        self._headers = {"user-agent": HttpPolicy().user_agent, "accept": "application/json", **headers}
+        self._network: Network | None = None
 
     @property
     def model_name(self) -> str:
@@ -304,7 +315,9 @@ class ChatModel(Model[httpx2.AsyncClient]):
 
     async def __aexit__(self, *error: object) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        if self._network is not None:
+            await self._network.aclose()
+            self._network = None
 
     async def request(
         self,
@@ -349,54 +362,50 @@ class ChatModel(Model[httpx2.AsyncClient]):
         finally:
             await response.aclose()
 
-    async def _send(self, body: Mapping[str, Any]) -> httpx2.Response:
+    async def _open(self) -> tuple[WebUrl, Network]:
+        target = parse_url(self._address.rstrip("/") + "/chat/completions", with_user=True)
+        if self._network is None:
+            proxy = find_proxy(target)
+            # In a thread: it loads certificates, which takes longer than a local server's response.
+            needs_tls = "https" in {target.scheme, "" if proxy is None else proxy.scheme}
+            self._network = open_network(
+                connect_s=_CONNECT_TIMEOUT_S,
+                tls=await to_thread.run_sync(shared_tls) if needs_tls else None,
+                proxy=proxy,
+                keepalive=_IDLE_CONNECTIONS,
+                silence_s=_READ_TIMEOUT_S,
+            )
+        return target, self._network
+
+    async def _send(self, body: Mapping[str, Any]) -> HttpAnswer:
         """Send a request, retrying after transient failures; `ModelAPIError` if that doesn't help."""
         # A lone surrogate has no UTF-8 form, and servers reject it as a JSON escape (RFC 8259 §8.2).
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
-        url = self._address.rstrip("/") + "/chat/completions"
+        backoff = Backoff(_FIRST_DELAY_S)
+        content = text.encode("utf-8", "replace")
         for attempt in range(_MAX_RETRIES + 1):
             last = attempt == _MAX_RETRIES
-            request = self._client.build_request(
-                "POST",
-                url,
-                content=text.encode("utf-8", "replace"),
-                headers={"content-type": "application/json", "accept": "application/json"},
-            )
             try:
-                response = await self._client.send(request, stream=True)
-                if response.is_success:
+                target, network = await self._open()
+                headers = {"content-type": "application/json", **self._headers, **target.authorization}
+                # A redirect is an error, so that the key never goes to another address.
+                response = await network.send("POST", target, headers, content)
+                if 200 <= response.status < 300:
                     return response
-                refusal = (await response.aread()).decode("utf-8", "replace")
-            except httpx2.RequestError as exc:
-                if last or isinstance(exc, _FINAL_ERRORS):
+                try:
+                    refusal = await _read_text(response)
+                finally:
+                    await response.aclose()
+            except FetchError as exc:
+                if last or exc.facts.get("reason") in _FINAL_REASONS or exc.__cause__ is None:
                     raise build_connection_error(self._name, exc) from exc
                 delay = None
             else:
-                delay = _find_delay(response)
-                status, headers = response.status_code, dict(response.headers)
+                delay = parse_retry_after(response.headers.get("retry-after", ""))
+                status, headers = response.status, dict(response.headers)
                 advice = response.headers.get("x-should-retry")
                 may_succeed = advice == "true" if advice else status in _RETRY_STATUSES or status >= 500
                 if last or not may_succeed or (delay or 0) > _MAX_DELAY_S:
                     raise build_status_error(self._name, status, refusal, headers)
-            if delay is None:
-                delay = _FIRST_DELAY_S * 2**attempt * random.uniform(0.75, 1.0)
-            await anyio.sleep(delay)
+            await anyio.sleep(backoff.next_pause(delay))
         raise AssertionError
-
-
-def _choose_tls(base_url: str) -> ssl.SSLContext | bool:
-    """Skip loading the certificate authorities for plain HTTP without a proxy.
-
-    Loading them takes longer than a local server's response. `True` means the default settings.
-    """
-    if base_url.startswith("http://") and not getproxies():
-        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no authority
-    return True
-
-
-def _find_delay(response: httpx2.Response) -> float | None:
-    """Read `Retry-After` in seconds (RFC 9110 §10.2.3)."""
-    try:
-        return max(0.0, float(response.headers["retry-after"]))
-    except (KeyError, ValueError):
-        return None

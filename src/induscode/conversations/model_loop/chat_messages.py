@@ -9,7 +9,6 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import httpx2
 from pydantic_ai import BinaryContent
 from pydantic_ai import exceptions as failures
 from pydantic_ai.messages import (
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from pydantic_ai.exceptions import ModelAPIError
     from pydantic_ai.messages import ModelMessage, UserContent
     from pydantic_ai.tools import ToolDefinition
+
+    from indusagi.net.policy import FetchError
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 """Fields with a model's reasoning: DeepSeek, vLLM and llama.cpp use the first, Ollama and OpenRouter the second."""
@@ -269,17 +270,20 @@ def _build_http_error(
     )
 
 
-def build_connection_error(model: str, error: httpx2.RequestError) -> failures.ModelConnectionError:
+def build_connection_error(model: str, error: FetchError) -> failures.ModelConnectionError:
     """Build the exception for a failed or lost connection."""
-    if isinstance(error, httpx2.ConnectTimeout):
-        return failures.ModelTimeoutError(model, "it does not accept the connection in time")
-    if isinstance(error, httpx2.TimeoutException):
-        return failures.ModelTimeoutError(model, "it does not answer in time")
-    if isinstance(error, httpx2.ConnectError):
-        reason = str(error) or "no connection"
-        return failures.ModelConnectionError(model, f"can't connect: {reason}. Is the server running?")
-    reason = str(error) or type(error).__name__
-    return failures.ModelConnectionError(model, f"the connection broke: {reason}")
+    cause = error.__cause__
+    match error.facts.get("reason"):
+        case "connect":
+            return failures.ModelTimeoutError(model, "it does not accept the connection in time")
+        case "silence":
+            return failures.ModelTimeoutError(model, "it does not answer in time")
+        case "refused" | "tls" | "unreachable":
+            reason = str(cause) or "no connection"
+            return failures.ModelConnectionError(model, f"can't connect: {reason}. Is the server running?")
+        case _:
+            reason = str(error) if cause is None else str(cause) or type(cause).__name__
+            return failures.ModelConnectionError(model, f"the connection broke: {reason}")
 
 
 def parse_body(body: str) -> object:

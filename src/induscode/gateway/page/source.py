@@ -139,7 +139,7 @@ class SignInStart:
         self.known = anyio.Event()
         """Set once either is known or the sign-in is complete."""
 
-    async def show(self, url: str, _message: str) -> None:
+    async def show(self, url: str, message: str) -> None:
         """Set the address."""
         self.url = url
         self.known.set()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import indusagi.capabilities.web.client  # noqa: F401 # pyright: ignore[reportUnusedImport] — loaded in a thread by hosts
+import indusagi.net.client  # noqa: F401 # pyright: ignore[reportUnusedImport] — loaded in a thread by hosts
 from indusagi.core.time import ManualClock
 from indusagi.interop.protocol_bridge.host.auth import verifier as module
 from indusagi.interop.protocol_bridge.host.auth.resource import (

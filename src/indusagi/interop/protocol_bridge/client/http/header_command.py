@@ -48,11 +48,7 @@ class HeaderCommand:
         self._lock = asyncio.Lock()
 
     async def build_headers(self, method: str, url: str) -> dict[str, str]:
-        """Return the headers of the last run; the first request runs the command.
-
-        Raises:
-            AuthFault: The command failed.
-        """
+        """Return the headers of the last run; the first request runs the command."""
         if self._headers is None:
             async with self._lock:
                 if self._headers is None:

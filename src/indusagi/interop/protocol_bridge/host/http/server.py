@@ -60,7 +60,7 @@ async def serve_app(
         auth = settings.auth
         if auth is not None:
             # In a thread, because it takes a while.
-            await asyncio.to_thread(import_module, "indusagi.capabilities.web.client")
+            await asyncio.to_thread(import_module, "indusagi.net.client")
             await asyncio.to_thread(import_module, "indusagi.interop.protocol_bridge.host.http.resource_access")
         access = None if auth is None else _open_access(auth, settings, port)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+import httpx2
 import pytest
+from tests.support.networks import make_answer
 
-from indusagi.capabilities.ports import FetchError, WebSettings
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebRequest, WebResponse
-from indusagi.capabilities.web.dial import HttpAnswer
-from indusagi.capabilities.web.url import is_same_site, parse_url
+from indusagi.capabilities.ports import WebSettings
+from indusagi.net.address import is_same_site, parse_url
+from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest, WebResponse
+from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.net.dial import HttpAnswer
 
 pytestmark = pytest.mark.anyio
 
@@ -100,24 +103,26 @@ class Web:
     def __init__(self, pages: Mapping[str, tuple[int, str | None]]) -> None:
         self.pages, self.asked = pages, list[tuple[str, str, bytes | None]]()
 
-    @asynccontextmanager
-    async def exchange(
-        self, target: Any, *, headers: Any, method: str, body: bytes | None
-    ) -> AsyncGenerator[HttpAnswer]:
+    async def send(self, method: str, target: Any, headers: Any, body: bytes | None) -> HttpAnswer:
         self.asked.append((method, target.url, body))
         status, location = self.pages[target.url]
+        headers = {} if location is None else {"location": location}
+        return make_answer(httpx2.Response(status, headers=headers, content=b"page"), target.url)
 
-        async def pieces() -> AsyncGenerator[bytes]:
-            yield b"page"
-
-        yield HttpAnswer(status, {} if location is None else {"location": location}, pieces())
+    async def aclose(self) -> None:
+        pass
 
 
 async def send(pages: Mapping[str, tuple[int, str | None]], request: WebRequest) -> tuple[Any, Web]:
     """Send a request into such a web."""
     client, web = open_client(), Web(pages)
-    client._load = lambda addresses, secure: web.exchange
-    return await client.send(request, cap=lambda headers: 100), web
+
+    async def open_web(target: Any) -> Any:
+        await client._resolve_addresses(target)
+        return web
+
+    client._open = open_web
+    return await client.send(request), web
 
 
 START = "http://a.example/"

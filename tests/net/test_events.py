@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.interop.protocol_bridge.client.http.events import EventParser, EventTooLargeError
+from indusagi.net.client import EventParser, EventTooLargeError
 
 LINES = [
     b"data: a", b"data:b", b"data:  c", b"data", b"data:", b"datax: no", b"id: 7", b"id:", b"id: a\0b",

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.web.dial import PRIVATE_KINDS, AddressKind, classify_address
+from indusagi.net.address import PRIVATE_KINDS, AddressKind, classify_address
 
 EXPECTED: dict[str, AddressKind] = {
     "1.1.1.1": "public",

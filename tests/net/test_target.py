@@ -9,9 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.ssrf import LOCATIONS, URLS
 
-from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.dial import classify_address
-from indusagi.capabilities.web.url import is_same_origin, is_same_site, is_subdomain, parse_host_and_port, parse_url
+from indusagi.net.address import (
+    classify_address,
+    is_same_origin,
+    is_same_site,
+    is_subdomain,
+    parse_host_and_port,
+    parse_url,
+)
+from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +109,11 @@ def test_what_is_no_web_address_is_said_to_be_none(url: str) -> None:
 )
 def test_a_reference_is_followed_from_where_it_was_found(reference: str, url: str) -> None:
     assert parse_url("https://example.com/a/x").join(reference).url == url
+
+
+def test_a_reference_with_half_a_bracket_is_refused() -> None:
+    with pytest.raises(FetchError, match="not an IPv6 address"):
+        parse_url("https://example.com/").join("http://[::1")
 
 
 @pytest.mark.parametrize("location", LOCATIONS)
