@@ -99,7 +99,7 @@ import indusagi.interop.protocol_bridge.host.http.server
 unwanted = (
     "indusagi.interop.protocol_bridge.host.http.resource_access",
     "induscode.gateway.page.source.",
-    "induscode.gateway.search_box",
+    "induscode.search.cards",
     "induscode.search.index",
     "induscode.permissions.shell",
     "induscode.gateway.page.views.",

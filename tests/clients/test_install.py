@@ -277,11 +277,11 @@ def test_an_address_without_a_token_is_known_by_itself() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--install", "codex", "--uninstall", "codex"), "--install and --uninstall exclude"),
-        (("--install", "codex", "--print-config", "codex"), "--print-config and --install exclude"),
-        (("--dry-run", "--print-config", "codex"), "--dry-run and --print-config exclude each other"),
-        (("--uninstall", "codex", "--profile", "all"), "--profile means nothing beside"),
-        (("--uninstall", "codex", "--mcp", "x"), "--mcp means nothing beside"),
+        (("--install", "codex", "--uninstall", "codex"), "--install and --uninstall can't be used"),
+        (("--install", "codex", "--print-config", "codex"), "--print-config and --install can't be used"),
+        (("--dry-run", "--print-config", "codex"), "--dry-run and --print-config can't be used together"),
+        (("--uninstall", "codex", "--profile", "all"), "--profile and --uninstall can't be used together"),
+        (("--uninstall", "codex", "--mcp", "x"), "--mcp and --uninstall can't be used together"),
         (("--install", "codex", "--http", "0"), "--install needs a fixed port"),
         (("--install", "nobody"), "'nobody' is not one of"),
     ],

@@ -21,8 +21,7 @@ from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.host.catalog import Catalog, build_listing
 from indusagi.runtime.contract import ToolCall, ToolDescriptor
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
-from induscode.gateway.search_box import SearchBox
-from induscode.gateway.searched_boxes import SearchedBoxes
+from induscode.gateway.search_box import SearchBox, SearchedBoxes
 from induscode.gateway.view_box import ViewBox
 from induscode.launch.views import View
 from induscode.search.cards import list_search_cards

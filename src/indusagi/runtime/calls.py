@@ -72,13 +72,15 @@ current_check: ContextVar[Callable[[ToolCall], Awaitable[ToolResult | None]] | N
 
 @dataclass(slots=True, eq=False)
 class UserWait:
-    """How long a call has waited for the user. Concurrent questions count once."""
+    """How long a call has waited for the user, and what allowed it. Concurrent questions count once."""
 
     _parent: UserWait | None = None
     """Wait of the call that made this one: a script waits while its calls do."""
     _open: int = 0
     _since: float = 0.0
     _total: float = 0.0
+    allowed_by: str = ""
+    """The rules, the flag or the user, whichever allowed the call."""
 
     @property
     def seconds(self) -> float:

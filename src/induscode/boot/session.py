@@ -15,8 +15,8 @@ from indusagi.runtime.contract import CallsByName
 from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.plans import canon_tool_name, select_tools
 from induscode.boot.runners import attach_servers, load_mcp_capabilities
-from induscode.calls.observers import CallObservers, open_observers
 from induscode.calls.record import CallOrigin
+from induscode.calls.recorder import CallObservers, open_observers
 from induscode.code_mode.contract import RUN_CODE
 from induscode.connectors.live import SAAS_CARD, LiveConnectors, web_settings
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory

@@ -28,8 +28,6 @@ _OTHER = ("tool", "", "other")
 class _Series:
     """The calls of one tool."""
 
-    __slots__ = ("buckets", "outcomes", "seconds", "waited")
-
     def __init__(self) -> None:
         self.outcomes: dict[str, int] = {}
         self.buckets = [0] * (len(BUCKETS_S) + 1)
@@ -67,18 +65,11 @@ class CallMetrics:
 
     def render(self) -> str:
         """Write all metrics as text."""
-        lines = [
-            "# HELP indus_calls_total Calls of tools, and uses of resources and prompts, by outcome.",
-            "# TYPE indus_calls_total counter",
-        ]
-        durations = [
-            "# HELP indus_call_duration_seconds How long calls ran. Declined ones, outcome denied, did not.",
-            "# TYPE indus_call_duration_seconds histogram",
-        ]
-        waits = [
-            "# HELP indus_call_user_wait_seconds_total How long calls waited for the user.",
-            "# TYPE indus_call_user_wait_seconds_total counter",
-        ]
+        lines = _head("indus_calls_total", "counter", "Calls of tools, and uses of resources and prompts, by outcome.")
+        durations = _head(
+            "indus_call_duration_seconds", "histogram", "How long calls ran. Declined ones, outcome denied, did not."
+        )
+        waits = _head("indus_call_user_wait_seconds_total", "counter", "How long calls waited for the user.")
         for (kind, server, tool), series in self._series.items():
             labels = f'kind="{kind}",server="{_escape(server)}",tool="{_escape(tool)}"'
             for outcome, number in series.outcomes.items():
@@ -90,11 +81,9 @@ class CallMetrics:
             durations.append(f"indus_call_duration_seconds_sum{{{labels}}} {series.seconds:.6f}")
             durations.append(f"indus_call_duration_seconds_count{{{labels}}} {total}")
             waits.append(f"indus_call_user_wait_seconds_total{{{labels}}} {series.waited:.6f}")
-        lines += [*durations, *waits]
-        lines += ["# HELP indus_calls_running Calls that run now.", "# TYPE indus_calls_running gauge"]
+        lines += [*durations, *waits, *_head("indus_calls_running", "gauge", "Calls that run now.")]
         lines += [f"indus_calls_running {self.running}"]
-        lines += ["# HELP indus_call_records_dropped_total Calls that could not be recorded."]
-        lines += ["# TYPE indus_call_records_dropped_total counter"]
+        lines += _head("indus_call_records_dropped_total", "counter", "Calls that could not be recorded.")
         lines += [f"indus_call_records_dropped_total {self._count_dropped()}"]
         return "\n".join(lines) + "\n"
 
@@ -124,6 +113,10 @@ class MeasuredCall(NamedTuple):
         took = took if seconds is None else min(took, seconds)
         waited = 0.0 if self.wait is None else min(took, self.wait.seconds)
         self.metrics.count(kind, server, tool, name, took - waited, waited)
+
+
+def _head(name: str, kind: str, about: str) -> list[str]:
+    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
 
 
 def _escape(value: str) -> str:

@@ -150,9 +150,9 @@ def add(
         check_name(name)
         reference = _parse_auth(auth, client_id, client_secret, client_auth, grant, scopes)
     except ConnectorFault as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     if name in _read_rows(store):
-        raise click.UsageError(f"There is a connector {name!r} already: indus connectors remove {name}", context)
+        raise click.UsageError(f"There is a connector {name!r} already: indus connectors remove {name}")
 
     async def work(web: WebSettings, _: CancelToken) -> int:
         from induscode.connectors.sources import examine_source, normalize_source, read_bytes  # noqa: PLC0415 — imports the web client
@@ -176,11 +176,7 @@ def _parse_auth(
     grant: ConnectorGrant | None,
     scopes: str,
 ) -> ConnectorAuth | None:
-    """Parse `--auth` and the options of its OAuth form.
-
-    Raises:
-        ConnectorFault: The options contradict each other.
-    """
+    """Parse `--auth` and the options of its OAuth form; `ConnectorFault` if they contradict each other."""
     kind, _, scheme = (auth or "").partition(":")
     if kind != "oauth":
         if client_id or variable or method or grant or scopes:
@@ -228,7 +224,7 @@ def _report_added(reading: SourceReading, problem: str | None, *, as_json: bool)
 def remove(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:
     """Remove a connector, its approved document and its sign-in."""
     store = ConnectorStore()
-    row = _get_row(context, store, name)
+    row = _get_row(store, name)
     if row.oauth is not None:
         _run(context, lambda web, _: _sign_out(store, row, web, is_needed=False))
     store.remove(name)
@@ -250,7 +246,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, **_: obje
     Exit code 1 if one of them has a problem.
     """
     store = ConnectorStore()
-    rows = _read_rows(store) if name is None else {name: _get_row(context, store, name)}
+    rows = _read_rows(store) if name is None else {name: _get_row(store, name)}
 
     async def work(web: WebSettings, _: CancelToken) -> int:
         findings = [await _examine(store, row, web) for row in rows.values()]
@@ -305,7 +301,7 @@ def approve(
 ) -> int:
     """Show how the document of a connector has changed, and approve it as it is now."""
     store = ConnectorStore()
-    row = _get_row(context, store, name)
+    row = _get_row(store, name)
 
     async def work(web: WebSettings, _: CancelToken) -> int:
         from induscode.connectors.sources import compare_rows, diff_operations, examine_again, read_bytes  # noqa: PLC0415 — imports the web client
@@ -354,7 +350,7 @@ def login(context: click.Context, name: str, *, way: SignInWay | None, port: int
     indus stores the sign-in and refreshes it automatically; see it with `indus connectors list`.
     """
     store = ConnectorStore()
-    row = _get_row(context, store, name)
+    row = _get_row(store, name)
 
     async def work(web: WebSettings, cancel: CancelToken) -> int:
         from induscode.connectors.sign_in import ConnectorSignIn  # noqa: PLC0415 — for a sign-in
@@ -374,7 +370,7 @@ def login(context: click.Context, name: str, *, way: SignInWay | None, port: int
 def logout(context: click.Context, name: str, **_: object) -> int:
     """Sign out of the service of the connector NAME: its tokens are revoked at the issuer, and deleted here."""
     store = ConnectorStore()
-    row = _get_row(context, store, name)
+    row = _get_row(store, name)
     return _run(context, lambda web, _: _sign_out(store, row, web, is_needed=True))
 
 
@@ -423,10 +419,10 @@ def _read_rows(store: ConnectorStore) -> Mapping[str, ConnectorRow]:
     return rows
 
 
-def _get_row(context: click.Context, store: ConnectorStore, name: str) -> ConnectorRow:
+def _get_row(store: ConnectorStore, name: str) -> ConnectorRow:
     rows = _read_rows(store)
     if name not in rows:
-        raise build_unknown_name(f"There is no connector {name!r}", name, tuple(rows), context)
+        raise build_unknown_name(f"There is no connector {name!r}", name, tuple(rows))
     return rows[name]
 
 

@@ -79,11 +79,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command by name.
-
-        Raises:
-            click.UsageError: It doesn't exist, or doesn't take one of the flags.
-        """
+        """Find a command by name, and check that it takes the flags given before it."""
         if args and args[0] not in self.table:
             raise build_unknown_name(f"There is no command {args[0]!r}", args[0], tuple(self.table), ctx)
         resolved = super().resolve_command(ctx, args)

@@ -27,7 +27,7 @@ from induscode.cluster.sessions import open_sessions
 from induscode.cluster.shared.state import KIND as CONSENT
 from induscode.cluster.shared.state import CallPublisher, SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
-from induscode.gateway.cluster import NodeHooks
+from induscode.gateway.gateway import NodeHooks
 from induscode.gateway.recursion import drop_own_address
 
 if TYPE_CHECKING:

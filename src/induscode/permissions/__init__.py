@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Approval, Invocation
     from induscode.permissions.check import Permissions
-    from induscode.permissions.confirm import Approver, PermissionAnswer, PermissionRequest
+    from induscode.permissions.confirm import Approver
+    from induscode.permissions.confirm import PermissionAnswer as PermissionAnswer
+    from induscode.permissions.confirm import PermissionRequest as PermissionRequest
     from induscode.permissions.plan_mode import PlanMode
 
     Wrap = Callable[[Capability], Capability]
@@ -128,31 +130,17 @@ def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
     With a `dialog`, ask rules ask the user.
     """
     from induscode.permissions.check import CheckedCard, Permissions  # noqa: PLC0415 — for a call that runs
+    from induscode.permissions.confirm import TypedCall  # noqa: PLC0415 — for a call that runs
     from induscode.permissions.rules import RuleStore, load_startup_rules  # noqa: PLC0415 — for a call that runs
 
     store = RuleStore()
     rules, notes = load_startup_rules(store, cwd)
-    permissions = Permissions(rules, approver=_TypedCall(dialog), store=store)
+    permissions = Permissions(rules, approver=TypedCall(dialog), store=store)
 
     def wrap(card: Capability) -> Capability:
         return CheckedCard(card, permissions)
 
     return CardChecks(wrap, wrap, notes)
-
-
-class _TypedCall:
-    """Approves a call once, because the user typed it. Asks the user only if a rule requires it."""
-
-    def __init__(self, dialog: Dialog | None) -> None:
-        self._dialog = dialog
-
-    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
-        """Approve once, or ask."""
-        from induscode.permissions.confirm import ApprovalScope, PermissionAnswer, PersonApprover  # noqa: PLC0415 — for a call that runs
-
-        if request.asked_by_rule and self._dialog is not None:
-            return await PersonApprover(self._dialog).ask(request)
-        return PermissionAnswer(ApprovalScope.ONCE)
 
 
 def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
@@ -176,7 +164,7 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
     store = RuleStore()
     rules, _ = load_startup_rules(store, invocation.cwd)
     checks_remote = any(rule.effect is not Effect.ALLOW for rule in rules)
-    everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
+    everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION, file="indus serve")
     permissions = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
     return CardChecks(
         loaded.wrap,

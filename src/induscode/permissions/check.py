@@ -6,7 +6,9 @@ card with exactly the checked arguments and a file system limited to the checked
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,7 +18,7 @@ from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
-from indusagi.runtime.calls import waiting_for_user
+from indusagi.runtime.calls import current_wait, waiting_for_user
 from indusagi.runtime.contract import ToolResult, project_content
 from induscode.addons.chain import InterceptedCard
 from induscode.deck.contract import Capability, CardWrapper, iter_layers
@@ -31,6 +33,7 @@ from induscode.permissions.call_facts import (
 from induscode.permissions.confirm import (
     ApprovalScope,
     Approver,
+    InstantApprover,
     PermissionAnswer,
     build_request,
     build_rules,
@@ -63,6 +66,8 @@ class CheckResult:
     """Result of a permission check."""
 
     allowed: bool
+    by: str = ""
+    """The rules with their origins, the user or a flag, whichever allowed the call; empty if it needs no permission."""
     reason: str = ""
     """The reason for a denial and a remedy, for the model and the user."""
     code: str = "denied"
@@ -171,7 +176,7 @@ class Permissions:
             facts = await self._gather(card, prepared, ctx)
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
-                return _to_result(facts, decision)
+                return _to_result(facts, decision, self.approval)
             if self._limits is not None:
                 return _deny(facts, decision, f"{self._limits}. What it would do:")
             if self._approver is None:
@@ -179,7 +184,7 @@ class Permissions:
                 if decision.undecided:
                     remedy = _UNDECIDED_REMEDY
                 return _deny(facts, decision, f"this run cannot ask the user. {remedy} Why it would be asked:")
-            with waiting_for_user():
+            with nullcontext() if isinstance(self._approver, InstantApprover) else waiting_for_user():
                 result = await self._ask(self._approver, card, facts, ctx)
             if result is not None:
                 return result
@@ -199,6 +204,8 @@ class Permissions:
         facts = result.facts
         if facts is None or not result.allowed:
             return ToolResult.error(result.reason, code=result.code)
+        if (wait := current_wait.get()) is not None:
+            wait.allowed_by = result.by
         if not facts.paths and facts.script is None:
             return await card.run(facts.arguments, ctx)
 
@@ -243,7 +250,7 @@ class Permissions:
         async with self._asking:
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
-                return _to_result(facts, decision)
+                return _to_result(facts, decision, self.approval)
             request = build_request(facts, decision)
             try:
                 answer = await approver.ask(request)
@@ -260,7 +267,7 @@ class Permissions:
             if current != facts:
                 return None
             await self._remember(facts, decision, scope)
-        return CheckResult(allowed=True, facts=current)
+        return CheckResult(allowed=True, by="the user", facts=current)
 
     async def _remember(self, facts: CallFacts, decision: Decision, scope: ApprovalScope) -> None:
         """Add the rules of an answer to the session, and to the store if it's for "always"."""
@@ -281,9 +288,14 @@ class Permissions:
                 self.notes.append(Note("a decision for always", f"holds for this session only: {exc}"))
 
 
-def _to_result(facts: CallFacts, decision: Decision) -> CheckResult:
-    is_denied = decision.effect is Effect.DENY
-    return _deny(facts, decision, "it is denied") if is_denied else CheckResult(allowed=True, facts=facts)
+def _to_result(facts: CallFacts, decision: Decision, approval: ApprovalMode) -> CheckResult:
+    if decision.effect is Effect.DENY:
+        return _deny(facts, decision, "it is denied")
+    by = ", ".join(map(attrgetter("reason"), decision.rules))
+    is_edit = approval is ApprovalMode.AUTO_EDIT and any(path.writing for path in facts.paths)
+    if decision.reasons or (is_edit and not by):
+        by = f"--approval {approval.value}"
+    return CheckResult(allowed=True, by=by, facts=facts)
 
 
 def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:

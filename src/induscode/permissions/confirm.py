@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
-from indusagi.runtime.calls import current_agent
+from indusagi.runtime.calls import current_agent, waiting_for_user
 from induscode.cli.dialog import Choice, Dialog, Question
 from induscode.cli.terminal import escape_unprintable
 from induscode.permissions.call_facts import CallFacts, CallKind
@@ -77,6 +77,24 @@ class Approver(Protocol):
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
         """Ask, and wait for the answer."""
         ...
+
+
+class InstantApprover:
+    """An approver that decides by itself, so that its time isn't the user's."""
+
+
+class TypedCall(InstantApprover):
+    """Approves a call once, because the user typed it. Asks at the dialog only if a rule requires it."""
+
+    def __init__(self, dialog: Dialog | None) -> None:
+        self._dialog = dialog
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Approve once, or ask."""
+        if request.asked_by_rule and self._dialog is not None:
+            with waiting_for_user():
+                return await PersonApprover(self._dialog).ask(request)
+        return PermissionAnswer(ApprovalScope.ONCE)
 
 
 def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:

@@ -82,6 +82,8 @@ class Decision:
     reasons: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
     """Parts that no rule allows, though one could."""
+    rules: tuple[Rule, ...] = ()
+    """The rules that allow the other parts."""
     firm: tuple[str, ...] = ()
     """Reasons that only the user can overrule, not a rule."""
     asked_by_rule: bool = False
@@ -128,10 +130,10 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         firm += _list_doubts(facts, facts.script, context)
         undecided = _list_undecided(facts.script, objections)
     allowing = [rule for rule in relevant if rule.effect is Effect.ALLOW]
-    needs = _list_needs(facts, allowing, context)
+    needs, rules = _list_needs(facts, allowing, context)
     reasons = tuple(dict.fromkeys([*firm, *(need.reason for need in needs)]))
     if not reasons:
-        return Decision(effect=Effect.ALLOW)
+        return Decision(effect=Effect.ALLOW, rules=tuple(dict.fromkeys(rules)))
     is_unasked = context.approval is ApprovalMode.ALL and not undecided
     return Decision(
         effect=Effect.ALLOW if is_unasked else Effect.ASK,
@@ -279,23 +281,24 @@ def _list_undecided(script: Script, objections: Sequence[tuple[Rule, PatternMatc
 # -- needs: allow rules -------------------------------------------------------------------------
 
 
-def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyContext) -> list[Need]:
-    """List the parts of a call that no rule allows."""
+def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyContext) -> tuple[list[Need], list[Rule]]:
+    """List the parts of a call that no rule allows, and the rules that allow the others."""
     if facts.kind in _HARMLESS:
-        return []
+        return [], []
     naming = [rule for rule in allowing if _names_tool(rule, facts)]
     if facts.kind not in {CallKind.FILE, CallKind.COMMAND}:
-        if any(_allows_whole_call(rule, facts) for rule in naming):
-            return []
-        if facts.method is not None:
-            return [Need(f"{facts.slug} sends {facts.method} to {parse_host(facts.url or '')}")]
-        owner = f" of server {facts.server!r}" if facts.server is not None else ""
-        return [Need(f"{facts.tool}{owner} {facts.kind.value}")]
+        if (rule := next((rule for rule in naming if _allows_whole_call(rule, facts)), None)) is not None:
+            return [], [rule]
+        return [Need(_describe_call(facts))], []
     needs: list[Need] = []
+    rules: list[Rule] = []
     for path in facts.paths:
         is_edit = context.approval is ApprovalMode.AUTO_EDIT and path.refusal is None
         needs_rule = (path.writing or path.refusal is not None) and not is_edit
-        if needs_rule and not any(_allows_path(rule, path, facts) for rule in allowing):
+        rule = next((rule for rule in allowing if _allows_path(rule, path, facts)), None) if needs_rule else None
+        if rule is not None:
+            rules.append(rule)
+        elif needs_rule:
             where = f", which is {path.refusal}" if path.refusal else ""
             action = "writes to" if path.writing else "reads"
             needs.append(Need(f"{action} {path.resolved}{where}", path=path))
@@ -305,13 +308,22 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
             for rule in naming
             if rule.specifier is None or match_command(rule.specifier, command) is not None
         ]
-        if any(problem is None for _, problem in problems):
+        if (allowed := next((rule for rule, problem in problems if problem is None), None)) is not None:
+            rules.append(allowed)
             continue
         reason, (rule, problem) = f"runs: {command.shown}", problems[0] if problems else (None, None)
         if problem is not None:
             reason += f" (rule {rule} does not cover it: {problem.reason})"
         needs.append(Need(reason, command=command, problem=problem))
-    return needs
+    return needs, rules
+
+
+def _describe_call(facts: CallFacts) -> str:
+    """Describe what a call without paths and commands does."""
+    if facts.method is not None:
+        return f"{facts.slug} sends {facts.method} to {parse_host(facts.url or '')}"
+    owner = f" of server {facts.server!r}" if facts.server is not None else ""
+    return f"{facts.tool}{owner} {facts.kind.value}"
 
 
 def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:

@@ -301,6 +301,6 @@ async def read_calls(broker: Broker, columns: int) -> AsyncGenerator[tuple[str, 
         seen.add(batch)
         calls, node = value.get("calls"), str(value.get("node"))
         for row in reversed(calls if isinstance(calls, list) else []):
-            # Nodes of the previous version don't send `waited_us`, the last column.
+            # Nodes of the previous version don't send `allowed_by`, the last column.
             if isinstance(row, list) and columns - 1 <= len(row) <= columns:
                 yield node, row

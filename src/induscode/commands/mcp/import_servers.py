@@ -62,11 +62,6 @@ class ForeignServer:
     fields: JsonObject
     origin: Origin
 
-    @property
-    def name(self) -> str:
-        """The server's name."""
-        return self.row.id
-
 
 def read_foreign(
     path: str, scope: Scope, cwd: str, program: str | None = None
@@ -205,7 +200,7 @@ class _Candidate:
 
     def as_json(self) -> JsonObject:
         return {
-            "name": self.server.name,
+            "name": self.server.row.id,
             "source": self.server.origin.dialect,
             "file": self.server.origin.file,
             "scope": self.server.origin.scope,
@@ -251,7 +246,7 @@ def command(
         file = os.path.join(cwd, os.path.expanduser(source))
         if not os.path.isfile(file):
             message = f"--from {source!r} is neither a file nor one of {', '.join(PROGRAMS)}"
-            raise click.UsageError(message, context)
+            raise click.UsageError(message)
         more, remarks = read_foreign(file, "given", cwd)
         servers, notes = [*servers, *more], [*notes, *remarks]
     print_notes(notes)
@@ -282,12 +277,12 @@ def _compare_servers(servers: Iterable[ForeignServer], ours: Mapping[str, JsonOb
     }
     candidates: list[_Candidate] = []
     for server in servers:
-        known = taken.get(server.name)
-        if not is_server_name(server.name):
+        known = taken.get(server.row.id)
+        if not is_server_name(server.row.id):
             conflict = "its name cannot be used here"
         elif known is None:
             conflict = ""
-            taken[server.name] = server.fields
+            taken[server.row.id] = server.fields
         elif same_json(known, server.fields):
             conflict = "there already"
         else:
@@ -302,20 +297,20 @@ def _ask_copy(server: ForeignServer, *, yes: bool) -> bool:
         return True
     if not can_ask_user():
         reason = "not copied: it comes with the project, and there is no terminal for a question"
-        print_status(f"server {server.name!r} of {server.origin}: {reason} (--yes copies it)")
+        print_status(f"server {server.row.id!r} of {server.origin}: {reason} (--yes copies it)")
         return False
-    return ask_consent(describe_row(server.row), f"Copy server {server.name}?")
+    return ask_consent(describe_row(server.row), f"Copy server {server.row.id}?")
 
 
 def _copy_servers(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:
-    rows = {server.name: parse_server_row(server.name, server.fields, path, whose) for server in servers}
+    rows = {server.row.id: parse_server_row(server.row.id, server.fields, path, whose) for server in servers}
     with edit_own_config(path, private=whose == "user") as config:
         # Another process may have just added a server of the same name.
-        new = [server for server in servers if server.name not in config.rows()]
+        new = [server for server in servers if server.row.id not in config.rows()]
         for server in new:
-            config.put(server.name, server.fields)
+            config.put(server.row.id, server.fields)
     for server in new:
         if not quiet:
-            print_line(f"Added server {server.name!r} to {path}")
+            print_line(f"Added server {server.row.id!r} to {path}")
         if whose == "project":
-            give_consent(rows[server.name])
+            give_consent(rows[server.row.id])

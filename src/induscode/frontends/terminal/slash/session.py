@@ -15,9 +15,8 @@ from indusagi.core.json import estimate_tokens
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from induscode.cli.console import format_age
 from induscode.cli.dialog import Choice, Question
-from induscode.cli.terminal import escape_unprintable
+from induscode.cli.terminal import escape_unprintable, format_age
 from induscode.conversations.compaction import CompactionError, estimate_message
 from induscode.conversations.contract import Usage
 from induscode.conversations.conversation import USAGE_OP

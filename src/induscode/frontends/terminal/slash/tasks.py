@@ -11,7 +11,7 @@ from anyio import to_thread
 from indusagi.core.ids import is_ulid
 from indusagi.core.records import record
 from indusagi.core.text import format_count
-from induscode.cli.console import format_age
+from induscode.cli.terminal import format_age
 from induscode.conversations.agents.sub_session import find_objective
 from induscode.conversations.transcript import Transcript, find_answer_text, list_by_age, summarise_log
 from induscode.deck.cards.task import describe_work, format_report

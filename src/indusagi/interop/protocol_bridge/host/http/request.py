@@ -319,7 +319,7 @@ def check_head(received: bytes, body_limit: int) -> HttpRefusal | None:  # noqa:
             has_encoding = True
     if has_encoding and lengths:
         # https://www.rfc-editor.org/rfc/rfc9112#section-6.1
-        return HttpRefusal(400, "Content-Length and Transfer-Encoding exclude each other")
+        return HttpRefusal(400, "Content-Length and Transfer-Encoding can't be used together")
     if has_encoding and version is not None and version[2] == b"0":
         return HttpRefusal(400, "HTTP/1.0 has no Transfer-Encoding")
     if not lengths:
