@@ -115,6 +115,17 @@ def test_the_temporary_file_of_a_running_process_is_kept(tmp_path: Path) -> None
     assert left.read_bytes() == b"half"
 
 
+def test_a_suspended_process_does_not_rename_the_unfinished_file_of_another(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    left = abandon_write(path, b"theirs")
+    os.utime(left, (1, 1))
+    with open_at(str(tmp_path), ["a"], "a") as target:
+        name, handle = atomic_write._create_temporary(target, 0o600)
+        os.close(handle)
+    assert name != left.name
+    assert not left.exists()
+
+
 @pytest.mark.parametrize("obstacle", ["folder", "link", "pipe"])
 def test_an_obstacle_at_the_temporary_name_does_not_prevent_a_write(obstacle: str, tmp_path: Path) -> None:
     path = tmp_path / "a"

@@ -272,14 +272,14 @@ def _replace(target: DirFdPath, data: bytes, former: os.stat_result | None) -> N
 def _create_temporary(target: DirFdPath, mode: int) -> tuple[str, int]:
     """Create the temporary file; return its name and descriptor."""
     name = f".indus-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:26]}.tmp"
+    with suppress(FileExistsError):
+        return name, os.open(name, _CREATE, mode, dir_fd=target.folder)
     with suppress(OSError):
         if os.stat(name, dir_fd=target.folder, follow_symlinks=False).st_mtime * 1000 < now_ms() - _ABANDONED_MS:
             os.unlink(name, dir_fd=target.folder)
-    try:
-        return name, os.open(name, _CREATE, mode, dir_fd=target.folder)
-    except FileExistsError:  # another process is writing the same file: the last rename wins
-        name = f".indus-{new_ulid()}.tmp"
-        return name, os.open(name, _CREATE, mode, dir_fd=target.folder)
+    # Another name: if the process was only suspended, it must not rename our unfinished file. The last rename wins.
+    name = f".indus-{new_ulid()}.tmp"
+    return name, os.open(name, _CREATE, mode, dir_fd=target.folder)
 
 
 def _copy_metadata(handle: int, target: DirFdPath, former: os.stat_result) -> None:
