@@ -258,6 +258,15 @@ def test_a_large_file_is_read_up_to_the_last_shown_line() -> None:
 
 
 @pytest.mark.usefixtures("_small_limit")
+def test_an_endless_line_is_read_up_to_the_limit() -> None:
+    for data in (b"x" * 9_000_000, b"first\n" + b"x" * 9_000_000):
+        file = io.BytesIO(data)
+        found = scan_lines(file, file.read(HEAD_BYTES), len(data), LineRange(1, 10, PLENTY), never_stopped)
+        assert len(found.lines) == 1 + data.count(b"\n")
+        assert file.tell() <= 1_000_000 + CHUNK_BYTES
+
+
+@pytest.mark.usefixtures("_small_limit")
 @pytest.mark.parametrize("first", [400_000, -1])
 @pytest.mark.parametrize("said", [0, 9_000_000])
 def test_no_line_is_searched_past_the_limit(first: int, said: int) -> None:

@@ -118,7 +118,7 @@ def scan_lines(file: BinaryIO, head: bytes, size: int, wanted: LineRange, stoppe
     if is_complete or 0 < wanted.first <= total:
         offset, number = next((row for row in reversed(survey.chunks) if row[1] <= first), (0, 1))
         file.seek(bom_size + offset)
-        lines.extend(_select_lines(file, number, replace(wanted, first=first), form))
+        lines.extend(_select_lines(file, number, replace(wanted, first=first), form, bom_size + survey.size))
     return TextScan(
         lines=lines,
         form=form,
@@ -177,16 +177,22 @@ class _Survey:
         return self._invalid_at
 
 
-def _select_lines(file: BinaryIO, number: int, wanted: LineRange, form: TextForm) -> Iterator[tuple[int, str]]:
-    """Yield the wanted lines of a file positioned at, or in the line before, line `number`."""
+def _select_lines(
+    file: BinaryIO, number: int, wanted: LineRange, form: TextForm, end: int
+) -> Iterator[tuple[int, str]]:
+    """Yield the wanted lines of a file positioned at, or in the line before, line `number`, reading up to `end`."""
+
+    def read_line(limit: int) -> bytes:
+        return file.readline(min(limit, end - file.tell()))
+
     if file.tell() and number > 1:
         file.seek(-1, os.SEEK_CUR)
         file.readline()
     left = wanted.max_bytes
-    while number < wanted.first + wanted.count and left > 0 and (head := file.readline(_LINE_BYTES)):
+    while number < wanted.first + wanted.count and left > 0 and (head := read_line(_LINE_BYTES)):
         size, continued, piece = len(head), len(head) - len(head.translate(None, _CONTINUATION)), head
         ending = head[-2:]
-        while not piece.endswith(b"\n") and (piece := file.readline(CHUNK_BYTES)):
+        while not piece.endswith(b"\n") and (piece := read_line(CHUNK_BYTES)):
             size += len(piece)
             continued += len(piece) - len(piece.translate(None, _CONTINUATION))
             ending = (ending + piece)[-2:]
