@@ -52,6 +52,14 @@ def test_a_base_that_became_a_link_is_not_followed(tmp_path: Path) -> None:
             open_directory(str(tmp_path / "base"), parts)
 
 
+@pytest.mark.parametrize("create", [False, True])
+def test_dot_dot_does_not_lead_out_of_the_base(tmp_path: Path, *, create: bool) -> None:
+    (tmp_path / "a").mkdir()
+    for parts in ([".."], ["a", "..", ".."]):
+        with pytest.raises(SymlinkError):
+            open_directory(str(tmp_path), parts, create=create)
+
+
 def test_a_link_is_neither_followed_nor_opened(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     with open_at(str(tmp_path), ["link"], "link") as spot:

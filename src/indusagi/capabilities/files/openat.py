@@ -105,7 +105,7 @@ def open_at(base: str, parts: Sequence[str], path: str) -> Generator[DirFdPath]:
 def open_directory(base: str, parts: Sequence[str], *, create: bool = False) -> int:
     """Open a directory below `base`; `create` creates it along with its parents.
 
-    Raises `SymlinkError` if a directory along the way is a link.
+    Raises `SymlinkError` if a directory along the way is a link, or `..`.
     """
     folder = os.open(base, _DIRECTORY)
     try:
@@ -120,6 +120,8 @@ def open_directory(base: str, parts: Sequence[str], *, create: bool = False) -> 
 
 
 def _enter(folder: int, name: str, *, create: bool) -> int:
+    if name == os.pardir:  # it would lead out of the base
+        raise SymlinkError(name)
     try:
         return os.open(name, _DIRECTORY, dir_fd=folder)
     except FileNotFoundError:
