@@ -209,3 +209,11 @@ def test_long_output_is_shown_by_its_ends(monkeypatch: pytest.MonkeyPatch, kept:
         shown = len(head) + 1 + len(tail.split("]\n", 1)[1])
         assert note.startswith(f" about {len(data) - shown:,} of ")
     assert " in /f" not in render(data).text
+
+
+def test_a_gap_is_marked_where_it_is() -> None:
+    """Both ends of the output are short, because the program overwrites its progress."""
+    found = render(b"start\n" + b"100%\r" * 300_000 + b"\nend\n").text
+    head, _, tail = found.partition("\n[… about ")
+    assert head.startswith("start\n100")
+    assert tail.partition("]\n")[2] == "100%\nend\n"

@@ -382,11 +382,12 @@ def render_output(process: ShellProcess, path: str | None) -> RenderedOutput:
         text = plain_text(process.read_output())
         if budget.admits(text):
             return RenderedOutput(text, whole=True)
-    else:
-        ends = (process.read_output(0, _WHOLE_BYTES // 4), process.read_output(size - _WHOLE_BYTES))
-        text = "".join(map(plain_text, ends))
-    clipping = clip(text, budget, Keep.ENDS)
-    head, tail = clipping.head, clipping.tail
+        clipping = clip(text, budget, Keep.ENDS)
+        head, tail = clipping.head, clipping.tail
+    else:  # clip each end by itself, since it may be short: programs overwrite progress bars
+        head = clip(plain_text(process.read_output(0, _WHOLE_BYTES // 4)), budget, Keep.ENDS).head
+        tail_budget = OutputBudget(SHOWN_BYTES * 4 // 5, SHOWN_LINES * 4 // 5)
+        tail = clip(plain_text(process.read_output(size - _WHOLE_BYTES)), tail_budget, Keep.TAIL).tail
     is_complete = size <= KEPT_HEAD_BYTES + KEPT_TAIL_BYTES
     what = "The whole is" if is_complete else "Its first and last 32 MiB are"
     where = "" if path is None else f" {what} in {path}: read it with an offset."
