@@ -135,8 +135,8 @@ class LocalProcess:
     async def write_input(self, data: bytes, *, close: bool = False) -> None:
         """Write to stdin; `close` sends EOF.
 
-        If the caller is cancelled, unread data stays queued: see `unread_input`. Raises `OSError` if EPIPE if stdin is
-        closed or absent, EAGAIN if earlier data is still unread.
+        If the caller is cancelled, unread data stays queued: see `unread_input`. Raises `OSError` with EPIPE if stdin
+        is closed or absent, and with EAGAIN if earlier data is still unread.
         """
         if not self._child.input_open:
             raise BrokenPipeError(errno.EPIPE, "its standard input is closed")
