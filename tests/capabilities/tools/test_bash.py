@@ -219,6 +219,10 @@ async def test_output_that_cannot_be_kept_is_an_error(session: Session, monkeypa
     [
         "cd sub",
         "cd sub; exit 3",
+        "cd sub && exec true",
+        "trap 'echo bye' EXIT; cd sub; exit 4",
+        "trap 'exit 7' EXIT; cd sub",
+        "trap - EXIT; cd sub",
         "set -euo pipefail; set -C; cd sub; false",
         "exec 3>&1; cd sub; echo x >&3",
         "cd sub; kill -TERM $$",

@@ -269,7 +269,7 @@ def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) 
 #
 # bash sources the preamble before the command (`BASH_ENV`,
 # https://www.gnu.org/software/bash/manual/bash.html#Bash-Startup-Files). An EXIT trap writes the directory to a
-# private file, unless the command sets its own EXIT trap or replaces the shell with `exec`.
+# private file, even if the command sets its own EXIT trap or replaces the shell with `exec`.
 
 
 FILE_VARIABLE = "INDUS_CWD_FILE"
@@ -278,14 +278,40 @@ _LONGEST_PATH = 16 * 1024
 PREAMBLE = r"""
 __indus_cwd_file=$INDUS_CWD_FILE
 unset -v BASH_ENV INDUS_CWD_FILE
-trap 'builtin pwd -P 2>/dev/null >|"$__indus_cwd_file"' EXIT
 if [ -n "${INDUS_BASH_ENV-}" ]; then
   BASH_ENV=$INDUS_BASH_ENV
   export BASH_ENV
   unset -v INDUS_BASH_ENV
   . "$BASH_ENV"
 fi
+__indus_cwd() {
+  local status=$?
+  builtin pwd -P 2>/dev/null >|"$__indus_cwd_file"
+  return $status
+}
+trap() {
+  case ${1-} in '' ) [ $# -gt 0 ] || { builtin trap; return; } ;; esac
+  case $1 in -[lp]*) builtin trap "$@"; return ;; --) shift ;; esac
+  [ $# -gt 1 ] || set -- - "$@"
+  local action=$1 name status=0
+  shift
+  for name; do
+    case $name in
+      EXIT|exit|0|SIGEXIT)
+        case $action in
+          -|'') builtin trap -- __indus_cwd EXIT ;;
+          *) builtin trap -- "__indus_cwd"$'\n'"$action" EXIT ;;
+        esac ;;
+      *) builtin trap -- "$action" "$name" || status=1 ;;
+    esac
+  done
+  return $status
+}
+builtin trap -- __indus_cwd EXIT
+shopt -s expand_aliases
+alias exec='INDUS_CWD_KEPT=$(__indus_cwd) exec'
 """
+"""`exec` is an alias because a function would undo its redirections."""
 
 
 def final_cwd_variables(preamble: str, cwd_file: str, env: dict[str, str]) -> dict[str, str]:
