@@ -538,7 +538,7 @@ async def nobody_asks(host: str, port: int) -> Sequence[str]:
 
 async def test_a_proxy_that_was_named_is_asked_in_place_of_the_server() -> None:
     async with http_server(replying(b"by proxy")) as server:
-        settings = WebSettings(proxy=f"http://me:secret@127.0.0.1:{port_of(server)}", resolver=nobody_asks)
+        settings = WebSettings(proxy=f"http://me:geheimniß@127.0.0.1:{port_of(server)}", resolver=nobody_asks)
         found = await fetched("http://open.example/a?b", settings)
     assert isinstance(found, WebResponse)
     assert found.body == b"by proxy"

@@ -102,7 +102,9 @@ def open_network(
     through = None
     if proxy is not None:
         url, secure = proxy.origin, proxy.scheme == "https"
-        through = httpcore2.Proxy(url, auth=proxy.user, ssl_context=tls if secure else None)
+        # As bytes: the library takes only ASCII as text.
+        auth = None if proxy.user is None else (proxy.user[0].encode(), proxy.user[1].encode())
+        through = httpcore2.Proxy(url, auth=auth, ssl_context=tls if secure else None)
     pool = httpcore2.AsyncConnectionPool(
         ssl_context=tls,
         proxy=through,
