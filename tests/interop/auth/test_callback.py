@@ -203,6 +203,26 @@ def test_a_redirect_to_another_machine_is_for_paste() -> None:
     assert choose_redirect_uri(AuthSettings(), ["http://127.0.0.1:bad/callback"]) == "http://127.0.0.1:0/callback"
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://login.example/authorize",
+        "file:///etc/passwd",
+        "javascript:alert(1)//",
+        "https:///authorize",
+        "https://user@login.example/",
+        "https://login.exämple/",
+        "https://login.example/\x1b[2J",
+        "https://login.example/\n",
+        "https://login.example/a b",
+    ],
+)
+async def test_a_person_is_not_sent_to_a_doubtful_address(url: str) -> None:
+    async with listening() as listener:
+        with pytest.raises(AuthFault, match="its sign-in page is no https address"):
+            await listener.authorize(f"{url}?state={STATE}")
+
+
 def test_a_request_is_known_by_its_state() -> None:
     assert read_state("https://login.example/authorize?x=1&state=1") == "1"
     with pytest.raises(AuthFault, match="has no state"):
