@@ -309,6 +309,14 @@ async def test_cookies_of_a_server_are_sent_back() -> None:
 
 
 # -- opening ----------------------------------------------------------------------------------
+async def test_cookies_of_a_server_do_not_replace_the_configured_one() -> None:
+    network = Network(answer(b"{}", set_cookie="node=7"), answer(b"{}"))
+    http = HttpClient(make_network(network), parse_url(URL), ServerLimits(), {"Cookie": "login=1"})
+    await ask(http)
+    await ask(http)
+    assert [request.headers.get("cookie") for request in network.asked] == ["login=1", "login=1"]
+
+
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,8 @@ class HttpClient:
         asked = urllib.request.Request(target.url)
         if self._cookies:
             self._cookies.add_cookie_header(asked)
-            names |= {name.lower(): value for name, value in asked.header_items()}
+            # A configured cookie may be the credential: the server's don't replace it.
+            names = {name.lower(): value for name, value in asked.header_items()} | names
         answer = await self._network.send(method, target, names, content)
         if "set-cookie" in answer.headers:
             self._cookies.extract_cookies(cast("HTTPResponse", _CookieSource(answer)), asked)
