@@ -9,6 +9,7 @@ import pytest
 from tests.support.networks import make_network
 
 from indusagi.interop.auth.contract import AuthFault, Refusal
+from indusagi.interop.protocol_bridge.client.http import client
 from indusagi.interop.protocol_bridge.client.http.client import HttpClient, open_http_client
 from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, HttpRequestError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits, StreamableHttpServerConfig
@@ -308,7 +309,6 @@ async def test_cookies_of_a_server_are_sent_back() -> None:
     assert [request.headers.get("cookie") for request in network.asked] == [None, "node=7"]
 
 
-# -- opening ----------------------------------------------------------------------------------
 async def test_cookies_of_a_server_do_not_replace_the_configured_one() -> None:
     network = Network(answer(b"{}", set_cookie="node=7"), answer(b"{}"))
     http = HttpClient(make_network(network), parse_url(URL), ServerLimits(), {"Cookie": "login=1"})
@@ -317,6 +317,21 @@ async def test_cookies_of_a_server_do_not_replace_the_configured_one() -> None:
     assert [request.headers.get("cookie") for request in network.asked] == ["login=1", "login=1"]
 
 
+# -- opening ----------------------------------------------------------------------------------
+
+
+async def test_connections_close_even_if_the_sign_in_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Authorizer):
+        async def close(self) -> None:
+            raise RuntimeError("cut")
+
+    network = Network()
+    monkeypatch.setattr(client, "_open_authorizer", lambda *_: Broken(0))
+    monkeypatch.setattr(client, "open_network", lambda **_: make_network(network))
+    with pytest.raises(RuntimeError, match="cut"):
+        async with open_http_client(StreamableHttpServerConfig("s", URL, proxy="")):
+            pass
+    assert network.is_closed
 
 
 @pytest.mark.parametrize(

@@ -357,9 +357,11 @@ async def open_http_client(config: SseServerConfig | StreamableHttpServerConfig)
         via = None if proxy is None else proxy.origin
         yield HttpClient(network, url, limits, config.headers, via, authorizer)
     finally:
-        if authorizer is not None:
-            await authorizer.close()
-        await network.aclose()
+        try:
+            if authorizer is not None:
+                await authorizer.close()
+        finally:
+            await network.aclose()
 
 
 def _build_fault(config: SseServerConfig | StreamableHttpServerConfig, problem: str) -> ProtocolFault:
