@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from indusagi.capabilities.sandbox.profile import PROFILES
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig, needs_sign_in
 from induscode.cli.output import can_ask_user, confirm
@@ -76,6 +77,7 @@ no_check = _option("--no-check", is_flag=True, help="Do not start it for a check
 @_option("--exclude-tools", multiple=True, metavar="NAME,…", help="None of these tools.")
 @_option("--required", is_flag=True, help="A run fails without it.")
 @_option("--start", type=click.Choice(("eager", "lazy")), help="When it is started: at once, or by the first call.")
+@_option("--sandbox", type=click.Choice(("off", *PROFILES)), help="What its process may touch; off by default.")
 @_option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
 @click.pass_context
@@ -115,8 +117,7 @@ def add(
             fields[key] = [*names]
     if options["required"]:
         fields["required"] = True
-    if options["start"]:
-        fields["start"] = options["start"]
+    fields |= {key: options[key] for key in ("start", "sandbox") if options[key]}
     return add_server(context, name, fields, where, replace=replace, check=not no_check)
 
 

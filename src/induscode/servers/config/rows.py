@@ -7,6 +7,7 @@ import os
 from dataclasses import field, fields, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
+from indusagi.capabilities.sandbox.profile import InvalidProfileError, parse_profile
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import (
@@ -21,6 +22,7 @@ from induscode.servers.config.expansion import ExpansionContext, expand
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from indusagi.capabilities.sandbox.profile import ServerProfile
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.servers.config.expansion import Expansion
@@ -247,7 +249,14 @@ class _RowParser:
             include_tools=include,
             exclude_tools=exclude,
             replicas=self._replicas(),
+            sandbox=self._sandbox(),
         )
+
+    def _sandbox(self) -> ServerProfile | None:
+        try:
+            return parse_profile(self.row.get("sandbox"))
+        except InvalidProfileError as exc:
+            raise InvalidRowError(str(exc)) from None  # ignoring it would start the server with all your rights
 
     def _replicas(self) -> int:
         """Read how many cluster nodes may run the server: one unless it's declared stateless."""
