@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     if not skipped:
         # Without the times, which differ from run to run.
         rows = [(*_cells(done)[:5], "FAILED" if done.wrong else "ok") for done in visits]
-        write_between(ROOT / "docs/outside.md", "interop", markdown((*_HEAD[:5], _HEAD[6]), rows))
+        write_between(ROOT / "docs/evidence/conformance.md", "interop", markdown((*_HEAD[:5], _HEAD[6]), rows))
     well = len(visits) - len(failed) - len(skipped)
     say(f"{well} ok, {len(failed)} failed, {len(skipped)} skipped")
     return 1 if failed or (skipped and not options.allow_skip) else 0

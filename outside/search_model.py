@@ -65,7 +65,7 @@ TASKS = {
     "Find a tool that archives a comment.\nCall it for the comment with the id 16.": "tracker__archive_comment",
     "Find a tool that updates a weather station.\nCall it for the station with the id 30.": "weather__update_station",
 }
-"""Each line is a turn: a model of this size makes one call and ends its turn (docs/local-model.md)."""
+"""Each line is a turn: a model of this size makes one call and ends its turn (docs/guides/local-models.md)."""
 REQUESTS = 5
 TRY_S = 900.0
 """Time for one try on a busy machine."""

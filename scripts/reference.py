@@ -16,14 +16,24 @@ import click
 
 from induscode.commands.groups import CommandGroup
 from induscode.commands.program import root_command
-from induscode.conversations import contract
+from induscode.conversations.contract import (
+    ExitCode,
+    RunResult,
+    TextDelta,
+    ToolAdvanced,
+    ToolAnswered,
+    ToolCalled,
+    Usage,
+)
+from induscode.conversations.output import RunStart, RunSummary, event_to_json
 from induscode.launch.flags import FlagGroup
 from induscode.launch.options import GroupedOption
 from induscode.launch.settings import SETTINGS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
+    from indusagi.core.json import JsonObject
     from induscode.launch.settings import Setting
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs/reference"
@@ -50,9 +60,41 @@ JSON_FORMATS = {
 """The members of the object that a command prints with `--json`, for commands that run in an empty directory."""
 
 
+OTHER_EXIT_CODES = (
+    ("`indus call`", "1", "The tool returned an error."),
+    ("`indus call`", "3", "The server is missing, or the tool is disabled."),
+    (
+        "`indus serve`",
+        "3",
+        "A required server isn't ready, or the server of `--transparent` isn't there or may not start.",
+    ),
+    ("`indus tools search`", "1", "Nothing matches."),
+    (
+        "`indus mcp lock --check`",
+        "1",
+        "There are more than cosmetic differences, or something waits for your approval.",
+    ),
+    ("`indus mcp lock --check`", "3", "A server is missing."),
+    ("`indus rewind`", "1", "It left a file alone, because another program has changed it."),
+    ("`indus rewind`", "2", "It printed the preview: there's no terminal to ask on, and no `--yes`."),
+    ("`indus connectors`", "3", "The document can't be read or used."),
+    ("`indus connectors doctor`", "1", "There's a problem."),
+    ("`indus addons doctor`", "1", "An addon has a fault."),
+    ("`indus ledger verify`", "1", "A row isn't as it was written."),
+    ("`indus cluster status`", "1", "There's no key, or the brokers don't answer or are out of storage."),
+    ("`indus cluster verify`", "1", "A ledger isn't as it was published."),
+)
+"""What single commands mean by a code, in addition to the codes of a session."""
+
+
 def build_pages() -> dict[str, str]:
     """Build every page by its file name."""
-    return {"commands.md": _build_commands(), "settings.md": _build_settings()}
+    return {
+        "commands.md": _build_commands(),
+        "settings.md": _build_settings(),
+        "exit-codes.md": _build_exit_codes(),
+        "json.md": _build_json(),
+    }
 
 
 # -- commands -----------------------------------------------------------------------------------
@@ -62,16 +104,26 @@ def _build_commands() -> str:
     root = root_command()
     parts = [
         f"# Commands and flags\n\n{NOTICE}",
-        "Every flag of every command. [The command](../command.md) explains how to use them, [settings](settings.md)\n"
-        "lists the keys of the settings file, and [architecture](../architecture.md#files-on-disk) all other files.\n"
-        "Flags in the first section also work before the name of a command that takes them.",
+        "Every flag of every command. See also [settings](settings.md), [exit codes](exit-codes.md), [JSON](json.md)\n"
+        "and [files](files.md). Commands that print lists accept `--json`. `indusr` and `indusagir` are other names\n"
+        "for the same program.",
+        _format_overview(root),
         "## indus",
+        "These flags also work before the name of a command that takes them.",
         _format_root(root),
     ]
     for path, command in _walk(root):
         parts.append(_format_command(path, command))
-    parts += ["## Exit codes", _format_exit_codes(), "## JSON", _format_json()]
     return "\n\n".join(parts) + "\n"
+
+
+def _format_overview(root: click.Group) -> str:
+    rows = [
+        (f"[`{' '.join(path)}`](#{'-'.join(path)})", _escape(command.get_short_help_str(limit=200)))
+        for path, command in _walk(root)
+        if len(path) == 2
+    ]
+    return _format_table(("Command", "Meaning"), rows)
 
 
 def _walk(group: click.Group, path: tuple[str, ...] = ("indus",)) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -166,7 +218,8 @@ def _build_settings() -> str:
     return (
         f"# Settings\n\n{NOTICE}\n\n"
         "The keys of `settings.json`, dotted or nested. A project can make the settings marked *project* stricter.\n"
-        "[The command](../command.md#settings) says where the files are. `indus settings` shows the values in use.\n\n"
+        "[Change your settings](../guides/settings.md) says where the files are. `indus settings` shows the values in\n"
+        "use.\n\n"
         f"{_format_table(heads, rows)}\n"
     )
 
@@ -182,27 +235,66 @@ def _format_values(setting: Setting[object]) -> str:
     return {"boolean": "`true`, `false`", "object": "object", "string": "text"}.get(str(schema.get("type")), "list")
 
 
-# -- exit codes and JSON ------------------------------------------------------------------------
+# -- exit codes ---------------------------------------------------------------------------------
 
 
-def _format_exit_codes() -> str:
-    """Format the members of `ExitCode` with their docstrings."""
-    tree = ast.parse(inspect.getsource(contract.ExitCode))
+def _build_exit_codes() -> str:
+    """Build the page of the members of `ExitCode` with their docstrings, and of the other commands' codes."""
+    tree = ast.parse(inspect.getsource(ExitCode))
     (body,) = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
     rows: list[tuple[str, str]] = []
     for member, about in pairwise(body):
         if isinstance(member, ast.Assign) and isinstance(about, ast.Expr) and isinstance(about.value, ast.Constant):
-            code = contract.ExitCode[ast.unparse(member.targets[0])]
+            code = ExitCode[ast.unparse(member.targets[0])]
             rows.append((str(code.value), " ".join(str(about.value.value).split())))
-    rows.append(("128 + n", "Signal n ended it. `indus serve` exits with 0 after SIGTERM."))
-    intro = "A session and `indus serve` exit with these. Other commands use 0, 1, 2 and 128 + n; see their text above."
-    return f"{intro}\n\n{_format_table(('Code', 'Meaning'), rows)}"
+    rows.append(("128 + n", "Signal n ended it. A reader that closes the pipe early counts as one (141)."))
+    return (
+        f"# Exit codes\n\n{NOTICE}\n\n"
+        "A session and `indus serve` exit with these. `indus serve` exits with 0 after SIGTERM.\n\n"
+        f"{_format_table(('Code', 'Meaning'), rows)}\n\n"
+        "Other commands use 0, 1, 2 and 128 + n the same way: success, failure, invalid input, a signal. Invalid\n"
+        "input gives you one line on standard error, with the remedy. These add a meaning:\n\n"
+        f"{_format_table(('Command', 'Code', 'Meaning'), OTHER_EXIT_CODES)}\n"
+    )
 
 
-def _format_json() -> str:
-    rows = [(f"`indus {words} --json`", ", ".join(f"`{key}`" for key in keys)) for words, keys in JSON_FORMATS.items()]
-    table = _format_table(("Command", "Members"), rows)
-    return f"Commands with `--json` print one object. New members can come with any version.\n\n{table}"
+# -- JSON ---------------------------------------------------------------------------------------
+
+
+def _build_json() -> str:
+    rows = [(f"`indus {words} --json`", _format_keys(keys)) for words, keys in JSON_FORMATS.items()]
+    events = [(f"`{event['type']}`", _format_keys(key for key in event if key != "type")) for event in _list_events()]
+    return (
+        f"# JSON\n\n{NOTICE}\n\n"
+        "New members can come with any version. Nothing is removed or renamed without a\n"
+        "[deprecation](../internals/versioning.md#deprecation).\n\n"
+        "## Lists\n\n"
+        "A command with `--json` prints one object:\n\n"
+        f"{_format_table(('Command', 'Members'), rows)}\n\n"
+        "[Call records](calls.md) has the members of a call.\n\n"
+        "## Runs\n\n"
+        "`indus -p --output-format stream-json` prints one event per line. `type` names it:\n\n"
+        f"{_format_table(('Event', 'Members'), events)}\n\n"
+        "`--output-format json` prints only the last one, `result`:\n\n"
+        "```sh\n"
+        "indus -p \"summarise the open TODOs\" --output-format json | jq '{result, cost_usd, denied}'\n"
+        "```\n"
+    )
+
+
+def _list_events() -> Iterator[JsonObject]:
+    """Make one event of each kind, in the order of a run."""
+    yield RunStart(session="", model="", cwd="", tools=(), servers=(), notes=()).to_json()
+    yield event_to_json(TextDelta(""))
+    yield event_to_json(ToolCalled("", "", None))
+    yield event_to_json(ToolAdvanced("", "", 0, None, ""))
+    yield event_to_json(ToolAnswered("", "", "", is_error=False))
+    yield event_to_json(Usage())
+    yield RunSummary(session="", result=RunResult(reason="done"), usage=Usage(), exit_code=0).to_json()
+
+
+def _format_keys(keys: Iterable[str]) -> str:
+    return ", ".join(f"`{key}`" for key in keys)
 
 
 def _format_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

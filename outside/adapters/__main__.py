@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         problem = _check_types(python)
         say(f"types: {problem or 'ok'}")
         failed += bool(problem)
-        write_between(ROOT / "docs/adapters.md", "frameworks", markdown(_HEAD, rows))
+        write_between(ROOT / "docs/evidence/adapters.md", "frameworks", markdown(_HEAD, rows))
     say(f"{failed} failed" if failed else "all ok")
     return 1 if failed else 0
 

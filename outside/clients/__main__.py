@@ -51,9 +51,9 @@ def main(arguments: Sequence[str]) -> int:
     broken = [done for done in outcomes if any(done.wrong.values())]
     if not options.only:
         rows = [(*done.cells, "FAILED" if done.wrong else "ok") for done in visits]
-        write_between(ROOT / "docs/clients.md", "clients", markdown(_HEAD, rows))
+        write_between(ROOT / "docs/evidence/clients.md", "clients", markdown(_HEAD, rows))
         told = [(*done.cells, "FAILED" if done in broken else "ok") for done in outcomes]
-        write_between(ROOT / "docs/clients.md", "agents", markdown(_AGENTS, told))
+        write_between(ROOT / "docs/evidence/clients.md", "agents", markdown(_AGENTS, told))
     bad, done = len(failed) + len(broken), len(visits) + len(outcomes)
     say(f"{done - bad} ok, {bad} failed")
     return 1 if bad or not done else 0

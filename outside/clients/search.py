@@ -48,7 +48,7 @@ def main() -> int:
         for transport in ("stdio", "http"):
             rows.append((name, transport, *_visit(command, transport, packages)))
             say(aligned(rows[-1], _WIDTHS))
-    write_between(ROOT / "docs/clients.md", "search", markdown(_HEAD, rows))
+    write_between(ROOT / "docs/evidence/clients.md", "search", markdown(_HEAD, rows))
     return 1 if any("no" in row[2:] for row in rows) else 0
 
 

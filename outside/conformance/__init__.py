@@ -26,7 +26,7 @@ _SIGN_IN_REVISIONS = ("2025-03-26", *REVISIONS, EXTENSION)
 _CLIENT = (sys.executable, "-m", "outside.conformance.client")
 _HEAD = ("revision", "scenario", "passed", "failed", "result")
 _WIDTHS = (10, 35, 6, 6, 6)
-_PAGE = ROOT / "docs/outside.md"
+_PAGE = ROOT / "docs/evidence/conformance.md"
 
 
 class _Options(argparse.Namespace):

@@ -77,7 +77,7 @@ def main() -> int:
         except CannotInstallError as exc:
             complain(f"outside.neighbours: {exc}")
             return 2
-    write_between(ROOT / "docs/outside.md", "neighbours", markdown(_HEAD, rows))
+    write_between(ROOT / "docs/evidence/conformance.md", "neighbours", markdown(_HEAD, rows))
     say(f"{failed} failed" if failed else "all ok")
     return 1 if failed else 0
 

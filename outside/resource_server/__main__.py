@@ -295,7 +295,7 @@ def main() -> int:
     except CannotInstall as exc:
         complain(f"outside.resource_server: {exc}")
         return 2
-    write_between(ROOT / "docs/outside.md", "resource server", markdown(_HEAD, rows))
+    write_between(ROOT / "docs/evidence/conformance.md", "resource server", markdown(_HEAD, rows))
     return 0 if all(result == "ok" for _, result in rows) else 1
 
 

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
         complain(f"outside.sign_in: {exc}")
         return 2
     if not options.only:
-        write_between(ROOT / "docs/sign-in.md", "sign-in", markdown(_HEAD, rows))
+        write_between(ROOT / "docs/evidence/sign-in.md", "sign-in", markdown(_HEAD, rows))
     return 1 if any(row[2].startswith("FAILED") for row in rows) or not rows else 0
 
 

@@ -198,7 +198,7 @@ def test_random_trees_have_files_that_git_ignores(tmp_path: Path) -> None:
 
 
 def test_every_item_stands_in_the_page_once() -> None:
-    page = (ROOT / "docs/scoreboard.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/evidence/scoreboard.md").read_text(encoding="utf-8")
     names = [item.name for item in tools.ITEMS]
     assert len(set(names)) == len(names)
     for item in tools.ITEMS:

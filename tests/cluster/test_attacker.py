@@ -332,11 +332,11 @@ async def test_cluster_of_an_earlier_version_is_refused_until_it_is_prepared_aga
 
 # -- permissions --------------------------------------------------------------------------------
 
-DEPLOYMENT = Path(__file__).parents[2] / "docs" / "cluster-deployment.md"
+DEPLOYMENT = Path(__file__).parents[2] / "docs" / "reference" / "cluster.md"
 
 
 def find_template() -> str:
-    """Return the accounts of the deployment guide."""
+    """Return the accounts on the reference page."""
     [block] = [
         one
         for one in re.findall(r"```text\n(.*?)```", DEPLOYMENT.read_text(encoding="utf-8"), re.DOTALL)
@@ -345,7 +345,7 @@ def find_template() -> str:
     return block
 
 
-async def test_permissions_of_the_deployment_guide_are_enough_and_no_more(
+async def test_permissions_of_the_reference_are_enough_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GATEWAYS_PASSWORD", "g-secret")

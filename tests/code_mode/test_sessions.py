@@ -57,7 +57,7 @@ def test_a_script_of_fifty_calls_costs_a_twentieth_of_fifty_turns(
             costs[name] = count_tokens(server.requests)
             if name == "script":
                 assert server.requests[-1]["messages"][-1]["content"] == "2"
-    # 130,523 and 1,378 when docs/code-mode.md was written.
+    # 130,523 and 1,378 when docs/guides/code-mode.md was written.
     assert costs["script"] <= 0.05 * costs["turns"]
 
 

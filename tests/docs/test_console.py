@@ -1,9 +1,10 @@
-"""Every console block of README and the guides, run as it stands on the page.
+"""Every console block of README and the pages in `docs`, run as it stands on the page.
 
 The commands of a block run one after the other in a project with a fixture server, a scripted model and stand-ins for
 `npx` and `git`. What the page shows below a command is compared in shape: numbers, times, paths and addresses are
-masked, `…` stands for anything, and of a table the heads and the number of cells count. A block that can't run here
-says why in a comment above its fence: `<!-- not run: network -->`. The test names how many there are of each kind.
+masked, `…` stands for anything, and of a table the heads and the number of cells count. A line that installs us is
+checked instead: its extras and packages exist. A block that can't run here says why in a comment above its fence:
+`<!-- not run: network -->`. The test names how many there are of each kind.
 """
 
 from __future__ import annotations
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
 
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]*?) -->\n\n?)?( *)```console\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = {
-    "network": 11,
+    "network": 3,
     "minutes": 11,
     "brokers": 4,
-    "authorization server": 2,
+    "authorization server": 1,
     "browser": 2,
     "model server": 1,
     "without the extra": 1,
-    "running gateway": 1,
     "root": 1,
 }
 """How many blocks can't run here, by their reason."""
@@ -47,6 +47,8 @@ PROGRAMS = re.compile(r"([A-Z_]+=\S+ )?(indus|git|echo|tail) ")
 """Programs that a page may have run here; a block with another one needs a comment above it."""
 UNTIL_SIGNAL = re.compile(r"indus (serve .*--http\b(?!.*--(install|print-config|dry-run))|ui\b|top\b|mcp list --watch)")
 """Commands that go on until Ctrl-C."""
+EXIT_CODES = {"indus mcp diff gallery": 1}
+"""Commands whose exit code is part of their answer."""
 ASKS = ("indus mcp trust", "indus rewind --to 3", "indus addons trust", "indus mcp approve")
 """Commands that ask on a terminal. The answer is yes."""
 MASKS = (
@@ -79,10 +81,10 @@ class Block(NamedTuple):
 
 
 def read_blocks() -> list[Block]:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/adapters").glob("*.md"))]
+    pages = [path for path in sorted((ROOT / "docs").rglob("*.md")) if "decisions" not in path.parts]
     return [
-        Block(page.stem, number, match[1] or "", match[3])
-        for page in pages
+        Block(page.relative_to(ROOT).with_suffix("").as_posix().removeprefix("docs/"), number, match[1] or "", match[3])
+        for page in [ROOT / "README.md", *pages]
         for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8")), 1)
     ]
 
@@ -98,7 +100,10 @@ def test_finding_a16_blocks_that_are_not_run_say_why() -> None:
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Make a project, a home with a server, programs on the path, and a model."""
     project = tmp_path / "project"
+    monkeypatch.setenv("PWD", str(project))
+    gallery = "examples/demo/gallery_server.py"
     for name, text in {
+        gallery: (ROOT / gallery).read_text(encoding="utf-8"),
         "src/a.py": "# TODO\n",
         "a.py": "x = 1\n",
         "README.md": "# A project\nTODO\n",
@@ -148,8 +153,28 @@ def prepare_conversation(project: Path) -> None:
 def prepare_addon(project: Path) -> None:
     folder = project / ".indusvx" / "addons"
     folder.mkdir(parents=True)
-    page = (ROOT / "docs/addons.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/addons.md").read_text(encoding="utf-8")
     (folder / "no_force.py").write_text(page.split("```python\n")[1].split("```")[0], encoding="utf-8")
+
+
+def prepare_trusted_deck(project: Path) -> None:
+    prepare_deck(project)
+    typed("y\n", "mcp", "trust", cwd=project)
+
+
+def prepare_client(project: Path) -> None:
+    rows = {"mcpServers": {"notes": {"command": HONEST[0], "args": HONEST[1:]}}}
+    (user_file().parents[2] / ".claude.json").write_text(json.dumps(rows), encoding="utf-8")
+
+
+def prepare_document(project: Path) -> None:
+    page = (ROOT / "docs/guides/connectors.md").read_text(encoding="utf-8")
+    (project / "openapi.json").write_text(page.split("```json\n")[1].split("```")[0], encoding="utf-8")
+
+
+def prepare_gallery(project: Path) -> None:
+    run("mcp", "add", "gallery", "--", PYTHON[0], str(project / "examples/demo/gallery_server.py"), cwd=project)
+    run("call", "gallery__show", cwd=project)
 
 
 def prepare_list(project: Path) -> None:
@@ -157,13 +182,19 @@ def prepare_list(project: Path) -> None:
 
 
 PREPARED = {
-    "addons-1": prepare_addon,
-    "calls-1": prepare_calls,
-    "getting-started-8": prepare_calls,
-    "command-3": prepare_conversation,
-    "deck-1": prepare_deck,
-    "deck-2": prepare_deck,
-    "serve-5": prepare_list,
+    "getting-started-3": prepare_client,
+    "getting-started-5": prepare_gallery,
+    "getting-started-6": prepare_gallery,
+    "getting-started-9": prepare_calls,
+    "getting-started-10": prepare_gallery,
+    "guides/addons-1": prepare_addon,
+    "guides/approve-changes-1": prepare_trusted_deck,
+    "guides/calls-1": prepare_calls,
+    "guides/connectors-1": prepare_document,
+    "guides/ledger-1": prepare_deck,
+    "guides/many-tools-1": prepare_list,
+    "guides/rewind-1": prepare_conversation,
+    "guides/trust-a-project-1": prepare_deck,
 }
 """What has happened before the block."""
 
@@ -193,7 +224,7 @@ def has_shape(shown: list[str], written: list[str]) -> bool:
 
 def run_line(line: str, cwd: Path, shown: list[str]) -> tuple[int, str, str]:
     """Run one command line; one that goes on until Ctrl-C gets it once it has written what is shown."""
-    words = shlex.split(line)
+    words = [os.path.expandvars(word) for word in shlex.split(line)]
     if UNTIL_SIGNAL.match(line):
         flags = ["--no-browser"] if words[1] == "ui" and "--no-browser" not in words else []
         argv = [command(), *(word.replace("8080", "0") for word in words[1:]), *flags]
@@ -224,13 +255,17 @@ def run_line(line: str, cwd: Path, shown: list[str]) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def check_extra(line: str) -> None:
-    """Check a line that installs us: the extras it names exist."""
+def check_install(line: str) -> None:
+    """Check a line that installs us: its extras exist, and `make adapters` tests the other packages."""
     import tomllib  # noqa: PLC0415 — for these lines
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for names in re.findall(r"indus-deck\[([\w,]+)\]", line):
         assert {*names.split(",")} <= {*project["optional-dependencies"]}, line
+    frameworks = (ROOT / "outside/adapters/frameworks.txt").read_text(encoding="utf-8")
+    for name in shlex.split(line)[2:]:
+        package = name.partition("[")[0]
+        assert package in {"indus-deck", "."} or f"\n{package}==" in frameworks, line
 
 
 @pytest.mark.process
@@ -242,11 +277,11 @@ def test_finding_a16_console_block_runs_as_it_stands(block: Block, scene: Path) 
         if line in LINES_NOT_RUN or line.split()[0] in {"export"}:
             continue
         if line.startswith("pip install"):
-            check_extra(line)
+            check_install(line)
             continue
         code, out, err = run_line(line, scene, shown)
         is_refused = bool(shown) and shown[0].startswith("indus: ") and not UNTIL_SIGNAL.match(line)
-        assert (code != 0) == is_refused, (line, code, out, err)
+        assert (code == EXIT_CODES.get(line, 0)) != is_refused, (line, code, out, err)
         if shown:
             written = [one for one in (out or err).splitlines() if one.strip()]
             assert has_shape(shown, written), (line, shown, written)

@@ -37,7 +37,7 @@ def test_the_readme_shows_the_first_example() -> None:
 
 @pytest.mark.process
 def test_the_page_on_the_command_shows_what_bad_input_gets() -> None:
-    page = (ROOT / "docs/command.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/ask-a-model.md").read_text(encoding="utf-8")
     (shown,) = re.findall(r"\$ indus (--cwd nowhere)\n(.*?)```", page, re.DOTALL)
     assert run(*shown[0].split(), cwd=ROOT / "docs").stderr == shown[1]
 
@@ -53,9 +53,16 @@ def test_every_link_between_the_pages_leads_somewhere(page: Path) -> None:
         assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("name", ["mount_servers", "mcp_client", "test_greeter"])
-def test_the_page_on_servers_shows_its_examples_and_what_they_print(name: str) -> None:
-    page = (ROOT / "docs/mcp-servers.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("name", "guide"),
+    [
+        ("mount_servers", "servers-from-python"),
+        ("mcp_client", "servers-from-python"),
+        ("test_greeter", "test-your-server"),
+    ],
+)
+def test_the_guides_on_servers_show_their_examples_and_what_they_print(name: str, guide: str) -> None:
+    page = (ROOT / f"docs/guides/{guide}.md").read_text(encoding="utf-8")
     program, output = read_example(name)
     shown = [*read_blocks(page, "python"), *read_blocks(page, "text")]
     assert any(block in program or textwrap.indent(block, "    ") in program for block in shown)
@@ -66,7 +73,7 @@ def test_the_page_on_servers_shows_its_examples_and_what_they_print(name: str) -
 def test_the_page_of_a_framework_shows_its_complete_example(example: Path) -> None:
     shown = [
         block
-        for page in (ROOT / "docs/adapters").glob("*.md")
+        for page in (ROOT / "docs/guides/adapters").glob("*.md")
         for block in read_blocks(page.read_text(encoding="utf-8"), "python")
     ]
     program = example.read_text(encoding="utf-8")

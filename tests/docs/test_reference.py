@@ -53,13 +53,24 @@ def test_every_entry_can_be_imported(page: str) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    for path in [*(ROOT / "docs").glob("*.md"), *REFERENCE.glob("*.md")]:
-        assert path.relative_to(ROOT / "docs").as_posix() in navigation
+    for path in (ROOT / "docs").rglob("*.md"):
+        name = path.relative_to(ROOT / "docs").as_posix()
+        assert f" {name}\n" in navigation or name.startswith("decisions/0")
 
 
-@pytest.mark.parametrize("page", ["commands.md", "settings.md"])
+@pytest.mark.parametrize("page", ["commands.md", "settings.md", "exit-codes.md", "json.md"])
 def test_pages_of_the_command_agree_with_its_tables(page: str) -> None:
     assert (REFERENCE / page).read_text(encoding="utf-8") == SCRIPT["build_pages"]()[page], "run make reference"
+
+
+def test_files_of_the_state_directory_exist_in_the_source() -> None:
+    page = (REFERENCE / "files.md").read_text(encoding="utf-8").partition("## In the state directory")[2]
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    cells = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
+    names = [name for cell in cells for path in re.findall(r"`([^`]+)`", cell) for name in path.strip("/").split("/")]
+    assert len(names) > 20
+    for name in names:
+        assert re.search(r"[<{]|NODE", name) or re.search(rf'["/]{re.escape(name)}["/]', source), name
 
 
 @pytest.mark.process

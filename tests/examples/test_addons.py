@@ -97,7 +97,7 @@ def test_a_call_that_cannot_be_logged_gives_no_result(work: Path) -> None:
 
 
 def test_the_addon_of_the_page_denies_a_forced_push(tmp_path: Path) -> None:
-    page = (ROOT / "docs/addons.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/addons.md").read_text(encoding="utf-8")
     add_project_addon(tmp_path, "no_force", page.partition("```python\n")[2].partition("```")[0])
     done = call(tmp_path, "bash", command="git push --force")
     assert done.returncode == 1

@@ -59,8 +59,8 @@ async def ask(box: SearchBox, card: str, /, **arguments: object) -> str:
 
 def test_the_documents_name_the_tokens_of_the_three_definitions_that_a_dry_run_counts() -> None:
     tokens = sum(map(estimate_definition, list_search_cards()))
-    for page, text in (("serve", "three definitions of"), ("local-model", "three more definitions of")):
-        assert f"{text} {tokens} tokens" in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    for page, text in (("many-tools", "three definitions of"), ("local-models", "three more definitions of")):
+        assert f"{text} {tokens} tokens" in (ROOT / "docs/guides" / f"{page}.md").read_text(encoding="utf-8")
 
 
 async def test_527_tools_cost_700_tokens_in_the_list_and_300_in_an_answer_of_five(index: ToolIndex) -> None:

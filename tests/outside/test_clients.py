@@ -363,7 +363,7 @@ def test_a_program_is_told_where_to_go_and_reports_by_itself(tmp_path: Path) -> 
 
 
 def test_the_page_shows_every_client_over_both_transports(tmp_path: Path) -> None:
-    page = (ROOT / "docs/clients.md").read_text("utf-8")
+    page = (ROOT / "docs/evidence/clients.md").read_text("utf-8")
     table = page.partition("<!-- clients -->")[2].partition("<!-- end of clients -->")[0]
     listed = clients(tmp_path, tmp_path, tmp_path, tmp_path)
     for how in ("stdio", "http"):

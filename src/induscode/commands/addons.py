@@ -79,7 +79,7 @@ def list_(context: click.Context, *, as_json: bool, **_: object) -> int:
         ("NAME", "SOURCE", "STATE", "CODE"),
         lambda row: (row["name"], row["source"], row["state"], row.get("file") or row.get("entry")),
         after={"notes": [str(note) for note in found.notes]},
-        empty="There are no addons: docs/addons.md shows how one is written.",
+        empty="There are no addons: docs/guides/addons.md shows how one is written.",
     ).show(as_json=as_json)
 
 

@@ -30,7 +30,7 @@ FOUND: Final = 5
 """Default number of hits."""
 _MAX_QUERIES: Final = 10
 _LEXICAL_SHARE: Final = 0.005
-"""Weight of one lexical point relative to the cosine. docs/search.md explains how it was chosen."""
+"""Weight of one lexical point relative to the cosine. docs/evidence/search.md explains how it was chosen."""
 _MIN_COSINE: Final = 0.3
 """Minimum cosine for an item without a word of the query."""
 

@@ -32,7 +32,7 @@ FIELDS: Final = {
     "parameter_texts": 0.3,
     "keywords": 0.5,
 }
-"""Indexed fields and their weights. docs/search.md explains how they were chosen."""
+"""Indexed fields and their weights. docs/evidence/search.md explains how they were chosen."""
 _COVERAGE: Final = 0.8
 _FITTING_VERB: Final = 1.3
 _VERB_PLACES: Final = 2

@@ -48,7 +48,7 @@ _CLOSING_S = 20.0
 def command(context: click.Context, **_: object) -> int:
     """Work in an editor, by the Agent Client Protocol over stdio.
 
-    The editor starts this command; docs/editors.md has the entry for Zed, JetBrains, Neovim and Emacs.
+    The editor starts this command; docs/guides/editors.md has the entry for Zed, JetBrains, Neovim and Emacs.
     """
     require_agent()
     read_invocation(context)  # invalid flags end the program before the protocol starts

@@ -16,7 +16,7 @@ from induscode.servers.config.expansion import UnresolvedVariableError
 from induscode.servers.config.rows import InvalidRowError, Origin, Scope, ServerRow, is_switched_off, parse_row
 
 _SWITCHED_OFF = "switched off in its file"
-_EXAMPLE = 'it needs {"mcpServers": {"NAME": {"command": "…"}}}, see docs/mcp-servers.md'
+_EXAMPLE = 'it needs {"mcpServers": {"NAME": {"command": "…"}}}, see docs/guides/add-servers.md'
 
 
 @record
@@ -187,7 +187,7 @@ def read_rows(
     document = found.document
     dialect = detect_dialect(path, document) if is_json_object(document) else None
     if dialect is None or not is_json_object(document):
-        notes.append(Note(f"file {path}", "skipped: it names no servers", "see docs/mcp-servers.md"))
+        notes.append(Note(f"file {path}", "skipped: it names no servers", "see docs/guides/add-servers.md"))
         return (), notes
     rows: dict[str, ServerRow] = {}
     origin = Origin(os.path.abspath(path), scope, dialect.name)

@@ -83,4 +83,4 @@ def test_a_project_without_addons_names_the_page(tmp_path: Path) -> None:
     host = Host(tmp_path)
     host.addons.missing.clear()
     host.run()
-    assert host.lines == ["there are no addons: docs/addons.md shows how one is written"]
+    assert host.lines == ["there are no addons: docs/guides/addons.md shows how one is written"]

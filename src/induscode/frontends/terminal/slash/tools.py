@@ -178,7 +178,7 @@ async def _show_addons(host: SlashHost, rest: str) -> None:
     elif invocation.no_addons:
         host.screen.show("no addons: --no-addons is given")
     else:
-        host.screen.show("there are no addons: docs/addons.md shows how one is written")
+        host.screen.show("there are no addons: docs/guides/addons.md shows how one is written")
     for note in addons.notes:
         host.screen.show(str(note))
 
