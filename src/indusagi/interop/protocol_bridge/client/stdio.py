@@ -60,7 +60,7 @@ async def start_server_process(config: StdioServerConfig) -> StdioTransport:
         if config.sandbox is None:
             await transport.child.start(argv, env, config.cwd, gentle=downloads)
         else:
-            sandbox = transport.sandbox = RunningSandbox(config.sandbox, config.id)
+            sandbox = transport.sandbox = RunningSandbox(config.sandbox, config.id, transport.log_line)
             await sandbox.start(transport.child, argv, env, config.env, config.cwd, gentle=downloads)
     except SandboxMissing as exc:
         detail = FaultDetail(server=config.id, reason="refused")
@@ -224,6 +224,10 @@ class StdioTransport(BaseTransport):
         cap = self._limits.stderr_line_bytes
         self._stderr.extend(line[:cap] for line in lines[-self._limits.stderr_lines :] if line.strip())
         self._stderr_rest = rest[:cap]
+
+    def log_line(self, line: str) -> None:
+        """Add a line of ours to the server's log."""
+        self._stderr.append(line.encode())
 
     def state_changed(self) -> None:
         """Declare the end once everything is known, or after a moment if a stream stays open."""

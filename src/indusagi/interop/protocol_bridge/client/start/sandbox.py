@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anyio import CancelScope, to_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from indusagi.capabilities.sandbox.egress import EgressProxy
     from indusagi.capabilities.sandbox.profile import ServerProfile
     from indusagi.capabilities.sandbox.server import ServerSandbox
     from indusagi.core.process.child import ChildProcess
 
-_log = logging.getLogger(__name__)
-
 
 class RunningSandbox:
-    """The sandbox of one server process."""
+    """The sandbox of one server process.
 
-    def __init__(self, profile: ServerProfile, server: str) -> None:
+    Args:
+        profile: What the server may touch.
+        server: Its name, which its home is named after.
+        report: Receives a line for the server's log when a connection is refused.
+    """
+
+    def __init__(self, profile: ServerProfile, server: str, report: Callable[[str], None]) -> None:
         self._profile = profile
         self._server = server
+        self._report = report
         self._sandbox: ServerSandbox | None = None
         self.proxy: EgressProxy | None = None
         """Its way to the hosts of the profile, if it names some."""
@@ -46,10 +50,9 @@ class RunningSandbox:
             OSError: It can't be started.
             ValueError: `argv` or `env` holds a NUL character.
         """
-        from indusagi.capabilities.sandbox.server import prepare_server  # noqa: PLC0415 — only for sandboxed servers
-
-        prepare = partial(prepare_server, self._profile, self._server, argv, env, declared, cwd)
-        sandbox = self._sandbox = await to_thread.run_sync(prepare)
+        prepare = partial(_prepare, self._profile, self._server, argv, env, declared, cwd)
+        with CancelScope(shield=True):  # or its directories would be left
+            sandbox = self._sandbox = await to_thread.run_sync(prepare)
         try:
             if sandbox.socket_path is not None:
                 await self._open_proxy(sandbox.socket_path)
@@ -59,18 +62,12 @@ class RunningSandbox:
             raise
 
     async def _open_proxy(self, path: str) -> None:
-        from indusagi.capabilities.sandbox.egress import EgressProxy  # noqa: PLC0415 — only for profiles with hosts
-        from indusagi.capabilities.web.dial import classify_address, system_resolver  # noqa: PLC0415
-
         def report(target: str) -> None:
-            _log.warning(
-                "server %r was kept from %s: if it needs that, add %r to the hosts of its sandbox",
-                self._server,
-                target,
-                target,
+            self._report(
+                f'indus: the sandbox refused {target}; to allow it, add "{target}" to "hosts" of its "sandbox"'
             )
 
-        self.proxy = EgressProxy(self._profile, system_resolver, classify_address, report)
+        self.proxy = await to_thread.run_sync(_create_proxy, self._profile, report)
         await self.proxy.open(path)
 
     async def aclose(self) -> None:
@@ -81,3 +78,16 @@ class RunningSandbox:
                 await self.proxy.aclose()
             if sandbox is not None:
                 await to_thread.run_sync(sandbox.remove)
+
+
+def _prepare(profile: ServerProfile, *arguments: Any) -> ServerSandbox:
+    from indusagi.capabilities.sandbox.server import prepare_server  # noqa: PLC0415 — only for sandboxed servers
+
+    return prepare_server(profile, *arguments)
+
+
+def _create_proxy(profile: ServerProfile, report: Callable[[str], None]) -> EgressProxy:
+    from indusagi.capabilities.sandbox.egress import EgressProxy  # noqa: PLC0415 — only for profiles with hosts
+    from indusagi.capabilities.web.dial import classify_address, system_resolver  # noqa: PLC0415 — loads httpcore
+
+    return EgressProxy(profile, system_resolver, classify_address, report)
