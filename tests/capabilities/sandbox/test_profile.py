@@ -10,7 +10,7 @@ from indusagi.capabilities.sandbox.profile import InvalidProfileError, ServerPro
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 HOSTS = st.builds(
-    lambda star, name, port: f"{star}{name}.example:{port}",
+    "{}{}.example:{}".format,
     st.sampled_from(["", "*."]),
     st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True),
     st.integers(1, 65_535),

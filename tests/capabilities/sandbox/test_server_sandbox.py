@@ -105,6 +105,11 @@ def sandboxed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+def find_nothing(_: str) -> tuple[tuple[str, ...], str]:
+    """Find no bubblewrap."""
+    return (), "none"
+
+
 def prepare(profile: JsonValue, home: Path, *argv: str, cwd: Path | None = None) -> ServerSandbox:
     parsed = parse_profile(profile)
     assert parsed is not None
@@ -297,7 +302,7 @@ def test_a_killed_sandbox_leaves_no_process(sandboxed: Path) -> None:
 
 def test_landlock_holds_standard_where_bubblewrap_is_missing(sandboxed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without("landlock")
-    monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_bubblewrap", lambda _: ((), "none"))
+    monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_bubblewrap", find_nothing)
     script = "cat ~/../../../../.ssh/id_ed25519 $0; echo x > ~/kept && cat ~/kept; cat notes.txt; echo x > $0"
     secret = str(sandboxed / ".ssh/id_ed25519")
     sandbox = prepare("standard", sandboxed, "/bin/sh", "-c", script, secret)
@@ -305,7 +310,8 @@ def test_landlock_holds_standard_where_bubblewrap_is_missing(sandboxed: Path, mo
     output, errors = run(sandbox, sandboxed / "project")
     assert output == "x\nmine"
     assert "Permission denied" in errors
-    for profile in ("strict", {"hosts": ["a.example"]}):
+    refused: list[JsonValue] = ["strict", {"hosts": ["a.example"]}]
+    for profile in refused:
         with pytest.raises(SandboxMissing, match="need bubblewrap"):
             prepare(profile, sandboxed, "true")
     monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_landlock", lambda: (0, "none"))

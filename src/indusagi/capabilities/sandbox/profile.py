@@ -137,7 +137,7 @@ def format_profile(profile: ServerProfile | None) -> JsonValue:
 def _parse_name(value: JsonValue) -> ProfileName:
     if value not in PROFILES:
         raise InvalidProfileError(f"there is no sandbox profile {value!r}; there are off, {', '.join(PROFILES)}")
-    return cast("ProfileName", value)
+    return value
 
 
 def _parse_texts(value: JsonObject, key: str) -> tuple[str, ...] | None:

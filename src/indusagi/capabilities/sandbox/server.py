@@ -6,6 +6,7 @@ is the fallback for `standard`. It can't mount anything, so the private home is 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -136,6 +137,9 @@ def prepare_server(
             f"{needs} bubblewrap, which doesn't work here: install it (apt install bubblewrap), or set its"
             f' "sandbox" to {"standard" if mechanism else "off"}'
         )
+    program = shutil.which(os.path.join(folder, argv[0]) if os.sep in argv[0] else argv[0], path=env.get("PATH"))
+    if program is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
     private_home = server_home(server)
     make_private_dir(state_dir())
     make_private_dir(os.path.dirname(private_home))
@@ -148,7 +152,6 @@ def prepare_server(
         write = [*paths.write, private.tmp, private_home, *([] if workspace is None else [workspace])]
         launcher = landlock_launcher(write=write, hidden=hidden, read=[*paths.read, private.root], network=True)
         visible |= {"HOME": private_home, "TMPDIR": private.tmp}
-        program = shutil.which(argv[0], path=env.get("PATH")) or argv[0]
         return ServerSandbox(
             argv=[*launcher, program, *argv[1:]], env=visible, mechanism=mechanism, private=private, masked=()
         )
@@ -284,5 +287,7 @@ def _build_environment(profile: ServerProfile, env: Mapping[str, str], declared:
             return True
         return _STRICT_NAMES.fullmatch(name) is not None if profile.is_strict else _WITHHELD.fullmatch(name) is None
 
+    # Package managers use what they have at once, instead of waiting for the network.
+    offline = {} if profile.reaches_all or profile.hosts else {"npm_config_offline": "true", "UV_OFFLINE": "1"}
     named = {name: os.environ[name] for name in profile.env if name in os.environ}
-    return {name: value for name, value in {**named, **env}.items() if is_kept(name)}
+    return {name: value for name, value in {**named, **env}.items() if is_kept(name)} | offline

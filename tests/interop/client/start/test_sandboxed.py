@@ -13,6 +13,7 @@ from tests.support.servers import SERVERS, STEADY, honest
 from tests.support.waiting import is_alive, until
 
 from indusagi.capabilities.sandbox.profile import parse_profile
+from indusagi.core.json import is_json_object
 from indusagi.interop import StdioServerConfig
 
 if TYPE_CHECKING:
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+def find_nothing(_: str) -> tuple[tuple[str, ...], str]:
+    """Find no bubblewrap."""
+    return (), "none"
 
 
 def sandboxed(profile: JsonValue, folder: Path) -> StdioServerConfig:
@@ -45,6 +51,7 @@ async def test_a_server_works_and_ends_in_its_sandbox(profile: JsonValue, projec
         result = await endpoint.invoke("echo", {"text": "hello"})
         assert result.content == ({"type": "text", "text": "hello"},)
         inner = await endpoint.invoke("pid", {})
+        assert is_json_object(inner.content[0])
         assert int(str(inner.content[0]["text"])) < 100
         processes = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_ours(pid)]
         assert processes != []
@@ -63,7 +70,7 @@ def _is_ours(pid: int) -> bool:
 async def test_a_profile_that_cannot_be_held_keeps_the_server_from_starting(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_bubblewrap", lambda _: ((), "none"))
+    monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_bubblewrap", find_nothing)
     monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_landlock", lambda: (0, "none"))
     failure = await fault_of_opening(sandboxed("standard", project))
     assert (failure.kind, failure.detail.reason) == ("spawn_failed", "refused")
@@ -86,3 +93,11 @@ except OSError as exc:
     refused = 'indus: the sandbox refused evil.example:80; to allow it, add "evil.example:80" to "hosts"'
     assert any(line.startswith(refused) for line in failure.detail.stderr), failure.detail.stderr
     assert "no way: HTTP Error 403: Refused by the sandbox" in failure.detail.stderr
+
+
+async def test_a_missing_command_is_said_as_without_a_sandbox(project: Path) -> None:
+    skip_without("bubblewrap")
+    config = StdioServerConfig("lib", "no-such-command", sandbox=parse_profile("standard"), cwd=str(project))
+    failure = await fault_of_opening(config)
+    assert "the command 'no-such-command' was not found" in str(failure)
+    assert failure.detail.reason == "not_found"

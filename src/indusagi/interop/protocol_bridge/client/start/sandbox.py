@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import CancelScope, to_thread
 
+from indusagi.core.tasks import run_shielded
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -51,8 +53,11 @@ class RunningSandbox:
             ValueError: `argv` or `env` holds a NUL character.
         """
         prepare = partial(_prepare, self._profile, self._server, argv, env, declared, cwd)
-        with CancelScope(shield=True):  # or its directories would be left
-            sandbox = self._sandbox = await to_thread.run_sync(prepare)
+
+        async def undo(prepared: ServerSandbox) -> None:
+            await to_thread.run_sync(prepared.remove)
+
+        sandbox = self._sandbox = await run_shielded(to_thread.run_sync(prepare), "prepare a sandbox", undo)
         try:
             if sandbox.socket_path is not None:
                 await self._open_proxy(sandbox.socket_path)
