@@ -28,7 +28,7 @@ from indusagi.capabilities.sandbox.bubblewrap import (
 )
 from indusagi.capabilities.sandbox.policy import Sandbox, resolve_layout
 from indusagi.core.app_dirs import is_within, make_private_dir, state_dir
-from indusagi.core.secrets.places import find_credential_places
+from indusagi.core.secrets import find_credential_places
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
