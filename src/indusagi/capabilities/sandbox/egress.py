@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
@@ -73,7 +74,12 @@ class EgressProxy:
             self._tunnels.add(task)
             task.add_done_callback(self._tunnels.discard)
 
-        self._server = await asyncio.start_unix_server(accept, path, limit=_MAX_HEAD)
+        folder, name = os.path.split(path)
+        handle = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        try:  # the name of a socket has 107 bytes at most (unix(7)); a temporary directory may be longer
+            self._server = await asyncio.start_unix_server(accept, f"/proc/self/fd/{handle}/{name}", limit=_MAX_HEAD)
+        finally:
+            os.close(handle)
 
     async def aclose(self) -> None:
         """Close the socket and every connection."""

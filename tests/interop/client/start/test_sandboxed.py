@@ -40,13 +40,14 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "home/project"
     folder.mkdir(parents=True)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     return folder
 
 
 @pytest.mark.parametrize("profile", ["standard", "strict", {"profile": "strict", "hosts": ["api.example:443"]}])
 async def test_a_server_works_and_ends_in_its_sandbox(profile: JsonValue, project: Path) -> None:
     skip_without("bubblewrap")
-    before = {*os.listdir("/tmp")}
     async with opened(sandboxed(profile, project)) as endpoint:
         result = await endpoint.invoke("echo", {"text": "hello"})
         assert result.content == ({"type": "text", "text": "hello"},)
@@ -56,7 +57,7 @@ async def test_a_server_works_and_ends_in_its_sandbox(profile: JsonValue, projec
         processes = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_ours(pid)]
         assert processes != []
     await until(lambda: not any(is_alive(pid) for pid in processes))
-    assert [name for name in os.listdir("/tmp") if name not in before and name.startswith("indus-")] == []
+    assert [*(project.parent.parent / "temporary").iterdir()] == []
 
 
 def _is_ours(pid: int) -> bool:
