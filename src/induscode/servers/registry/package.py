@@ -314,6 +314,11 @@ class _Inputs:
             if is_json_object(row) and f"{{{name}}}" in text:
                 value = self._read_value(row, name)
                 text = text.replace(f"{{{name}}}", self._refer(name, row) if value is None else value)
+        # Two harmless values may form a reference together: `$` and `{HOME}`.
+        theirs = text
+        for part in (*(f"${{{name}}}" for name in self.needed), *filter(None, self.given.values())):
+            theirs = theirs.replace(part, "_")
+        self._check(theirs)
         return text
 
     def _read_value(self, row: JsonObject, name: str) -> str | None:
