@@ -225,6 +225,18 @@ def test_a_remote_needs_an_https_address(url: object) -> None:
         build_installation(server(remotes=[{"type": "streamable-http", "url": url}]), None, {})
 
 
+@pytest.mark.parametrize("odd", [["npm"], {}, None])
+def test_finding_f1_an_entry_with_a_list_or_an_object_in_the_place_of_a_word_is_refused(odd: object) -> None:
+    entries = (
+        server({**package("npm", "name"), "registryType": odd}),
+        server(package("npm", "name", runtimeHint=odd or [])),
+        server(remotes=[{"type": odd, "url": "https://h.example/"}]),
+    )
+    for one in entries:
+        with pytest.raises(RegistryError):
+            build_installation(one, None, {})
+
+
 @pytest.mark.parametrize("name", ["Host", "content-length", "X Y", "X:\r\nY", ""])
 def test_a_remote_gives_no_header_of_the_connection(name: str) -> None:
     remote = {"type": "sse", "url": "https://h.example/x", "headers": [{"name": name, "value": "evil"}]}

@@ -49,7 +49,7 @@ def normalize_auth(row: JsonObject, remarks: list[str]) -> JsonObject | None:
     if given is not None and not is_json_object(given):
         remarks.append("its auth is not an object, and was left out")
     elif given is not None:
-        if given.get("type") in {"token-exchange", "token_exchange"}:
+        if given.get("type") in ("token-exchange", "token_exchange"):
             fields["grant"] = "token_exchange"
         for key, value in given.items():
             # `clientId` and `CLIENT_ID` are `client_id`.

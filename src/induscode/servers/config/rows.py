@@ -252,7 +252,7 @@ class _RowParser:
     def _replicas(self) -> int:
         """Read how many cluster nodes may run the server: one unless it's declared stateless."""
         value, stateless = self.row.get("replicas"), self.row.get("stateless")
-        if stateless not in {None, True, False}:
+        if stateless not in (None, True, False):
             self.remarks.append("its stateless is neither true nor false, and was not considered")
         if value is None:
             return 1
@@ -344,7 +344,7 @@ class _RowParser:
     def added(self) -> Added:
         """Read whether items the server adds later wait for approval."""
         value = self.row.get("added")
-        if value not in {None, "hold", "allow"}:
+        if value not in (None, "hold", "allow"):
             self.remarks.append("its added is neither hold nor allow, so additions are held")
         return "allow" if value == "allow" else "hold"
 

@@ -151,7 +151,7 @@ def build_installation(server: RegistryServer, kind: str | None, given: Mapping[
     """
     if server.status == "deleted":
         raise RegistryError(f"{server.name} {server.version} was removed from the registry")
-    packages = [package for package in server.objects("packages") if package.get("registryType") in _LAUNCHERS]
+    packages = [package for package in server.objects("packages") if package.get("registryType") in [*_LAUNCHERS]]
     if kind not in {None, "remote"}:
         packages = [package for package in packages if package.get("registryType") == kind]
     if packages and kind != "remote":
@@ -171,7 +171,7 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
     if not version and kind != "oci":
         raise RegistryError(f"{server.name} names no version of {identifier}")
     hint = package.get("runtimeHint")
-    if hint not in {None, "", _LAUNCHERS[kind]}:
+    if hint not in (None, "", _LAUNCHERS[kind]):
         raise RegistryError(
             f"{server.name} wants the launcher {str(hint)[:50]!r}; {_LAUNCHERS[kind]} runs such packages"
         )
@@ -208,7 +208,7 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
 
 def _build_remote(server: RegistryServer, remote: JsonObject, given: Mapping[str, str]) -> Installation:
     transport, url = remote.get("type"), remote.get("url")
-    if transport not in _TRANSPORTS or not isinstance(url, str) or not url.startswith("https://"):
+    if transport not in [*_TRANSPORTS] or not isinstance(url, str) or not url.startswith("https://"):
         raise RegistryError(f"{server.name} has no remote at an https address")
     inputs = _Inputs(server, given)
     address = inputs.fill(url, remote.get("variables"))
