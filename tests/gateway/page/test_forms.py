@@ -63,6 +63,8 @@ def test_unknown_fields_are_ignored() -> None:
 def test_invalid_json_names_its_field() -> None:
     with pytest.raises(ValueError, match=r"^extra is not valid JSON"):
         read_arguments(SCHEMA, {"arg.extra": "{"})
+    with pytest.raises(ValueError, match=r"^extra is not valid JSON"):
+        read_arguments(SCHEMA, {"arg.extra": "[" * 100_000})
 
 
 def test_fields_have_labels_and_keep_what_was_sent() -> None:

@@ -377,7 +377,7 @@ def _parse(name: str, text: str, part: JsonObject) -> JsonValue:
         return [line for line in text.split("\n") if line]
     try:
         return cast("JsonValue", json.loads(text))
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         if "type" not in part:  # any value is valid, including unquoted text
             return text
         raise ValueError(f"{name} is not valid JSON: {exc}") from None
