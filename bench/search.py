@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
     from bench.measure import Pair
     from induscode.search.items import SearchItem
-    from induscode.search.semantic import Array
-    from induscode.search.vectors import VectorCache
+    from induscode.search.semantic import Array, VectorCache
 
 _NOTHING = "python -c pass"
 _TOOLS = 2_000
@@ -112,8 +111,8 @@ class _NoEncoder:
 @contextmanager
 def _cached_vectors(items: Sequence[SearchItem]) -> Generator[VectorCache]:
     """Fill a cache with vectors of no meaning: a search takes as long with them."""
-    from induscode.search.arrays import np  # noqa: PLC0415 — imports numpy
-    from induscode.search.vectors import VectorCache  # noqa: PLC0415 — used with numpy alone
+    from induscode.search.encoder import np  # noqa: PLC0415 — imports numpy
+    from induscode.search.semantic import VectorCache  # noqa: PLC0415 — used with numpy alone
 
     numbers = np.random.default_rng(1).standard_normal((len(items), _WIDTH), np.float32)
     with TemporaryDirectory() as folder:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from indusagi.core.cancel import CancelToken
-from indusagi.core.process.procfs import read_cpu_demand
+from indusagi.core.process.tree import read_cpu_demand
 from induscode.cli.dialog import Reply
 from induscode.conversations.contract import RequestBudget, ToolAnswered, ToolCalled
 from induscode.conversations.models import OWN_KEY

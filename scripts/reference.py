@@ -10,6 +10,7 @@ import inspect
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -25,7 +26,7 @@ from induscode.conversations.contract import (
     ToolCalled,
     Usage,
 )
-from induscode.conversations.output import RunStart, RunSummary, event_to_json
+from induscode.conversations.run import Run, event_to_json
 from induscode.launch.flags import FlagGroup
 from induscode.launch.options import GroupedOption
 from induscode.launch.settings import SETTINGS
@@ -284,13 +285,17 @@ def _build_json() -> str:
 
 def _list_events() -> Iterator[JsonObject]:
     """Make one event of each kind, in the order of a run."""
-    yield RunStart(session="", model="", cwd="", tools=(), servers=(), notes=()).to_json()
+    session = SimpleNamespace(mcp=SimpleNamespace(status=dict), deck=lambda: SimpleNamespace(shown=list))
+    facts = {"transcript": SimpleNamespace(id=""), "choice": SimpleNamespace(label=""), "session": session}
+    facts |= {"invocation": SimpleNamespace(cwd=""), "notes": [], "list_notes": list, "usage": Usage()}
+    run = cast("Run", SimpleNamespace(conversation=SimpleNamespace(**facts), denied=[]))
+    yield Run.describe_start(run)
     yield event_to_json(TextDelta(""))
     yield event_to_json(ToolCalled("", "", None))
     yield event_to_json(ToolAdvanced("", "", 0, None, ""))
     yield event_to_json(ToolAnswered("", "", "", is_error=False))
     yield event_to_json(Usage())
-    yield RunSummary(session="", result=RunResult(reason="done"), usage=Usage(), exit_code=0).to_json()
+    yield Run.describe_end(run, RunResult(reason="done"), 0)
 
 
 def _format_keys(keys: Iterable[str]) -> str:

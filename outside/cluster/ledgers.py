@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from induscode.cluster.broker import open_broker
-from induscode.cluster.shared.verify import verify_cluster
+from induscode.cluster.shared.ledger import verify_cluster
 from induscode.deck.mcp.store import open_store
 
 if TYPE_CHECKING:

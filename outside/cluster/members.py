@@ -14,18 +14,20 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from tests.support.broker_proxy import BrokerProxy, open_proxy
 
 from indusagi.core.json import is_json_object
-from indusagi.core.listeners import Listeners
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.core.tasks import Listeners
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import BridgeConfig, ProtocolFault, ServerLimits, StdioServerConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
-from induscode.cluster.lease import read_lease_clock
+from induscode.cluster.membership import read_lease_clock
 from induscode.cluster.node import ClusterNode, open_node
+from induscode.cluster.server_sessions import open_session
 from outside.cluster.history import Outcome
 from outside.install import ROOT
 
@@ -117,7 +119,7 @@ class LocalMember:
             self.node = node = await stack.enter_async_context(open_node(settings, self.read_clock))
             if self.broken is not None:
                 _break_node(node, self.broken)
-            fleet = ServerFleetImpl(supervision=_SOON, open_session=node.open_session)
+            fleet = ServerFleetImpl(supervision=_SOON, open_session=partial(open_session, node))
             stack.push_async_callback(fleet.tear_down)
             node.follow(fleet)
             await fleet.start(BridgeConfig(self._servers), waiting={one.id: "asleep" for one in self._servers})

@@ -28,7 +28,7 @@ UV = Path(sys.executable).parent / "uv"
 CHECKS = ("version", "library", "add", "serve", "serve --http", "sdk")
 _HEAD = ("environment", "versions", *CHECKS)
 _WIDTHS = (11, 90, *(len(check) for check in CHECKS))
-_SHOWN = ("mcp", "langchain-mcp-adapters", "google-adk", "httpx2", "anyio")
+_SHOWN = ("mcp", "langchain-mcp-adapters", "google-adk", "httpcore2", "anyio")
 _RUN_S = 600
 
 

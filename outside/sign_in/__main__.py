@@ -25,8 +25,7 @@ from indusagi.interop.auth.contract import ServerAuth
 from indusagi.interop.auth.storage import CredentialFiles
 from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig
 from induscode.cli.dialog import Reply
-from induscode.servers.sign_in.prompts import PersonPrompt
-from induscode.servers.sign_in.servers import sign_in_to_server
+from induscode.servers.sign_in import PersonPrompt, sign_in_to_server
 from outside.browser import BrowserFailed, find_chromium, opened_chromium
 from outside.install import ROOT, CannotInstall, find_node, node_packages
 from outside.say import aligned, complain, markdown, say, write_between

@@ -29,13 +29,13 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.endpoint import InjectedTransport, ServerEndpointImpl, create_server_endpoint
 from indusagi.interop.protocol_bridge.host import (
+    HostTransport,
     ProviderHost,
     ProviderHostInfo,
     RunningProviderHost,
     create_provider_host,
 )
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
-from indusagi.interop.protocol_bridge.host.server import HostTransport
 from indusagi.runtime.contract import ProgressSink, ToolBox
 
 __all__ = ["MCPClient", "MCPServer"]
@@ -78,42 +78,34 @@ class MCPClient:
     async def connect(self) -> None:
         """Connect, or reconnect after the last connection ended.
 
-        Raises:
-            ProtocolFault: The server can't be reached.
+        Raises `ProtocolFault` if the server can't be reached.
         """
         if is_terminal_phase(self._endpoint.phase):
             self._endpoint = self._make_endpoint()
         await self._endpoint.open()
 
     async def list_tools(self) -> Sequence[RemoteTool]:
-        """List the server's tools.
-
-        Raises:
-            ProtocolFault: Not connected, or the listing failed.
-        """
+        """List the server's tools. Raises `ProtocolFault` if not connected, or the listing failed."""
         return await self._endpoint.list_tools()
 
     async def list_items(self, kind: ItemKind) -> Sequence[RemoteTool]:
         """List the server's resources, templates or prompts.
 
-        Raises:
-            ProtocolFault: Not connected, or the listing failed.
+        Raises `ProtocolFault` if not connected, or the listing failed.
         """
         return await self._endpoint.list_items(kind)
 
     async def read_resource(self, uri: str) -> JsonObject:
         """Read a resource; the result has its `contents`.
 
-        Raises:
-            ProtocolFault: Not connected, refused, timed out, or the connection was lost.
+        Raises `ProtocolFault` if not connected, refused, timed out, or the connection was lost.
         """
         return await self._endpoint.request("resources/read", {"uri": uri})
 
     async def get_prompt(self, name: str, arguments: JsonObject | None = None) -> JsonObject:
         """Get a prompt; the result has its `messages`.
 
-        Raises:
-            ProtocolFault: Not connected, refused, timed out, or the connection was lost.
+        Raises `ProtocolFault` if not connected, refused, timed out, or the connection was lost.
         """
         return await self._endpoint.request("prompts/get", {"name": name, "arguments": arguments or {}})
 
@@ -127,8 +119,7 @@ class MCPClient:
     ) -> RemoteCallResult:
         """Call a tool by the server's own name for it.
 
-        Raises:
-            ProtocolFault: Not connected, refused, timed out, cancelled, or the connection was lost.
+        Raises `ProtocolFault` if not connected, refused, timed out, cancelled, or the connection was lost.
         """
         return await self._endpoint.invoke(name, arguments, cancel=cancel, on_progress=on_progress)
 
@@ -178,16 +169,14 @@ class MCPServer:
     async def connect(self, transport: HostTransport) -> RunningProviderHost:
         """Serve one client over a transport; return once serving has started.
 
-        Raises:
-            ProtocolFault: `transport` isn't a transport (kind `transport`).
+        Raises `ProtocolFault` if `transport` isn't a transport (kind `transport`).
         """
         return await self._host.connect(transport)
 
     async def serve_stdio(self, stop: CancelToken | None = None) -> None:
         """Serve the client that started this process, until it disconnects or `stop` is cancelled.
 
-        Raises:
-            ProtocolFault: Standard input or output can't be used (kind `transport`).
+        Raises `ProtocolFault` if standard input or output can't be used (kind `transport`).
         """
         await self._host.serve_stdio(stop)
 

@@ -5,6 +5,8 @@
 unwritable standard error doesn't change the exit code.
 """
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -49,10 +51,11 @@ if _REPLACED is not None:
     )
 
 from indusagi import __version__  # noqa: E402 — after the check
-from induscode.cli.collector import defer_collection  # noqa: E402 — after the check
 from induscode.cli.terminal import print_line, print_status, redirect_to_null  # noqa: E402 — after the check
 
 _STANDARD_OUTPUT = 1
+_FIRST_COLLECTION = 50_000
+"""New objects before the first garbage collection; a listing command creates fewer."""
 
 
 def main() -> int:
@@ -81,6 +84,24 @@ def main() -> int:
         print_status(f"{exc.filename}: {message}" if exc.filename else message)
         return _FAILED
     return code
+
+
+def defer_collection() -> None:
+    """Delay the first garbage collection, and skip the one at exit.
+
+    During imports the collector would run a hundred times and find nothing. Its first run restores the usual
+    thresholds, so that a longer-running program (a gateway, a session) collects as always. At exit we freeze all
+    objects (https://docs.python.org/3/library/gc.html#gc.freeze): their memory goes with the process.
+    """
+    usual = gc.get_threshold()
+
+    def restore(_phase: str, _info: dict[str, int]) -> None:
+        gc.set_threshold(*usual)
+        gc.callbacks.remove(restore)
+
+    gc.callbacks.append(restore)
+    gc.set_threshold(_FIRST_COLLECTION, *usual[1:])
+    atexit.register(gc.freeze)
 
 
 def _run(arguments: list[str]) -> int:

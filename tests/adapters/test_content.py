@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.adapters import PDF, PNG
 
-from indusagi.adapters import content as module
+from indusagi.adapters import calls as module
 from indusagi.adapters.calls import (
+    Attachment,
+    ModelContent,
     ask_gate,
     build_gate_request,
     format_arguments,
     is_gated,
     is_read_only,
     parse_arguments,
+    to_model_content,
 )
-from indusagi.adapters.content import Attachment, ModelContent, to_model_content
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolCall, ToolDescriptor, ToolResult
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from tests.support.addons import add_project_addon, build_source, install_addon
 
 from indusagi.runtime import ToolCall, ToolOutcome
 from induscode.addons import loader
-from induscode.addons.discovery import AddonConsentStore, discover_addons, list_search_paths
-from induscode.addons.loader import AddonSet, load_addons
+from induscode.addons.loader import AddonConsentStore, AddonSet, discover_addons, list_search_paths, load_addons
 from induscode.boot import runners
 from induscode.boot.session import build_session_tools_with_addons, open_session
 from induscode.launch.invocation import Invocation

@@ -80,7 +80,7 @@ assert found == [False], found
 def test_a_list_of_tools_loads_neither_what_they_do_nor_what_starts_servers() -> None:
     code = """
 import sys
-import induscode.boot.catalog, induscode.deck.mcp.known
+import induscode.boot.catalog, induscode.deck.mcp.store.pins
 from induscode.deck.catalog import capability_cards
 from induscode.deck.contract import DeckContext
 assert len([card.build(DeckContext("/")) for card in capability_cards()]) > 12
@@ -99,7 +99,7 @@ import indusagi.interop.protocol_bridge.host.http.server
 unwanted = (
     "indusagi.interop.protocol_bridge.host.http.resource_access",
     "induscode.gateway.page.source.",
-    "induscode.gateway.search_box",
+    "induscode.search.cards",
     "induscode.search.index",
     "induscode.permissions.shell",
     "induscode.gateway.page.views.",

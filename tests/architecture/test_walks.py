@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.scripts import ROOT
-from tests.support.walks import Walk, trace_edit, trace_http_call, trace_remote_call
+from tests.support.walks import Walk, trace_card, trace_edit, trace_http_call, trace_remote_call, trace_turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +25,10 @@ SLACK = 0.5
         ("a server's tool, from the model loop", trace_remote_call),
         ("an HTTP `tools/call` on a warm server", trace_http_call),
         ("`edit` of a file of three lines", trace_edit),
+        ("a configured server's row, the second start", trace_card),
+        ("a turn of the interactive session", trace_turn),
     ],
-    ids=["remote", "http", "edit"],
+    ids=["remote", "http", "edit", "card", "turn"],
 )
 def test_a_call_goes_through_as_many_functions_as_the_page_states(
     row: str, trace: Callable[[Path], Walk], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -44,3 +46,18 @@ def test_a_call_goes_through_as_many_functions_as_the_page_states(
             walk = min(walk, trace(tmp_path / name), key=lambda one: len(one.functions))
     assert functions * SLACK <= len(walk.functions) <= functions, walk.text()
     assert len(walk.files) <= files, walk.text()
+
+
+def test_a_turn_takes_as_many_calls_as_the_page_states_and_builds_no_deck(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "")
+    monkeypatch.setenv("OPENAI_API_KEY", "")
+    stated = re.search(r"The turn takes at most ([\d,]+) calls of functions", PAGE)
+    assert stated is not None
+    walk = trace_turn(tmp_path)
+    assert walk.calls <= int(stated[1].replace(",", "")), walk.text()
+    ran = {name for _, name in walk.functions}
+    assert "Session.deck" in ran
+    # Nothing changed since the first turn.
+    assert not ran & {"Session._build_deck", "provision_deck", "DeckLimit.fit", "DeckRunner.__init__"}

@@ -12,8 +12,8 @@ from tests.support.openapi import add_in_thread, build_document
 
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.app_dirs import make_private_dir, state_dir
-from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors
 from induscode.boot.session import open_session
+from induscode.connectors.live import SAAS_CARD, LiveConnectors
 from induscode.connectors.store import ConnectorStore
 from induscode.deck.contract import BackendFault
 from induscode.launch.invocation import Invocation

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.calls.helpers import make_record, read_calls
+from tests.support.clock import ManualClock
 
 from indusagi.core.sqlite import ForeignDatabaseError
-from indusagi.core.time import ManualClock, now_ms
-from induscode.calls.database import CallDatabase, CallFilter, Payload
-from induscode.calls.statistics import find_percentile, read_series, read_statistics
+from indusagi.core.time import now_ms
+from induscode.calls.database import CallDatabase, CallFilter, Payload, find_percentile, read_series, read_statistics
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -149,6 +149,7 @@ def test_a_file_without_kinds_is_upgraded_when_it_is_opened(path: Path) -> None:
         older.execute("DROP INDEX by_tool")
         older.execute("ALTER TABLE calls DROP COLUMN kind")
         older.execute("ALTER TABLE calls DROP COLUMN waited_us")
+        older.execute("ALTER TABLE calls DROP COLUMN allowed_by")
         older.execute("CREATE INDEX by_tool ON calls (server, tool, outcome, duration_us, tokens)")
         older.execute("PRAGMA user_version = 1")
     assert [(one.tool, one.kind) for one in read_calls(path)] == [("old", "tool")]
@@ -164,6 +165,7 @@ def test_finding_u2_file_of_the_version_before_opens_and_keeps_its_rows(path: Pa
     store(path, make_record(tool="old", duration_us=7))
     with closing(sqlite3.connect(path)) as older:
         older.execute("ALTER TABLE calls DROP COLUMN waited_us")
+        older.execute("ALTER TABLE calls DROP COLUMN allowed_by")
         older.execute("PRAGMA user_version = 2")
     with closing(CallDatabase(str(path), write=write)) as database:
         (old,) = database.latest(CallFilter(), 9)

@@ -84,7 +84,7 @@ async def test_large_arguments_have_the_same_digest_as_if_they_were_small(
     box = observed_box(recorder)
     await box.runner.run(ToolCall("1", "echo", {}))
     with anyio.fail_after(60):
-        while not recorder.has_key:  # noqa: ASYNC110 — the thread has no event for it
+        while not recorder.key:  # noqa: ASYNC110 — the thread has no event for it
             await anyio.sleep(0.01)
     await box.runner.run(ToolCall("2", "echo", {"text": "abc"}))
     await recorder.aclose()

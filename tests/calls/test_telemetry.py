@@ -35,9 +35,8 @@ from indusagi.runtime.calls import (
 )
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolResult
 from induscode.calls.exporters import ENDPOINT, ExportWatch, WatchedSpanExporter
-from induscode.calls.observers import CallObservers, open_observers
 from induscode.calls.record import CallOrigin
-from induscode.calls.recorder import CallRecorder
+from induscode.calls.recorder import CallObservers, CallRecorder, open_observers
 from induscode.calls.telemetry import CallTelemetry, is_configured, open_telemetry
 from induscode.deck.mcp.content import ContentUse
 from induscode.launch.settings import Settings

@@ -17,13 +17,17 @@ from induscode.calls.recorder import CallRecorder
 from induscode.deck.contract import DeckContext, DeckFramework
 from induscode.deck.provision import DeckRunner, DeckToolBox, base_context
 from induscode.permissions.check import Permissions, require_permission
-from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
+from induscode.permissions.confirm import ApprovalScope, InstantApprover, PermissionAnswer
+from induscode.permissions.policy import ApprovalMode
+from induscode.permissions.rules import Effect, Rule, parse_rule
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from indusagi.capabilities import ToolContext
     from indusagi.core.json import JsonObject
+    from induscode.calls.record import CallRecord
     from induscode.deck.contract import Capability
     from induscode.permissions.confirm import PermissionRequest
 
@@ -62,6 +66,21 @@ def make_card(clock: Clock) -> Capability:
         return ToolResult.text("done")
 
     return define_tool(ToolSpec("work", "", {"type": "object", "properties": {}}, run))
+
+
+def parse(text: str) -> Rule:
+    rule = parse_rule(text, Effect.ALLOW, file="/rules.json")
+    assert isinstance(rule, Rule)
+    return rule
+
+
+async def record_call(clock: Clock, folder: Path, permissions: Permissions) -> Sequence[CallRecord]:
+    recorder = CallRecorder(str(folder / "calls.db"), CallOrigin(via="session"))
+    card = require_permission(make_card(clock), permissions)
+    ctx = base_context(DeckContext(str(folder), DeckFramework(observer=recorder)))
+    await DeckToolBox(DeckRunner({"work": card}, ctx)).runner.run(ToolCall("1", "work", {}))
+    await recorder.aclose()
+    return await load_calls(folder / "calls.db")
 
 
 @pytest.mark.parametrize("is_declined", [False, True], ids=["approved", "declined"])
@@ -138,3 +157,36 @@ async def test_wait_belongs_to_the_call_of_its_task(clock: Clock) -> None:
     assert [wait.seconds for wait in waits] == [7, 0]
     with waiting_for_user():  # outside of a call nothing counts
         pass
+
+
+class Button(InstantApprover):
+    """Approves after a minute of computing."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        self._clock.now += 60
+        return PermissionAnswer(ApprovalScope.ONCE)
+
+
+async def test_a_call_that_asks_nobody_has_not_waited(clock: Clock, tmp_path: Path) -> None:
+    (call,) = await record_call(clock, tmp_path, Permissions(approver=Button(clock)))
+    assert (call.waited_us, call.duration_us, call.allowed_by) == (0, 62_000_000, "the user")
+
+
+@pytest.mark.parametrize(
+    ("permissions", "by"),
+    [
+        (Permissions([parse("work")]), "allow work (/rules.json)"),
+        (Permissions([parse("w*"), parse("work")]), "allow w* (/rules.json)"),
+        (Permissions(approval=ApprovalMode.ALL), "--approval all"),
+        (Permissions(), ""),
+    ],
+    ids=["rule", "first rule", "flag", "denied"],
+)
+async def test_a_record_names_the_rule_that_allowed_the_call(
+    permissions: Permissions, by: str, clock: Clock, tmp_path: Path
+) -> None:
+    (call,) = await record_call(clock, tmp_path, permissions)
+    assert (call.allowed_by, call.outcome) == (by, "ok" if by else "denied")

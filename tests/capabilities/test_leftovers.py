@@ -35,7 +35,7 @@ from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.process import process_tool
 from indusagi.core.ids import new_ulid
 from indusagi.core.process import tree
-from indusagi.core.process.procfs import ProcessInfo, measure_usage, read_start_time, reads_terminal
+from indusagi.core.process.tree import ProcessInfo, measure_usage, read_start_time
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:
@@ -275,7 +275,6 @@ def test_ended_process_has_no_usage() -> None:
     gone = 2**22 + 1
     assert measure_usage([gone]).rss_bytes == 0
     assert read_start_time(gone) is None
-    assert not reads_terminal([gone])
 
 
 def test_running_process_has_usage() -> None:

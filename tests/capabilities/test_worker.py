@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.support.waiting import until
 
 from indusagi.capabilities import worker
-from indusagi.capabilities.files.media.pdf import parse_page_range
-from indusagi.capabilities.files.text.lines import ReadFailure, format_path
+from indusagi.capabilities.files.lines import ReadFailure, format_path
+from indusagi.capabilities.files.media import parse_page_range
 from indusagi.capabilities.worker import (
     WorkerError,
     WorkerLimits,

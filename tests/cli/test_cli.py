@@ -283,7 +283,7 @@ def test_the_root_of_this_clone_is_found() -> None:
 def test_the_first_garbage_collection_is_late_and_the_next_ones_are_as_usual() -> None:
     code = """
 import gc
-from induscode.cli.collector import defer_collection
+from induscode.__main__ import defer_collection
 usual = gc.get_threshold()
 defer_collection()
 assert gc.get_threshold()[0] > 10 * usual[0], gc.get_threshold()
@@ -296,7 +296,7 @@ assert (gc.get_threshold(), gc.callbacks) == (usual, []), gc.get_threshold()
 def test_objects_of_the_start_are_spared_by_later_collections() -> None:
     code = """
 import gc
-from induscode.cli.collector import spare_start_objects
+from induscode.gateway.run import spare_start_objects
 usual = gc.get_threshold()
 cycle = []
 cycle.append(cycle)

@@ -13,7 +13,7 @@ import pytest
 from tests.support.scripts import ROOT, unmeasured
 
 from induscode import __main__ as cli
-from induscode.launch.installation import check_installation
+from induscode.commands.mcp.doctor import check_installation
 
 _START = "import sys; sys.argv = ['indus', *sys.argv[1:]]; from induscode.__main__ import main; "
 

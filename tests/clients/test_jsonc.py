@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from indusagi.core.config_file import parse_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from induscode.servers.clients.jsonc import JsoncError, append_item, remove_item, remove_member, set_member
+from induscode.servers.clients.install import JsoncError, append_item, remove_item, remove_member, set_member
 
 _ROW: JsonObject = {"command": "indus", "args": ["serve"]}
 

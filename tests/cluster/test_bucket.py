@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from nats.js.kv import KeyValue
 
-from induscode.cluster.bucket import Bucket, BucketEntry
+from induscode.cluster.jetstream import Bucket, BucketEntry
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable
@@ -54,7 +54,7 @@ def entry(key: str, operation: str | None = None) -> KeyValue.Entry:
 
 
 async def read(values: Any) -> Any:
-    found = await Bucket(Runner(), values, "b").read_all()
+    found = await Bucket(cast("Any", Runner()), values, "b").read_all()
     assert all(one.is_stopped for one in values.opened)
     return found
 

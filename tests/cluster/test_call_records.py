@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -12,16 +13,16 @@ from tests.support.waiting import until
 
 from indusagi.core.json import compact_json
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
-from induscode.cluster.requests import StreamMessage
-from induscode.cluster.shared import calls
-from induscode.cluster.shared.calls import CallPublisher, read_calls
+from induscode.cluster.jetstream import StreamMessage
+from induscode.cluster.shared import state as module
+from induscode.cluster.shared.state import CallPublisher, keep_running, read_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 pytestmark = pytest.mark.anyio
 SETTINGS = ClusterSettings(brokers=[], node="one", key=KEY)
-SUBJECT = f"{SETTINGS.prefix}.calls.one"
+SUBJECT = SETTINGS.subject("calls", "one")
 
 
 class MemoryStream:
@@ -29,14 +30,16 @@ class MemoryStream:
 
     def __init__(self) -> None:
         self.messages: list[StreamMessage | None] = []
-        self.identities: list[str] = []
         self.failures: list[Exception] = []
 
-    async def publish(self, subject: str, data: bytes, *, identity: str = "") -> None:
-        self.identities.append(identity)
+    async def publish(self, subject: str, data: bytes) -> None:
         self.messages.append(StreamMessage(len(self.messages) + 1, subject, data))
         if self.failures:
             raise self.failures.pop(0)
+
+    def list_batches(self) -> list[str]:
+        present = [message for message in self.messages if message is not None]
+        return [json.loads(KEY.unseal(SUBJECT, message.data))["batch"] for message in present]
 
     async def read_state(self) -> Any:
         return SimpleNamespace(first=1, last=len(self.messages))
@@ -53,7 +56,7 @@ def stream(monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
         assert name == SETTINGS.calls
         return found
 
-    monkeypatch.setattr(calls, "Stream", open_stream)
+    monkeypatch.setattr(module, "Stream", open_stream)
     return found
 
 
@@ -69,10 +72,10 @@ async def test_records_are_read_newest_first_and_each_batch_once(stream: MemoryS
     publisher = CallPublisher(broker(), KEY)
     publisher.put([(number, "a", 0) for number in range(501)])
     await publisher.publish_all()
-    assert (len(stream.messages), len(set(stream.identities))) == (2, 2)
+    assert (len(stream.messages), len(set(stream.list_batches()))) == (2, 2)
     first = stream.messages[0]
     assert first is not None
-    await stream.publish(SUBJECT, first.data)  # sent again after the broker has forgotten its identity
+    await stream.publish(SUBJECT, first.data)  # sent again
     await publisher.publish_all()
     found = await read()
     assert [row[1] for row in found] == [*range(499, -1, -1), 500]
@@ -116,7 +119,7 @@ async def test_batch_without_an_answer_is_sent_again_as_it_was(stream: MemoryStr
         await publisher.publish_all()
     publisher.put([(2, "b", 0)])
     await publisher.publish_all()
-    one, again, two = stream.identities
+    one, again, two = stream.list_batches()
     assert (one == again, again == two) == (True, False)
     assert await read() == [("one", 2, "b", 0), ("one", 1, "a", 0)]
 
@@ -132,24 +135,22 @@ async def test_last_records_are_published_if_the_broker_is_there(
     assert len(stream.messages) == published
 
 
-async def test_records_past_the_limit_are_dropped_and_counted(
-    stream: MemoryStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls, "_MAX_WAITING", 2)
+async def test_oldest_records_past_the_limit_are_dropped(stream: MemoryStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_WAITING", 2)
     publisher = CallPublisher(broker(), KEY)
     publisher.put([(number, "a", 0) for number in range(5)])
     await publisher.publish_all()
-    assert ([row[1] for row in await read()], publisher.dropped) == ([4, 3], 3)
+    assert [row[1] for row in await read()] == [4, 3]
 
 
 async def test_publishing_goes_on_after_a_failure(stream: MemoryStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "_PUBLISH_INTERVAL_S", 0)
-    monkeypatch.setattr(calls, "_RETRY_S", 0)
+    monkeypatch.setattr(module, "_PUBLISH_INTERVAL_S", 0)
+    monkeypatch.setattr(module, "_RETRY_S", 0)
     publisher = CallPublisher(broker(), KEY)
     publisher.put([(1, "a", 0)])
     stream.failures = [ClusterFault("full", "no room"), LostRaceError("x")]
-    running = asyncio.create_task(publisher.run())  # noqa: TID251 — awaited below
+    running = asyncio.create_task(keep_running(publisher.run))  # noqa: TID251 — awaited below
     await until(lambda: len(stream.messages) == 3)
     running.cancel()
     await asyncio.wait({running})
-    assert len(set(stream.identities)) == 1
+    assert len(set(stream.list_batches())) == 1

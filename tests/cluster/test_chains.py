@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from tests.support.broker import KEY
 
 from induscode.cluster.contract import ClusterSettings
-from induscode.cluster.requests import StreamMessage
+from induscode.cluster.jetstream import StreamMessage
 from induscode.cluster.shared.chains import NO_ANCHOR, Anchor, ChainBatch, ChainBook, ChainProblem, digest_anchor
 from induscode.cluster.shared.ledger import take_message
-from induscode.deck.mcp.store.database import ChainEnd
+from induscode.deck.mcp.store.database import ChainEnd, ChainRow
 from induscode.deck.mcp.store.events import GENESIS, chain_digest
-from induscode.deck.mcp.store.publication import ChainRow
 
 SETTINGS = ClusterSettings(brokers=["nats://a"], node="a", key=KEY)
 BEGIN = ChainEnd(0, GENESIS)
@@ -49,7 +48,7 @@ class StreamScript:
         rows = make_rows(previous, count, word, withheld=withheld)
         batch = ChainBatch(node=f"node-{chain}", previous=previous, rows=rows, is_first=chain not in self.heads)
         self.heads[chain] = ChainEnd(rows[-1].position, rows[-1].digest)
-        self.add(SETTINGS.chain_subject(chain), batch.encode())
+        self.add(SETTINGS.subject("ledger.chain", chain), batch.encode())
 
     def anchor(self) -> None:
         self._anchors += 1
@@ -63,7 +62,7 @@ class StreamScript:
         )
         data = anchor.encode()
         self._digest = digest_anchor(data)
-        self.add(SETTINGS.anchors, data)
+        self.add(SETTINGS.subject("ledger.anchor"), data)
 
 
 def two_chains() -> StreamScript:
@@ -95,7 +94,7 @@ def test_whole_chains_are_right() -> None:
     book.finish()
     assert book.problems == []
     assert book.list_heads() == script.heads
-    assert (book.chains["two"].rows, book.chains["two"].withheld) == (4, 2)
+    assert (book.chains["two"].head.position, book.chains["two"].withheld) == (4, 2)
 
 
 @given(st.integers(0, 6), st.integers(0, 6))
@@ -135,7 +134,7 @@ def test_problems_say_where() -> None:
         "message 1: the message was removed from the stream",
         "node 'node-one', chain one, row 1, message 3: rows 1 to 3 are missing",
     ]
-    subject = SETTINGS.chain_subject("one")
+    subject = SETTINGS.subject("ledger.chain", "one")
     forked = ChainBatch(node="node-one", previous=script.heads["one"], rows=make_rows(BEGIN, 7, "y")[6:])
     fork = StreamMessage(8, subject, KEY.seal(subject, forked.encode()))
     assert verify([*messages, fork]) == [
@@ -154,7 +153,7 @@ def test_chain_that_replaces_another_is_named_and_goes_on_to_be_anchored() -> No
     rows = make_rows(BEGIN, 2)
     reason = "the file was damaged"
     batch = ChainBatch(node="n", previous=BEGIN, rows=rows, is_first=True, former="old", reason=reason)
-    script.add(SETTINGS.chain_subject("new"), batch.encode())
+    script.add(SETTINGS.subject("ledger.chain", "new"), batch.encode())
     take_message(book, SETTINGS, KEY, 1, script.messages[0])
     (problem,) = book.problems
     assert str(problem) == f"node 'n', chain new, message 1: it replaces chain old: {reason}"
@@ -165,5 +164,5 @@ def test_chain_that_replaces_another_is_named_and_goes_on_to_be_anchored() -> No
     "data", [b"", b"[]", b"{", b'{"rows":[]}', b'{"rows":[[1]],"previous":[0,"x"]}', b'{"rows":[[1,2]]}', b"9" * 5_000]
 )
 def test_sealed_nonsense_is_named(data: bytes) -> None:
-    for subject in (SETTINGS.chain_subject("one"), SETTINGS.anchors):
+    for subject in (SETTINGS.subject("ledger.chain", "one"), SETTINGS.subject("ledger.anchor")):
         assert "cannot be read" in verify([StreamMessage(1, subject, KEY.seal(subject, data))])[0]

@@ -10,11 +10,9 @@ import pytest
 from tests.support.broker import KEY
 from tests.support.transports import LoopTime, settled
 
-from induscode.cluster.channel import Channel, ChannelTable
+from induscode.cluster.channel import GRACE_S, Channel, ChannelTable
 from induscode.cluster.contract import ClusterSettings
-from induscode.cluster.key import ClusterKey
-from induscode.cluster.requests import GRACE_S
-from induscode.cluster.seals import ChannelCipher, ReplayGuard, Seal, is_opening
+from induscode.cluster.key import ChannelCipher, ClusterKey, ReplayGuard, Seal, is_opening
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd

@@ -21,9 +21,9 @@ from tests.support.stores import batch
 from tests.support.waiting import until
 
 from induscode.cluster import broker as broker_module
-from induscode.cluster.broker import open_broker
+from induscode.cluster.broker import SLOW_S, BrokerHealth, open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
-from induscode.cluster.health import SLOW_S, BrokerHealth
+from induscode.cluster.jetstream import open_bucket
 from induscode.cluster.membership import open_membership
 from induscode.cluster.node import open_node
 from induscode.cluster.opening import prepare_cluster
@@ -49,7 +49,9 @@ async def test_broker_with_a_greeting_that_nobody_can_parse_is_there() -> None:
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        broker: Any = SimpleNamespace(list_addresses=lambda: [url], names={})
+        broker: Any = SimpleNamespace(
+            settings=SimpleNamespace(brokers=[url]), client=SimpleNamespace(servers=[]), names={}
+        )
         [view] = await greet_brokers(broker)
     assert view.state in {"ready", "slow"}  # slow on a busy machine
     assert view.name == ""
@@ -112,7 +114,7 @@ async def test_full_ledgers_leave_room_for_leases(small_account: ClusterSettings
         with pytest.raises(ClusterFault) as caught:
             await ledger.publish()
         assert (caught.value.state, ledger.broker.state) == ("full", "ready")
-        assert await (await node.broker.open_bucket(small_account.leases)).create("another", b"{}")
+        assert await (await open_bucket(node.broker, small_account.leases)).put("another", b"{}")
         # More room, by a second preparation: three quarters of the account.
         prepared = await prepare_cluster(ledger.broker, replicas=1)
         assert (prepared.is_changed, (prepared.ledger_bytes or 0) > 700_000) == (True, True)
@@ -220,7 +222,7 @@ async def test_connection_that_takes_nothing_is_a_fault(
 
 async def test_slow_broker_is_named_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker_module, "_MEASURE_EVERY_S", 0.1)
-    for module in ("health", "report"):
+    for module in ("broker", "report"):
         monkeypatch.setattr(f"induscode.cluster.{module}.SLOW_S", SLOW_S / 2)
     with broker_process(tmp_path) as process:
         settings = await new_cluster(process)

@@ -25,6 +25,7 @@ from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
+from induscode.cluster.jetstream import open_bucket
 from induscode.cluster.opening import prepare_cluster
 
 if TYPE_CHECKING:
@@ -111,10 +112,10 @@ async def test_lost_leader_of_three_brokers_ends_no_server(tmp_path: Path) -> No
         async with open_members([name_node(settings, name) for name in "ab"], [honest()]) as members:
             former = await find_pid(members[0])
             assert former is not None
-            opened_at = [await member.node.broker.open_bucket(settings.placements) for member in members]
+            opened_at = [await open_bucket(member.node.broker, settings.placements) for member in members]
             next(broker for broker in brokers if broker.name == name).stop()
             for member, entries in zip(members, opened_at, strict=True):
-                await until(lambda entries=entries, node=member.node: _succeeds(entries.create(node.info.node, b"")))
+                await until(lambda entries=entries, node=member.node: _succeeds(entries.put(node.info.node, b"")))
                 assert await find_next_pid(member) == former
 
 

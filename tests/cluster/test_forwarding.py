@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import h11
 import pytest
+from tests.support.broker import KEY
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, HttpRefusal, HttpRequest
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
 
 pytestmark = pytest.mark.anyio
-SECRET = bytes(32)
+SECRET = KEY.derive("session ids")
 OWNER = ClientIdentity(owner=b"\x01\xff", principal="ada", client_id="c", scopes=frozenset({"b", "a"}))
 
 
@@ -79,8 +80,7 @@ class Stage:
         self.membership = SimpleNamespace(find_seal=dict[str, Any]().get, info=SimpleNamespace())
         node: Any = SimpleNamespace(
             info=SimpleNamespace(instance="here"),
-            secret=SECRET,
-            broker=SimpleNamespace(settings=ClusterSettings(brokers=[], node="n")),
+            broker=SimpleNamespace(settings=ClusterSettings(brokers=[], node="n", key=KEY)),
             membership=self.membership,
             open_channel=self._open_channel,
             send_first=self._send_first,
@@ -198,9 +198,9 @@ async def test_node_takes_requests_inside_of_the_block_alone() -> None:
 
     settings = ClusterSettings(brokers=[], node="n")
     broker = SimpleNamespace(settings=settings, subscribe=subscribe)
-    node: Any = SimpleNamespace(info=SimpleNamespace(instance="here"), secret=SECRET, broker=broker)
+    node: Any = SimpleNamespace(info=SimpleNamespace(instance="here"), broker=broker)
     async with open_sessions(node) as sessions:
-        assert taken == {settings.http_subject("here"): sessions.receive}
+        assert taken == {settings.subject("http", "here"): sessions.receive}
     assert taken == {}
 
 
@@ -220,14 +220,14 @@ def take(handle: Callable[[HttpRequest], None] | None, frame: Any) -> tuple[Forw
     """Take the first frame of a request."""
     channel = Channel()
     connection = ForwardedConnection(cast("Any", channel))
-    connection.receive(handle)(frame)
+    connection.receive(handle, frame)
     return connection, channel
 
 
 async def test_forwarded_request_is_the_one_that_the_client_sent() -> None:
     taken: list[HttpRequest] = []
     connection, channel = take(taken.append, FRAME)
-    connection.receive(taken.append)(FRAME)  # the second frame of a channel is no request
+    connection.receive(taken.append, FRAME)  # the second frame of a channel is no request
     (request,) = taken
     assert (request.method, request.path, request.query, request.body) == ("GET", "/mcp", "a=b", b"\xc3")
     identity = request.identity

@@ -20,7 +20,8 @@ from indusagi.core.process.tree import MARK, end_marked
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
 from induscode.cluster.broker import open_broker
 from induscode.cluster.guard import LastWord, can_guard, end_dead_lease
-from induscode.cluster.seals import Seal
+from induscode.cluster.jetstream import open_bucket
+from induscode.cluster.key import Seal
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +46,7 @@ def start_node(settings: ClusterSettings) -> tuple[subprocess.Popen[bytes], dict
 
 async def read_lease(settings: ClusterSettings, lease: str) -> bytes | None:
     async with open_broker(settings) as opened:
-        entry = await (await opened.open_bucket(settings.leases)).get(lease)
+        entry = await (await open_bucket(opened, settings.leases)).get(lease)
         return None if entry is None else entry.value
 
 
@@ -88,9 +89,9 @@ def _read_command(pid: int) -> str:
 async def test_renewal_under_way_cannot_bring_an_ended_lease_back(broker: BrokerProcess) -> None:
     settings = await new_cluster(broker, LONG_S)
     async with open_broker(settings) as opened:
-        leases = await opened.open_bucket(settings.leases)
-        before = await leases.create("gone-1", b'{"beat":1}')
-        await leases.update("gone-1", b'{"beat":2}', before)  # arrives before the guard
+        leases = await open_bucket(opened, settings.leases)
+        before = await leases.put("gone-1", b'{"beat":1}')
+        await leases.put("gone-1", b'{"beat":2}', before)  # arrives before the guard
         last = LastWord("gone-1", b"ended", b"gone")
         await end_dead_lease(opened, last)
         entry = await leases.get("gone-1")

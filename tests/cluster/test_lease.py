@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from induscode.cluster.lease import LeaseTimes, NodeLease, read_lease_clock
+from induscode.cluster.membership import LeaseTimes, NodeLease, read_lease_clock
 
 TIMES = LeaseTimes(10.0)
 WAITS = st.floats(0.0, 12.0)
@@ -72,7 +72,7 @@ class Leases(RuleBasedStateMachine):
         while node.answers:
             revision, sent_at = node.answers.pop(0)
             if node.lease.revision is None:
-                node.lease = node.lease.take_creation(revision, sent_at)
+                node.lease = NodeLease(TIMES, revision, sent_at)
             else:
                 node.lease = node.lease.take_renewal(revision, sent_at)
 
@@ -98,14 +98,14 @@ TestLeases = Leases.TestCase
 
 
 def test_renewals_come_early_enough_for_several_tries() -> None:
-    lease = NodeLease(TIMES).take_creation(1, 100.0)
+    lease = NodeLease(TIMES, 1, 100.0)
     due = lease.next_renewal_at()
     assert (lease.ends_at() - due) / TIMES.retry_s >= 5
     assert lease.next_renewal_at(tried_at=due) == due + TIMES.retry_s
 
 
 def test_late_answer_does_not_bring_a_lost_lease_back() -> None:
-    lease = NodeLease(TIMES).take_creation(1, 0.0).lose()
+    lease = NodeLease(TIMES, 1, 0.0).lose()
     assert not lease.take_renewal(2, 1.0).is_held(1.0)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,13 +21,14 @@ from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from induscode.boot.plans import build_fault_note
-from induscode.cluster import node as node_module
+from induscode.cluster import server_sessions
 from induscode.cluster.broker import open_broker
-from induscode.cluster.bucket import Bucket
 from induscode.cluster.client import BrokerClient
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
+from induscode.cluster.jetstream import Bucket
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
+from induscode.cluster.server_sessions import open_session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +109,7 @@ async def test_call_is_cut_off_when_its_server_ends_and_goes_on_elsewhere(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The owner accepts the server again, and then doesn't run it.
-    monkeypatch.setattr(node_module, "_CLAIM_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_sessions, "_CLAIM_TIMEOUT_S", 0.2)
     async with open_pair(await new_cluster(broker), honest()) as (owner, other):
         began = asyncio.Event()
         endpoint = other.endpoint()
@@ -156,15 +158,15 @@ async def test_node_owns_no_more_servers_than_it_has_room_for(broker: BrokerProc
 async def test_server_that_is_claimed_while_its_node_begins_to_drain_is_given_up(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create = Bucket.create
+    put = Bucket.put
     async with open_node(name_node(await new_cluster(broker), "one")) as node:
 
-        async def create_late(self: Bucket, key: str, value: bytes) -> int:
-            revision = await create(self, key, value)
-            node.membership.info = replace(node.info, draining=True)
-            return revision
+        async def put_late(self: Bucket, key: str, value: bytes, revision: int | None = None) -> int:
+            written = await put(self, key, value, revision)
+            node.membership.info = replace(node.info, draining=revision is None or node.info.draining)
+            return written
 
-        monkeypatch.setattr(Bucket, "create", create_late)
+        monkeypatch.setattr(Bucket, "put", put_late)
         assert await node.placements.claim("key", "server") is None
         assert await node.placements.find("key") is None
 
@@ -214,7 +216,7 @@ async def test_server_that_was_starting_when_the_lease_was_lost_is_not_run(broke
     """The node has another lease a moment later, under which another node may own the server."""
     clock = LeaseClock()
     async with open_node(name_node(await new_cluster(broker, SHORT_LEASE_S), "sleeper"), clock) as node:
-        endpoint = ServerEndpointImpl(fault("slow-start", 20, id="slow"), open_session=node.open_session)
+        endpoint = ServerEndpointImpl(fault("slow-start", 20, id="slow"), open_session=partial(open_session, node))
         async with asyncio.TaskGroup() as tasks:
             opening = tasks.create_task(_find_fault(endpoint))
             await until(lambda: node.info.owned == 1)

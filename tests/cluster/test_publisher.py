@@ -9,11 +9,11 @@ import pytest
 from tests.support.broker import KEY
 
 from induscode.cluster.contract import ClusterFault, ClusterSettings
-from induscode.cluster.requests import StreamMessage
+from induscode.cluster.jetstream import StreamMessage
 from induscode.cluster.shared.chains import ChainBook
 from induscode.cluster.shared.ledger import LedgerPublisher, take_message
-from induscode.deck.mcp.store.database import ChainEnd
-from induscode.deck.mcp.store.publication import ChainPart, ChainRow
+from induscode.cluster.shared.state import finish
+from induscode.deck.mcp.store.database import ChainEnd, ChainPart, ChainRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,11 +32,11 @@ class Stream:
     async def read_last(self, subject: str) -> StreamMessage | None:
         return next((one for one in reversed(self.messages) if one.subject == subject), None)
 
-    async def publish(self, subject: str, data: bytes, *, identity: str, expected: int) -> tuple[int, bool]:
+    async def publish(self, subject: str, data: bytes, *, expected: int) -> int:
         last = await self.read_last(subject)
         assert expected == (0 if last is None else last.number)
         self.messages.append(StreamMessage(len(self.messages) + 1, subject, data))
-        return len(self.messages), False
+        return len(self.messages)
 
 
 @dataclass
@@ -100,7 +100,7 @@ async def test_rows_are_published_once_and_counted() -> None:
 
 
 async def test_a_message_of_another_cluster_is_told_and_the_chain_begins_again() -> None:
-    subject = SETTINGS.chain_subject("c1")
+    subject = SETTINGS.subject("ledger.chain", "c1")
     stage = Stage(Stream([StreamMessage(1_234, subject, b"not sealed")]), Source([row(1)]))
     await stage.open().publish_all()
     assert "message 1,234 of the stream of ledgers is not of this cluster" in stage.notes[0]
@@ -132,7 +132,9 @@ async def test_a_file_that_does_not_continue_the_stream_begins_a_new_chain(rows:
     await publisher.publish_all()
     assert stage.notes == [f"the ledger of this node begins a new chain: {reason}"]
     assert stage.source.chain == "c2"
-    assert [one.subject for one in stage.stream.messages] == [SETTINGS.chain_subject(one) for one in ("c1", "c2")]
+    assert [one.subject for one in stage.stream.messages] == [
+        SETTINGS.subject("ledger.chain", one) for one in ("c1", "c2")
+    ]
 
 
 async def test_a_new_chain_that_another_process_publishes_names_the_former_one() -> None:
@@ -153,6 +155,6 @@ async def test_a_ledger_that_cannot_be_read_is_a_fault() -> None:
 
 async def test_what_is_left_is_published_at_the_end() -> None:
     stage = Stage(Stream(), Source([row(1)]))
-    await stage.open().close()
+    await finish(stage.open().publish_all)
     assert stage.source.published == ChainEnd(1, "a" * 64)
-    await Stage(Stream(), Source([row(1)], is_readable=False)).open().close()
+    await finish(Stage(Stream(), Source([row(1)], is_readable=False)).open().publish_all)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.broker import BrokerProcess, name_node, new_cluster
@@ -17,7 +17,7 @@ from tests.support.waiting import until
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
-from induscode.cluster.replicas import ReplicatedServer
+from induscode.cluster.server_sessions import ReplicatedServer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolProgress
     from induscode.cluster.channel import Channel
-    from induscode.cluster.node import ClusterNode
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -115,7 +114,7 @@ async def test_finding_t2_a_replica_goes_on_when_its_own_node_loses_all_others(
     is_up, is_late = ReplicatedServer._is_up, True
 
     async def reach_own_late(self: ReplicatedServer, channel: Channel) -> bool:
-        own = [f"{key}.{one.placement.epoch}" for key, one in cast("ClusterNode", self._node)._served.items()]
+        own = [f"{key}.{one.placement.epoch}" for key, one in self._node.served.items()]
         return not (is_late and channel._peer.endswith(tuple(own))) and await is_up(self, channel)
 
     monkeypatch.setattr(ReplicatedServer, "_is_up", reach_own_late)
@@ -152,11 +151,11 @@ async def test_finding_t2_a_replica_goes_on_when_its_own_node_loses_all_others(
 
 
 def has_session(member: Member) -> bool:
-    return any(one.session is not None for one in member.node._served.values())
+    return any(one.session is not None for one in member.node.served.values())
 
 
 def is_called(member: Member) -> bool:
-    return any(one.session is not None and one.session.calls.is_used for one in member.node._served.values())
+    return any(one.session is not None and one.session.calls.is_used for one in member.node.served.values())
 
 
 async def test_replica_that_starts_slowly_is_waited_for(

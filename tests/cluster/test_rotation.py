@@ -14,14 +14,15 @@ from tests.support.broker import SHORT_LEASE_S, BrokerProcess, name_node, new_cl
 from tests.support.cluster import LeaseClock
 from tests.support.waiting import until
 
-from induscode.cluster.broker import PROOF, REPLACED, check_key, open_broker
+from induscode.cluster.broker import open_broker
 from induscode.cluster.contract import ClusterFault
+from induscode.cluster.jetstream import Stream, open_bucket
 from induscode.cluster.key import ClusterKey, UnsealedError, read_key, write_key
 from induscode.cluster.node import open_node
-from induscode.cluster.requests import Stream
+from induscode.cluster.proofs import PROOF, REPLACED, check_key
 from induscode.cluster.shared import rotation
-from induscode.cluster.shared.calls import CallPublisher, read_calls
 from induscode.cluster.shared.rotation import rotate_key
+from induscode.cluster.shared.state import CallPublisher, read_calls
 from induscode.cluster.shared.table import SharedTable, open_table
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ async def share_entries(settings: ClusterSettings) -> None:
     async with open_shared(settings) as (table, _):
         await table.put(table.build_key("server", "a"), {"name": "a", "row": {"command": "secret"}})
         await table.put(table.build_key("server", "b"), {"name": "b"})
-        await table.remove(table.build_key("server", "b"))
+        await table.put(table.build_key("server", "b"), None)
         await table.put(table.build_key("rules"), {"rules": {}})
         await table.put(table.build_key("pin", "i", "tool", "t", "p"), {"facts": FACTS, "subject": "t"})
         await table.put(table.build_key("consent", "digest", "node"), {"digest": "digest", "by": "node"})
@@ -97,7 +98,7 @@ async def test_new_key_opens_everything_and_the_old_one_nothing_new(broker: Brok
         # Its holder can still write to the brokers; it is not of a node any more.
         subject = f"{old.prefix}.calls.test"
         await ledger.broker.client.publish(subject, old.key.seal(subject, b'{"node":"x","calls":[["forged"]]}'))
-        forged = old.chain_subject("ffff")
+        forged = old.subject("ledger.chain", "ffff")
         await ledger.broker.client.publish(forged, old.key.seal(forged, b"{}"))
         await ledger.broker.client.flush()
         assert [row async for _, row in read_calls(ledger.broker, 1)] == [["after"], ["before"]]
@@ -142,18 +143,18 @@ async def test_node_that_was_away_during_a_rotation_gets_no_lease_and_shares_not
         table = await open_table(node.broker, notes.append)
         await table.put(table.build_key("server", "a"), {"name": "a"})
         # As a rotation does after the lease has ended, with another key.
-        keys = await node.broker.open_bucket(settings.keys)
+        keys = await open_bucket(node.broker, settings.keys)
         proof = await keys.get(PROOF)
         assert proof is not None
-        await keys.create(REPLACED, settings.key.seal(f"{settings.keys}/{REPLACED}", b"{}"))
-        await keys.update(PROOF, ClusterKey(bytes(32)).seal(settings.keys, PROOF.encode()), proof.revision)
+        await keys.put(REPLACED, settings.key.seal(f"{settings.keys}/{REPLACED}", b"{}"))
+        await keys.put(PROOF, ClusterKey(bytes(32)).seal(settings.keys, PROOF.encode()), proof.revision)
         clock.pass_lease()
         await until(lambda: any("this node gets no lease: the key of the cluster was replaced" in one for one in notes))
         assert not node.membership.is_held()
         with pytest.raises(ClusterFault, match="this node has no lease now, and shares nothing"):
             await table.put(table.build_key("server", "a"), {"name": "b"})
         with pytest.raises(ClusterFault, match="shares nothing"):
-            await Stream(node.broker, settings.calls).publish(f"{settings.prefix}.calls.away", b"")
+            await Stream(node.broker, settings.calls).publish(settings.subject("calls", "away"), b"")
 
 
 @pytest.mark.parametrize("step", ["_seal_again", "_remove_old", "_leave_word"])

@@ -59,8 +59,7 @@ class Stage:
     def _connect(self, reply: str) -> Channel:
         channel: Any = Channel()
         channel.writable.set()
-        peer = self.served._peers[reply] = PeerSession(self.served, channel)
-        peer.start()
+        self.served._peers[reply] = PeerSession(self.served, channel)
         return channel
 
     async def ask(self, node: Channel, method: str, **params: Any) -> Any:
@@ -134,7 +133,7 @@ async def test_server_in_use_keeps_no_other_one_running() -> None:
         return SimpleNamespace(placement=placement, is_idle=is_idle_for, ask_peers_to_rest=ask_peers_to_rest)
 
     served = {"busy": describe("busy", is_idle=False), "idle": describe("idle", is_idle=True)}
-    node: Any = SimpleNamespace(_served=served, _fleet=SimpleNamespace(rest=rest))
+    node: Any = SimpleNamespace(served=served, _fleet=SimpleNamespace(rest=rest))
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(ClusterNode._watch_idle(node, 0.0))
         async with asyncio.timeout(LIMIT_S):

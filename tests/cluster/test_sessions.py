@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import h11
 import pytest
-from tests.support.broker import BrokerProcess, name_node, new_cluster, silent_broker
+from tests.support.broker import KEY, BrokerProcess, name_node, new_cluster, silent_broker
 
 from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
 from induscode.cluster.node import open_node
@@ -38,7 +38,7 @@ async def forward(node: ClusterNode, instance: str) -> Client:
     client: Any = Client()
     target = h11.Request(method="POST", target="/mcp", headers=[(b"host", b"x")])
     sessions = ClusterSessions(node)
-    found = sessions.find_node(SealedIds(instance, node.secret).seal("session"))
+    found = sessions.find_node(SealedIds(instance, KEY.derive("session ids")).seal("session"))
     assert found == instance
     sessions.forward(HttpRequest(client, target), instance)
     return client
@@ -55,8 +55,8 @@ async def test_session_of_a_node_that_does_not_answer_is_unknown_and_nothing_is_
 
         settings, broker_client = node.broker.settings, node.broker
         # As for a process that was stopped: the broker has its subscriptions.
-        await broker_client.subscribe(settings.node_subject("stopped"), stay_silent)
-        await broker_client.subscribe(settings.http_subject("stopped"), stay_silent)
+        await broker_client.subscribe(settings.subject("node", "stopped"), stay_silent)
+        await broker_client.subscribe(settings.subject("http", "stopped"), stay_silent)
         with silent_broker():
             status, message = await (await forward(node, "stopped")).response
         assert (status, message) == (404, "there is no such session: its node does not answer; send initialize again")
@@ -75,7 +75,7 @@ async def test_request_that_was_sent_to_a_node_that_is_lost_has_an_unknown_outco
 
         async with open_node(name_node(settings, "two")) as other:
             instance = other.info.instance
-            await other.broker.subscribe(settings.http_subject(instance), take)
+            await other.broker.subscribe(settings.subject("http", instance), take)
             client = await forward(node, instance)
             await sent.wait()
         status, message = await client.response

@@ -24,13 +24,13 @@ from tests.support.waiting import until
 
 from induscode.cluster.broker import Broker, open_broker
 from induscode.cluster.contract import ClusterFault, ClusterSettings
+from induscode.cluster.jetstream import Stream
 from induscode.cluster.key import ClusterKey
 from induscode.cluster.node import open_node
 from induscode.cluster.opening import prepare_cluster
-from induscode.cluster.requests import Stream
-from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
+from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher, verify_cluster
+from induscode.cluster.shared.state import keep_running
 from induscode.cluster.shared.table import open_table
-from induscode.cluster.shared.verify import verify_cluster
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import Journal
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from pathlib import Path
 
-    from induscode.cluster.shared.verify import ClusterReport
+    from induscode.cluster.shared.ledger import ClusterReport
     from induscode.deck.mcp.store import ThreadedStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -96,7 +96,7 @@ async def test_rows_of_all_nodes_are_verified_and_compared(broker: BrokerProcess
         report = await first.verify()
         assert report.problems == []
         assert (report.anchors, report.own_rows, report.unpublished) == (2, 3, 0)
-        nodes = {state.node: (state.rows, state.withheld) for state in report.chains.values()}
+        nodes = {state.node: (state.head.position, state.withheld) for state in report.chains.values()}
         # The rows of a person's own runs are published as digests.
         assert nodes == {"one": (3, 0), "two": (2, 2)}
     async with open_ledger(one, tmp_path / "1") as again:
@@ -113,11 +113,9 @@ async def test_two_processes_publish_one_file_once(
     monkeypatch.setattr("indusagi.core.sqlite.BUSY_S", 60.0)
     settings = await new_cluster(broker)
     async with open_ledger(settings, tmp_path) as one, open_ledger(settings, tmp_path) as other:
-        running = [asyncio.create_task(node.publisher.run()) for node in (one, other)]  # noqa: TID251 — awaited below
+        running = [asyncio.create_task(keep_running(node.publisher.run)) for node in (one, other)]  # noqa: TID251 — awaited below
         for number in range(1, 30):
             (one if number % 2 else other).store.append(batch(number))
-            one.publisher.wake()
-            other.publisher.wake()
 
         async def is_published() -> bool:
             part = await one.store.read_part(None, 0, 0)
@@ -137,13 +135,12 @@ async def test_rows_wait_in_the_file_while_the_broker_is_away(tmp_path: Path) ->
         settings = await new_cluster(broker)
         async with open_ledger(settings, tmp_path) as node:
             counts = node.counts
-            running = asyncio.create_task(node.publisher.run())  # noqa: TID251 — awaited below
+            running = asyncio.create_task(keep_running(node.publisher.run))  # noqa: TID251 — awaited below
             await until(lambda: counts == [0])
             await asyncio.to_thread(broker.stop)
             for number in range(1, 700):
                 node.store.append(batch(number))
             assert await node.store.flush()
-            node.publisher.wake()
             await until(lambda: counts[-1] == 699)
             # Old runs that were not published stay in the file.
             assert await node.store.prune(Retention(runs=1, days=180), "r2") is None
@@ -201,13 +198,13 @@ async def test_writers_without_the_key_are_named_and_change_nothing(broker: Brok
         await node.publish(1, 2)
         assert await node.auditor.anchor()
         chain = (await node.verify()).own_chain
-        subject = settings.chain_subject(chain)
+        subject = settings.subject("ledger.chain", chain)
         first = await node.stream.read_at(1)
         assert first is not None
         foreign = ClusterKey(bytes(32)).seal(subject, b"{}")
         for data in (b"nonsense", b"", foreign, first.data):
             await node.stream.publish(subject, data)
-        await node.stream.publish(settings.anchors, b"nonsense")
+        await node.stream.publish(settings.subject("ledger.anchor"), b"nonsense")
         node.publisher.forget()
         await node.publish(3)
         await node.publish(4)

@@ -10,7 +10,7 @@ from indusagi.interop.protocol_bridge.client.handlers import MOVED
 from indusagi.interop.protocol_bridge.client.session import LISTEN_PREFIX
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, TransportEnd, encode_frame
-from induscode.cluster.replicas import SpreadTransport
+from induscode.cluster.server_sessions import SpreadTransport
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -114,7 +114,7 @@ async def test_lost_replica_fails_its_own_requests_and_the_last_one_ends_the_tra
     assert failed[1]["error"]["message"] == "its replica was stopped"
     assert failed[listening]["result"] == {"resultType": "complete"}
     assert (stage.transport.detail(1), stage.transport.detail(1), stage.transport.detail(2)) == (CLOSED, None, None)
-    assert (stage.transport.losses, [*stage.transport.replicas], stage.ends) == (1, ["b"], [])
+    assert (stage.transport.losses, [*stage.transport.channels], stage.ends) == (1, ["b"], [])
     two.finish("has left", CLOSED)
     assert stage.ends == [TransportEnd("has left", CLOSED)]
 

@@ -10,9 +10,8 @@ import pytest
 from tests.support.broker import KEY
 
 from indusagi.core.json import compact_json
-from induscode.cluster.bucket import BucketEntry
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
-from induscode.cluster.requests import StreamMessage, StreamState
+from induscode.cluster.jetstream import BucketEntry, StreamMessage, StreamState
 from induscode.cluster.served import CallerTokens
 from induscode.cluster.shared import table as module
 from induscode.cluster.shared.table import SharedTable
@@ -40,12 +39,8 @@ class Bucket:
     async def get(self, key: str) -> BucketEntry | None:
         return self.entries.get(key)
 
-    async def create(self, key: str, data: bytes) -> None:
-        assert key not in self.entries
-        self.write(key, data)
-
-    async def update(self, key: str, data: bytes, revision: int) -> None:
-        assert self.entries[key].revision == revision
+    async def put(self, key: str, data: bytes, revision: int | None) -> None:
+        assert revision == (self.entries[key].revision if key in self.entries else None)
         self.write(key, data)
 
     async def read_state(self) -> StreamState:
@@ -96,7 +91,7 @@ async def test_entries_are_written_followed_and_removed() -> None:
     assert other.list("server") == {key: {"name": "a"}}
     assert stage.changes == [frozenset({key, "rules.x"})]
     await other.load()
-    await other.remove(key)
+    await other.put(key, None)
     assert (other.list("server"), len(stage.changes)) == ({}, 1)
     await ours.load()
     assert (ours.list("server"), stage.changes[1:]) == ({}, [frozenset({key})])
@@ -152,19 +147,12 @@ async def test_a_removal_by_other_means_changes_nothing_and_is_told_once() -> No
     assert [note.partition(" was removed")[0] for note in stage.notes] == ["the entry server.a"]
 
 
-async def test_the_size_and_the_number_of_entries_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_size_of_an_entry_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage()
     table = stage.open()
     monkeypatch.setattr(module, "_MAX_ENTRY_BYTES", 1_000)
     with pytest.raises(ClusterFault, match="it is too large to be shared: "):
         await table.put("server.a", {"text": "x" * 9_000})
-    monkeypatch.setattr(module, "_MAX_ENTRIES", 2)
-    for number in range(3):
-        stage.write(f"server.{number}", version=1, value={"n": number})
-    stage.write("server.0", version=2, value={"n": 9})
-    await table.load()
-    assert table.list("server") == {"server.0": {"n": 9}, "server.1": {"n": 1}}
-    assert stage.notes == ["there are more than 2 shared entries; further ones are ignored"]
 
 
 async def test_notes_about_entries_end(monkeypatch: pytest.MonkeyPatch) -> None:

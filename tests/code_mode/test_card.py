@@ -15,8 +15,8 @@ from tests.support.tools import tool
 
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress, ToolResult
+from induscode.addons import Addon, Deny, InterceptedCall, Interceptor
 from induscode.addons.chain import InterceptorChain, LoadedAddon
-from induscode.addons.contract import Addon, Deny, InterceptedCall, Interceptor
 from induscode.code_mode.contract import CodeLimits
 from induscode.deck.contract import Capability
 from induscode.deck.provision import ToolDeck

@@ -14,8 +14,8 @@ from tests.support.searched import SearchableTools
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.runtime.calls import CallEntry
 from indusagi.runtime.contract import ToolDescriptor
-from induscode.code_mode.calls import ScriptCalls, read_search
 from induscode.code_mode.contract import CodeLimits, FunctionCall, ScriptCallError
+from induscode.code_mode.opening import ScriptCalls, read_search
 from induscode.code_mode.stubs import FunctionTable, format_stub
 from induscode.deck.provision import DeckRunner, DeckToolBox
 from induscode.search.index import ToolIndex
@@ -231,7 +231,7 @@ async def test_the_searches_of_a_script_share_one_index(monkeypatch: pytest.Monk
 
 @pytest.mark.anyio
 async def test_a_search_that_this_python_cannot_do_raises_in_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.search.lexical._CREATE", "CREATE VIRTUAL TABLE items USING fts9(name)")
+    monkeypatch.setattr("induscode.search.index._CREATE", "CREATE VIRTUAL TABLE items USING fts9(name)")
     calls = ScriptCalls(CallEntry(SearchableTools(), "call_1"), make_inert_context(), CodeLimits())
     with pytest.raises(ScriptCallError, match="no FTS5"):
         await calls.call(FunctionCall("find_tools", ["event"], {}))

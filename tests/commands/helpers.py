@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Done = subprocess.CompletedProcess[str]
 PYTHON = [sys.executable, "-I", "-S"]
-SLOW_S = "indusagi.interop.protocol_bridge.client.start.policy:StartPolicy.slow_s"
+SLOW_S = "indusagi.interop.protocol_bridge.client.start:StartPolicy.slow_s"
 """In `CONSTANTS`: how long a start takes of which a person is told."""
 CLOSE_S = "indusagi.interop.protocol_bridge.contract:ServerLimits.close_s"
 """In `CONSTANTS`: how long a server may take to exit at the end of its input, and again at SIGTERM."""

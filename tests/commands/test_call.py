@@ -15,8 +15,7 @@ from tests.support.scripts import command, run
 from tests.support.servers import diary
 from tests.support.waiting import is_alive, until
 
-from induscode.permissions.rules import Effect, Rule, parse_rule
-from induscode.permissions.store import RuleStore
+from induscode.permissions.rules import Effect, Rule, RuleStore, parse_rule
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,8 +18,7 @@ from tests.commands.serving import serving
 from tests.support.scripts import run
 
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock
-from induscode.commands.arguments import describe_parameters
-from induscode.commands.outcome import save_blocks, summarize_block
+from induscode.commands.call_data import describe_parameters, save_blocks, summarize_block
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonValue

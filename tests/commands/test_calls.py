@@ -139,15 +139,15 @@ def test_since_is_an_age_or_a_time(shown: Any, text: str, expected: int) -> None
 
 def test_misuse_is_one_line(shown: Any, tmp_path: Path) -> None:
     assert "--since 'soon'" in shown("--since", "soon", code=2)
-    assert "--slow and --by exclude each other" in shown("--slow", "--by", "tool", code=2)
-    assert "--limit means nothing with --follow" in shown("--follow", "--limit", "3", code=2)
-    assert "--limit means nothing with NUMBER" in shown("1", "--limit", "3", code=2)
+    assert "--slow and --by can't be used together" in shown("--slow", "--by", "tool", code=2)
+    assert "--limit and --follow can't be used together" in shown("--follow", "--limit", "3", code=2)
+    assert "--limit and NUMBER can't be used together" in shown("1", "--limit", "3", code=2)
     for filters in (["--server", "s"], ["--tool", "t"], ["--client", "c"], ["--since", "1d"], ["--failed"]):
-        assert f"{filters[0]} means nothing with NUMBER" in shown("1", *filters, code=2)
+        assert f"{filters[0]} and NUMBER can't be used together" in shown("1", *filters, code=2)
     assert "is not in the range" in shown("9" * 20, code=2)
     assert "is not in the range" in shown("--limit", "9" * 20, code=2)
     assert "--since '999" in shown("--since", "9" * 5_000 + "d", code=2)
-    assert "--export and --json exclude each other" in shown("--export", "csv", "--json", code=2)
+    assert "--export and --json can't be used together" in shown("--export", "csv", "--json", code=2)
     calls_file().parent.mkdir(parents=True, exist_ok=True)
     calls_file().write_bytes(b"no database" * 100)
     said = shown(code=1)

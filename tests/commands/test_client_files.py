@@ -38,7 +38,7 @@ def project(tmp_path: Path) -> Path:
 
 def _found(program: str, cwd: Path) -> dict[str, ForeignServer]:
     servers, _ = discover_foreign([program], str(cwd), os.environ)
-    return {server.name: server for server in servers}
+    return {server.row.id: server for server in servers}
 
 
 def _facts(server: ForeignServer) -> tuple[Any, Any, Any]:
@@ -96,7 +96,7 @@ def test_finding_b2_the_local_scope_of_another_project_is_left_out_with_a_note(p
     other = tmp_path / "other"
     other.mkdir()
     servers, notes = discover_foreign(["claude-code"], str(other), os.environ)
-    assert {server.name for server in servers} == {"filesu", "remoteu"}
+    assert {server.row.id for server in servers} == {"filesu", "remoteu"}
     (note,) = notes
     assert "left out: 4 servers are for it" in str(note)
     assert f"indus mcp import -C {project}" in str(note)

@@ -37,12 +37,15 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--http", "--node", "a"], "--node means nothing without --cluster"),
+        (["--http", "--node", "a"], "--node requires --cluster"),
         (["--cluster", "nats://a"], "--cluster needs --http"),
         (["--http", "--cluster", "http://a"], "'http://a' is no address of a broker"),
         (["--http", "--cluster", "nats://a", "--node", "a b"], "--node 'a b': use letters"),
-        (["--http", "--cluster", "nats://a", "--doors-only", "--offer-only"], "exclude each other"),
-        (["--http", "--cluster", "nats://a", "--transparent", "x"], "--cluster and --transparent exclude each other"),
+        (["--http", "--cluster", "nats://a", "--doors-only", "--offer-only"], "can't be used together"),
+        (
+            ["--http", "--cluster", "nats://a", "--transparent", "x"],
+            "--cluster and --transparent can't be used together",
+        ),
     ],
 )
 def test_flags_of_nodes_that_cannot_be_used_are_refused(
@@ -156,7 +159,7 @@ async def test_node_that_refuses_to_drain_is_named(tmp_path: Path) -> None:
                 await membership.requests.answer(message, {"answer": "no"})
 
             await asyncio.to_thread(write_key, str(tmp_path / "cluster.key"), KEY)
-            stop = await broker.subscribe(settings.node_subject(membership.info.instance), refuse)
+            stop = await broker.subscribe(settings.subject("node", membership.info.instance), refuse)
             async with asyncio.TaskGroup() as tasks:
                 renewing = tasks.create_task(membership.run())
                 command = [sys.executable, "-m", "induscode", "cluster", "drain", "a", "--cluster", process.url]
@@ -383,7 +386,7 @@ def test_file_with_credentials_that_cannot_be_used_is_refused(
         assert run([*command, "--cluster", "nats://127.0.0.1:1", "--broker-credentials", str(file)]) == 2
         assert message in capsys.readouterr().err
     assert run(["serve", "--http", "--broker-credentials", str(file)]) == 2
-    assert "--broker-credentials means nothing without --cluster" in capsys.readouterr().err
+    assert "--broker-credentials requires --cluster" in capsys.readouterr().err
 
 
 def test_seed_of_an_nkey_has_its_public_key_and_a_checksum() -> None:

@@ -12,7 +12,7 @@ from tests.support.oauth_service import SECRET, oauth_service
 from tests.support.protected_server import opened_in_thread
 
 from induscode.commands.program import run
-from induscode.servers.sign_in import prompts
+from induscode.servers import sign_in as prompts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

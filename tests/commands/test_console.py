@@ -8,13 +8,11 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.commands.helpers import HONEST, SLOW_S, configured, faulty, held, on_terminal, row, user_file
 from tests.support.forked import CONSTANTS
 from tests.support.scripts import run
 
-from induscode.cli.console import console_for, find_shortest_prefix, format_age
+from induscode.cli.terminal import console_for, format_age
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,12 +128,6 @@ def test_finding_b14_older_names_of_profiles_mean_the_new_ones(tmp_path: Path, n
 )  # fmt: skip
 def test_an_age_is_told_in_its_largest_unit(ago_ms: int, text: str) -> None:
     assert format_age(1_000_000_000, 1_000_000_000 + ago_ms) == text
-
-
-@given(st.lists(st.text("AB", min_size=1, max_size=12), min_size=1, max_size=6))
-def test_short_names_stay_apart(names: list[str]) -> None:
-    length = find_shortest_prefix(names, least=2)
-    assert len({name[:length] for name in names}) == len(set(names))
 
 
 def test_only_a_terminal_has_a_console() -> None:

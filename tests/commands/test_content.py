@@ -69,8 +69,8 @@ def test_raw_is_the_text_of_a_resource_alone_and_messages_are_lines(tmp_path: Pa
         (("@lib:note:///today", "--json", '{"a": 1}'), "a resource takes no arguments"),
         (("@lib:",), "'@lib:' names no uri: write @lib:uri"),
         (("/lib:",), "'/lib:' names no prompt: write /lib:prompt"),
-        (("@lib:note:///today", "--stdio", "true"), "--stdio means nothing with '@lib:note:///today'"),
-        (("/lib:greet", "--url", "http://127.0.0.1:1"), "--url means nothing with '/lib:greet'"),
+        (("@lib:note:///today", "--stdio", "true"), "--stdio can't be used with '@lib:note:///today'"),
+        (("/lib:greet", "--url", "http://127.0.0.1:1"), "--url can't be used with '/lib:greet'"),
     ],
 )
 def test_what_a_reference_does_not_take_is_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from anyio import to_thread
 
-from induscode.commands import search
+from induscode.commands import tools as search
 from induscode.commands.program import run
 from induscode.search import weights
 from induscode.search.weights import SENTENCE_ENCODER

@@ -21,7 +21,7 @@ from tests.support.servers import SERVERS
 
 from indusagi.interop import StdioServerConfig, protocol_fault
 from indusagi.interop.protocol_bridge.contract import SlowStart
-from induscode.boot.runners import describe_slow_start
+from induscode.boot.runners import explain_slow_start
 from induscode.servers.remedies import advise
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def test_finding_b1_a_slow_start_is_a_line_on_a_terminal_and_nothing_elsewhere(
     ],
 )
 def test_the_line_of_a_slow_start_says_what_is_known(slow: SlowStart, said: str) -> None:
-    assert describe_slow_start("x", slow) == said
+    assert f"x: {explain_slow_start(slow)}" == said
 
 
 @pytest.fixture

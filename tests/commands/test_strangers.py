@@ -9,7 +9,7 @@ import pytest
 from tests.commands.helpers import project_file, servers_of, user_file
 from tests.support.scripts import run
 
-from indusagi.interop.protocol_bridge.client.start.causes import find_cause
+from indusagi.interop.protocol_bridge.client.causes import find_cause
 from induscode.commands import program
 
 

@@ -16,7 +16,7 @@ from tests.support.terminal import LineTerminal
 
 from indusagi.core.time import now_ms
 from induscode.calls.database import CallDatabase
-from induscode.commands.top import draw_bars
+from induscode.commands.calls import draw_bars
 
 if TYPE_CHECKING:
     from pathlib import Path

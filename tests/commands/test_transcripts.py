@@ -92,7 +92,7 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(folder)
     # However slow the machine is, nothing is said about it.
     monkeypatch.setitem(CONSTANTS, SLOW_S, 600.0)
-    for name in ("health", "report"):
+    for name in ("broker", "report"):
         monkeypatch.setattr(f"induscode.cluster.{name}.SLOW_S", 600.0)
     return Story(folder, capsys)
 

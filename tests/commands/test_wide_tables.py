@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from induscode.cli.console import format_age, print_status_line
 from induscode.cli.listing import print_rich_table
+from induscode.cli.terminal import format_age, print_status_line
 
 HEADS, ROWS = ("NAME", "COUNT", "TEXT"), [("one", "1", "some words to be read"), ("two", "", "")]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from induscode.connectors.oauth import OAuthReference, choose_scheme, is_public, list_alternatives, parse_scopes
+from induscode.connectors.auth import OAuthReference, choose_scheme, is_public, list_alternatives, parse_scopes
 from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.operations import list_operations
 from induscode.connectors.sources import compare_rows, examine_source

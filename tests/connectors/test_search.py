@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.support.openapi import build_document
 
 from induscode.connectors.operations import OperationIndex, list_operations
-from induscode.search.lexical import find_verb_groups, list_stems
+from induscode.search.index import find_verb_groups, list_stems
 
 
 def test_words_are_split_and_reduced_to_stems() -> None:

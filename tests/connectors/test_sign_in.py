@@ -18,13 +18,13 @@ from tests.support.protected_server import follow_redirect, sign_in_by_http, ski
 from indusagi.capabilities.ports import WebSettings
 from indusagi.core.json import is_json_object
 from indusagi.interop.auth.contract import AuthFault
+from induscode.connectors.auth import OAuthReference
 from induscode.connectors.gateway import ConnectorGateway
-from induscode.connectors.oauth import OAuthReference
 from induscode.connectors.sign_in import ConnectorSignIn
 from induscode.connectors.sources import examine_source
 from induscode.connectors.store import ConnectorStore
 from induscode.deck.contract import ActionError
-from induscode.servers.sign_in.prompts import PersonPrompt
+from induscode.servers.sign_in import PersonPrompt
 
 if TYPE_CHECKING:
     from pathlib import Path

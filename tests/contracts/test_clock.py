@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.clock import ManualClock
 
-from indusagi.core.time import Clock, ManualClock, SystemClock
+from indusagi.core.time import Clock, SystemClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault, ServerEndpoint
 from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
 from induscode.cluster.node import open_node
+from induscode.cluster.server_sessions import open_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -40,11 +42,11 @@ async def over_a_pipe(broker: BrokerProcess) -> AsyncGenerator[ServerEndpoint]:
 async def at_another_node(broker: BrokerProcess) -> AsyncGenerator[ServerEndpoint]:
     settings = await new_cluster(broker)
     async with open_node(name_node(settings, "owner")) as owner:
-        server = ServerEndpointImpl(honest(), open_session=owner.open_session)
+        server = ServerEndpointImpl(honest(), open_session=partial(open_session, owner))
         await server.open()
         try:
             async with open_node(name_node(settings, "door")) as door:
-                endpoint = ServerEndpointImpl(honest(), open_session=door.open_session)
+                endpoint = ServerEndpointImpl(honest(), open_session=partial(open_session, door))
                 try:
                     yield endpoint
                     assert not door.info.owned

@@ -21,8 +21,8 @@ from anyio.lowlevel import checkpoint
 from tests.support.scripts import unmeasured
 from tests.support.waiting import until
 
-from indusagi.capabilities.files.paths import openat
-from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.files import openat
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import DirEntry, FileKind, Fs, PathRefused
 
@@ -34,18 +34,8 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files
 NOBODY = 65534
 
 
-@pytest.fixture(params=["openat2", "walk"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Reach directories by the kernel's own way, and by walking."""
-    if request.param == "walk":
-        monkeypatch.setattr(openat, "openat2", _always(None))
-    elif openat.openat2() is None:
-        pytest.skip("this kernel has no openat2")
-    return request.param
-
-
 @pytest.fixture(params=["bounded", "unbounded"])
-def fs(request: pytest.FixtureRequest, way: str, tmp_path: Path) -> Fs:
+def fs(request: pytest.FixtureRequest, tmp_path: Path) -> Fs:
     root = str(tmp_path)
     return LocalFs(root, workspace_policy(root) if request.param == "bounded" else None)
 
@@ -296,7 +286,7 @@ def _as_nobody(folder: str, code: str, *, groups: list[int] | None = None, tell:
     """Use the files as another user than root; return the output or the error."""
     script = f"""
 import asyncio, os, tempfile
-from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 
 async def main():

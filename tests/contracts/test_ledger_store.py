@@ -34,10 +34,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Generator[BrokerProcess]
 async def open_cluster_store(broker: BrokerProcess, folder: Path) -> AsyncGenerator[LedgerStore]:
     settings = await new_cluster(broker)
     async with stored(folder) as local, open_node(name_node(settings, "one")) as node:
-        async with open_shared_state(node) as shared:
-            assert shared is not None
-            async with shared.open_store(local) as store:
-                yield store
+        shared = await open_shared_state(node)
+        assert shared is not None
+        async with shared.open_store(local) as store:
+            yield store
 
 
 @pytest.fixture(params=["file", "memory", "cluster"])

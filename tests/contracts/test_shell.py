@@ -290,10 +290,10 @@ class SlowDisk:
         self.going = threading.Event()
         self.asked = threading.Event()
         self.largest = 0
-        self._append = capture.CaptureFile.append
-        monkeypatch.setattr(capture.CaptureFile, "append", lambda file, data: self.append(file, data))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+        self._append = capture.Capture.append
+        monkeypatch.setattr(capture.Capture, "append", lambda file, data: self.append(file, data))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
 
-    def append(self, file: capture.CaptureFile, data: bytes) -> None:
+    def append(self, file: capture.Capture, data: bytes) -> None:
         self.asked.set()
         self.largest = max(self.largest, len(data))
         assert self.going.wait(60)

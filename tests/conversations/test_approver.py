@@ -15,11 +15,10 @@ from induscode.deck.cards import enter_plan_mode_card, exit_plan_mode_card
 from induscode.deck.contract import DeckContext
 from induscode.launch.invocation import Invocation
 from induscode.permissions import load_permissions
-from induscode.permissions.approver import PersonApprover, build_permission_question
 from induscode.permissions.check import Permissions
-from induscode.permissions.confirm import ApprovalScope, PermissionRequest
+from induscode.permissions.confirm import ApprovalScope, PermissionRequest, PersonApprover, build_permission_question
 from induscode.permissions.plan_mode import PlanMode
-from induscode.permissions.store import RuleStore
+from induscode.permissions.rules import RuleStore
 
 if TYPE_CHECKING:
     from pathlib import Path

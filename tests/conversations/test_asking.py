@@ -13,7 +13,7 @@ from tests.support.servers import diary, honest
 from tests.support.sessions import SessionSetup, build_command_line, to_text
 from tests.support.terminal import CTRL_C, CTRL_D, LineTerminal
 
-from induscode.permissions.store import rules_path
+from induscode.permissions.rules import rules_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ import json
 import pytest
 from pydantic_ai import exceptions as failures
 
-from induscode.conversations.model_loop.chat.messages import build_status_error, build_stream_error
+from induscode.conversations.model_loop.chat_messages import build_status_error, build_stream_error
 
 QUOTA = [
     "insufficient_quota",

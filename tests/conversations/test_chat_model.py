@@ -7,10 +7,10 @@ import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import anyio
-import httpx2
+import httpcore2
 import pytest
 from pydantic_ai import BinaryContent
 from pydantic_ai import exceptions as failures
@@ -28,15 +28,18 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.tools import ToolDefinition
+from tests.support.networks import to_fetch_error
 
-from induscode.conversations.model_loop.chat.messages import build_connection_error, replace_images, write_messages
-from induscode.conversations.model_loop.providers import open_model, to_model_fault
+from induscode.conversations.model_loop.chat_messages import build_connection_error, replace_images, write_messages
+from induscode.conversations.model_loop.providers import VERBATIM, open_model, to_model_fault
 from induscode.conversations.models import ModelChoice
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
     from pydantic_ai.messages import ModelMessage
+
+    from indusagi.net.policy import FetchError
 
 pytestmark = pytest.mark.anyio
 
@@ -480,28 +483,34 @@ async def test_unreachable_server_is_retried_and_reported(monkeypatch: pytest.Mo
     assert waits[0] < waits[1] <= 1
 
 
-async def test_tls_is_set_up_unless_address_and_proxies_are_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A context without certificate authorities is created at once, and trusts no server."""
-    from induscode.conversations.model_loop.chat import model  # noqa: PLC0415 — its parts are private
+async def test_certificates_are_loaded_unless_address_and_proxies_are_plain_http(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from induscode.conversations.model_loop import chat as model  # noqa: PLC0415 — its parts are private
 
-    monkeypatch.delenv("http_proxy", raising=False)
-    choose_tls = vars(model)["_choose_tls"]
-    plain = choose_tls("http://127.0.0.1/v1")
-    assert (plain.cert_store_stats()["x509_ca"], plain.check_hostname) == (0, True)
-    assert choose_tls("https://127.0.0.1/v1") is True
-    monkeypatch.setenv("http_proxy", "https://proxy:1")
-    assert choose_tls("http://127.0.0.1/v1") is True
+    loaded: list[str] = []
+    monkeypatch.setattr(model, "shared_tls", lambda: loaded.append("certificates"))
+    for url, proxy, expected in (
+        ("http://127.0.0.1/v1", "https://proxy:1", False),
+        ("http://model.example/v1", "", False),
+        ("http://model.example/v1", "https://proxy:1", True),
+        ("https://model.example/v1", "", True),
+    ):
+        monkeypatch.setenv("http_proxy", proxy)
+        await model.ChatModel("m", system="local", base_url=url, headers={}, profile=VERBATIM)._open()
+        assert bool(loaded) is expected, url
+        loaded.clear()
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
-        (httpx2.ConnectTimeout(""), "does not accept the connection in time"),
-        (httpx2.ReadTimeout(""), "does not answer in time"),
-        (httpx2.ReadError(""), "the connection broke: ReadError"),
+        (httpcore2.ConnectTimeout(""), "does not accept the connection in time"),
+        (httpcore2.ReadTimeout(""), "does not answer in time"),
+        (httpcore2.ReadError(""), "the connection broke: ReadError"),
     ],
 )
-def test_connection_error_names_the_cause(error: httpx2.RequestError, said: str) -> None:
-    found = build_connection_error("m", error)
+def test_connection_error_names_the_cause(error: Exception, said: str) -> None:
+    found = build_connection_error("m", cast("FetchError", to_fetch_error(error)))
     assert said in found.message
-    assert isinstance(found, failures.ModelTimeoutError) == isinstance(error, httpx2.TimeoutException)
+    assert isinstance(found, failures.ModelTimeoutError) == isinstance(error, httpcore2.TimeoutException)

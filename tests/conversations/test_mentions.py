@@ -13,17 +13,19 @@ from tests.support.servers import SERVERS
 from indusagi.interop import StdioServerConfig
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.runtime.contract import ToolResult
-from induscode.conversations.mentions import attach_resources
+from induscode.conversations.mentions import attach_mentions, attach_resources
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.store import memory_store
 from induscode.frontends.terminal.slash import SlashError
 from induscode.frontends.terminal.slash.prompts import list_prompt_commands
+from induscode.launch.invocation import Invocation
 from induscode.servers.config.rows import Origin, ServerRow
 from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
+    from pathlib import Path
 
     from induscode.boot.session import Session
     from induscode.deck.contract import Capability
@@ -69,6 +71,16 @@ async def test_a_mentioned_resource_is_attached_once_and_others_stay_as_typed() 
     assert notes[0].startswith("@lib:none:x is not attached: ")
 
 
+async def test_a_mention_in_an_attached_text_attaches_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("see @lib:note:///today and @b.txt", encoding="utf-8")
+    (tmp_path / "b.txt").write_text("b", encoding="utf-8")
+    async with session_of() as session:
+        session.invocation = Invocation(cwd=str(tmp_path))
+        text, notes = await attach_mentions("Read @a.txt", session)
+    assert text == 'Read @a.txt\n\n<file path="a.txt">\nsee @lib:note:///today and @b.txt\n</file>'
+    assert notes == ()
+
+
 async def test_a_permission_rule_sees_the_read_and_denies_it() -> None:
     asked: list[str] = []
     async with session_of(lambda card: cast("Capability", _Denied(card, asked))) as session:
@@ -92,4 +104,3 @@ async def test_a_prompt_is_a_command_with_its_arguments() -> None:
             await command.run(host, "")
         with pytest.raises(SlashError, match="takes: who"):
             await command.run(host, "Ada Bob")
-    assert list_prompt_commands(None) == {}

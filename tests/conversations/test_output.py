@@ -10,17 +10,8 @@ import anyio
 import pytest
 
 from induscode.cli.signals import signal_code
-from induscode.conversations.contract import (
-    ExitCode,
-    ModelFault,
-    RunResult,
-    TextDelta,
-    ToolAdvanced,
-    ToolAnswered,
-    ToolCalled,
-    Usage,
-)
-from induscode.conversations.output import RunStart, RunSummary, StdoutWriter, create_reporter, event_to_json
+from induscode.conversations.contract import ExitCode, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled, Usage
+from induscode.conversations.run import StdoutWriter, create_reporter, event_to_json
 
 # -- exit codes -------------------------------------------------------------------------------
 
@@ -40,21 +31,14 @@ def test_total_cost_is_known_if_all_costs_are() -> None:
     assert one.add(Usage(1, 1, 1)).cost_usd is None
 
 
-def closing(ended: RunResult) -> RunSummary:
-    return RunSummary(session="S", result=ended, usage=Usage(1, 2, 3), exit_code=0)
-
-
-OPENING = RunStart(session="S", model="m", cwd="/w", tools=["read"], servers=[], notes=["left out"])
-
-
-async def written(shape: str, *events: object, ended: RunResult, verbose: bool = False) -> str:
+async def written(shape: str, *events: object, result: str = "", error: str = "", verbose: bool = False) -> str:
     reading, writing = os.pipe()
     reporter = create_reporter(shape, StdoutWriter(writing), verbose=verbose)  # type: ignore[arg-type]
     try:
-        await reporter.report_start(OPENING)
+        await reporter.report_start({"type": "init"})
         for event in events:
             await reporter.report_event(event)  # type: ignore[arg-type]
-        await reporter.report_end(closing(ended))
+        await reporter.report_end({"type": "result", "result": result, "error": error or None})
     finally:
         os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as file:
@@ -74,26 +58,20 @@ async def test_text_output_has_no_control_characters(capfd: pytest.CaptureFixtur
         TextDelta("ed\x07\tB\r\n"),
         TextDelta("", starts=True),
         TextDelta("C", starts=True),
-        ended=RunResult(reason="limit", message="the limit"),
+        error="the limit",
         verbose=True,
     )
     assert out == "Let me look.\n\nA]0;owned\tB\n\nC\n"
     told = capfd.readouterr().err
-    for line in ("left out", "calling bash", "bash: 1/2 half", "bash: 1 some", "not run", "limit"):
+    for line in ("calling bash", "bash: 1/2 half", "bash: 1 some", "not run", "limit"):
         assert line in told
 
 
 @pytest.mark.anyio
-async def test_json_output_is_one_object_at_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    fault = ModelFault("auth", "m (401): no", "check the key")
-    ended = RunResult(reason="error", text="so far \ud800", message=str(fault), fault=fault)
-    out = await written("json", TextDelta("so far", starts=True), ended=ended)
+async def test_json_output_is_one_object_at_the_end() -> None:
+    out = await written("json", TextDelta("so far", starts=True), result="so far \ud800")
     (line,) = out.splitlines()
-    value = json.loads(line)
-    assert value["result"] == "so far \ud800"
-    assert value["fault"] == {"kind": "auth", "message": "m (401): no"}
-    assert (value["is_error"], value["turns"], value["session_id"]) == (True, 1, "S")
-    assert "left out" in capfd.readouterr().err
+    assert json.loads(line)["result"] == "so far \ud800"
 
 
 @pytest.mark.anyio
@@ -105,7 +83,7 @@ async def test_stream_json_output_is_one_line_per_event() -> None:
         ToolAnswered("1", "t", "ok", is_error=False, attachments=("image/png",)),
         Usage(1, 2, 3, cost_usd=0.1),
     ]
-    out = await written("stream-json", *events, ended=RunResult(reason="done", text="a\nb"))
+    out = await written("stream-json", *events, result="a\nb")
     kinds = [json.loads(line)["type"] for line in out.splitlines()]
     assert kinds == [
         "init", "text", "tool_call", "tool_progress", "tool_result", "usage", "result",

@@ -104,14 +104,6 @@ def test_system_prompt_lists_tools_by_server() -> None:
     assert "not instruction" in text
 
 
-def test_system_prompt_is_cached_for_the_same_deck() -> None:
-    briefing = SystemPrompt("/work")
-    first = briefing.render(["read", "a__x"], {"a__x": "a"})
-    assert briefing.render(["read", "a__x"], {"a__x": "a"}) is first
-    assert briefing.render(["read"], {}) != first
-    assert briefing.render(["read", "a__x"], {"a__x": "a"}) == first
-
-
 def test_system_prompt_without_tools_says_so() -> None:
     assert "There are no tools" in SystemPrompt("/work").render([], {})
 

@@ -23,18 +23,17 @@ from tests.support.servers import diary, fault, hidden, honest
 from tests.support.sessions import SessionSetup, to_text
 from tests.support.waiting import is_alive, until
 
+from indusagi.capabilities.leftovers import remove_abandoned_dirs
 from indusagi.capabilities.local import make_local_context
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
-from indusagi.core.invisible import iter_strings
 from indusagi.core.process.tree import MARK
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, iter_strings
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, ProtocolFault, ServerLimits
 from indusagi.runtime.contract import ToolResult
 from induscode.conversations.agents.delegate import SubSessions
 from induscode.conversations.contract import ExitCode
-from induscode.conversations.output import StdoutWriter
-from induscode.conversations.run import Run, answer_prompt, run_headless
+from induscode.conversations.run import Run, StdoutWriter, answer_prompt, run_headless
 from induscode.conversations.transcript import Transcript, conversations_dir, open_transcript
 from induscode.deck.contract import DelegateRequest, describe
 from induscode.deck.mcp.store import open_store
@@ -257,7 +256,7 @@ def test_incomplete_answer_is_reported(ran: Ran, api: Any, finish: str | None, s
 
 
 def test_unreachable_model_server_is_reported(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.conversations.model_loop.chat.model._FIRST_DELAY_S", 0.01)
+    monkeypatch.setattr("induscode.conversations.model_loop.chat._FIRST_DELAY_S", 0.01)
     ran.setup.environ["OPENAI_BASE_URL"] = "http://127.0.0.1:9/v1"
     done = ran()
     assert (done["code"], done["fault"]["kind"]) == (4, "connection")
@@ -878,8 +877,35 @@ def test_start_of_a_run_names_its_servers_and_their_faults() -> None:
     )
     reporter: Any = None
     start = Run(conversation, reporter, CancelToken()).describe_start()
-    assert (start.session, start.model, start.cwd) == ("t", "m", "/w")
-    assert start.servers == [
+    assert (start["session_id"], start["model"], start["cwd"]) == ("t", "m", "/w")
+    assert start["mcp_servers"] == [
         {"name": "a", "phase": "ready", "tools": 3, "fault": None},
         {"name": "b", "phase": "faulted", "tools": 0, "fault": {"kind": "timeout", "message": str(fault)}},
     ]
+
+
+def test_a_killed_run_that_cannot_be_stored_leaves_no_directory_for_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+    killed = """
+import asyncio, os, signal
+from induscode.conversations.opening import open_conversation
+from induscode.launch.invocation import Invocation
+
+async def run():
+    async with open_conversation(Invocation(cwd=os.getcwd(), model="openai:scripted", no_tools=True)):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+asyncio.run(run())
+"""
+    done = subprocess.run([sys.executable, "-c", killed], cwd=tmp_path, env=unmeasured(), timeout=LIMIT_S)
+    assert done.returncode == -signal.SIGKILL
+    assert len([*temporary.glob("indus-*")]) == 1
+    remove_abandoned_dirs()
+    assert [*temporary.glob("indus-*")] == []

@@ -86,7 +86,6 @@ async def test_answers_can_be_changed_before_they_are_sent() -> None:
         (("y", CANCEL), "cancel"),
         (("y", ">Ada", "n"), "decline"),
         (("y", ">Ada", CANCEL), "cancel"),
-        (("y", *(">Ada", "c") * 10), "cancel"),
     ],
 )
 async def test_form_is_declined_or_cancelled_at_every_question(script: tuple[str | Reply, ...], action: str) -> None:

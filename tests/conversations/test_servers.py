@@ -13,8 +13,7 @@ from tests.support.stores import stored
 
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, RemoteToolRef, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
-from induscode.boot.config_watch import ConsentedRows
-from induscode.boot.plans import plan_servers
+from induscode.boot.plans import ConsentedRows, plan_servers
 from induscode.boot.runners import StartAnnouncer
 from induscode.cli.terminal import print_status, redirected_status_lines
 from induscode.conversations.servers import LateServers, ServerPhases, SessionServers

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.adapters.content import Attachment, to_model_content
+from indusagi.adapters.calls import Attachment, to_model_content
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 from induscode.conversations.tool_calls import STOP_AT, WARN_AT, RepeatDetector
 
@@ -95,8 +95,9 @@ def test_two_alternating_calls_count_as_repetition() -> None:
 
 
 def test_order_of_keys_does_not_hide_repetition() -> None:
-    guard = RepeatDetector(warn_at=2, stop_at=3)
-    assert guard.record("t", {"a": 1, "b": 2}, "x") == "continue"
+    guard = RepeatDetector()
+    for _ in range(WARN_AT - 1):
+        assert guard.record("t", {"a": 1, "b": 2}, "x") == "continue"
     assert guard.record("t", {"b": 2, "a": 1}, "x") == "warn"
 
 
@@ -113,6 +114,6 @@ def test_changing_result_is_not_repetition() -> None:
 
 
 def test_non_json_arguments_are_counted() -> None:
-    guard = RepeatDetector(warn_at=2, stop_at=3)
+    guard = RepeatDetector()
     odd: JsonObject = {"a": float("nan")}
-    assert [guard.record("t", odd, "x") for _ in range(3)] == ["continue", "warn", "stop"]
+    assert [guard.record("t", odd, "x") for _ in range(WARN_AT)] == ["continue", "continue", "warn"]

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.clock import ManualClock
 from ulid import ULID
 
 from indusagi.core.ids import UlidMint, is_ulid, new_ulid
-from indusagi.core.time import ManualClock, now_ms
+from indusagi.core.time import now_ms
 
 if TYPE_CHECKING:
     from collections.abc import Callable

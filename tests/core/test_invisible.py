@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.strategies import hidden_json, hidden_text
 
-from indusagi.core.invisible import clean_json, clean_names, iter_strings
-from indusagi.core.text import clean_text, make_visible
+from indusagi.core.text import clean_json, clean_names, clean_text, iter_strings, make_visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable

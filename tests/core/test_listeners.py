@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from indusagi.core.listeners import Listeners
+from indusagi.core.tasks import Listeners
 
 
 def test_every_listener_is_called_in_order_until_it_is_removed() -> None:

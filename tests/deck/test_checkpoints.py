@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tests.support.scripts import ROOT
 
 from indusagi.capabilities.local import make_local_context
-from indusagi.capabilities.tools.edit import edit_tool
+from indusagi.capabilities.tools.edit import edit_tool, write_tool
 from indusagi.capabilities.tools.read import read_tool
-from indusagi.capabilities.tools.write import write_tool
 from induscode.deck import DeckContext, DeckFramework
 from induscode.deck.cards import checkpoint
 from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, CheckpointingCard, maybe_wrap_checkpoint
@@ -308,7 +307,7 @@ KILLED = """
 import os, sys, anyio
 from dataclasses import replace
 from indusagi.capabilities.local import make_local_context
-from indusagi.capabilities.tools.write import write_tool
+from indusagi.capabilities.tools.edit import write_tool
 from induscode.deck import DeckContext, DeckFramework
 from induscode.deck.cards.checkpoint import maybe_wrap_checkpoint
 from induscode.deck.stores.checkpoints import FileCheckpoints

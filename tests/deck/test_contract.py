@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.deck import AT, capability, ledger_of
+from tests.support.deck import AT, capability, ledger_of, with_runner
 
 from indusagi.capabilities import make_local_context
 from indusagi.capabilities.ports import WebSettings
@@ -283,7 +283,7 @@ async def test_finding_1a7_a_runner_may_be_a_function_or_missing() -> None:
 
     made = BridgeCapability("a__x", "", {}, run)
     assert project_result(await made.run({}, make_local_context("/"))) == "done"
-    unconnected = made.with_runner(None)
+    unconnected = with_runner(made, None)
     assert unconnected == made
     assert (await unconnected.run({}, make_local_context("/"))).is_error
 

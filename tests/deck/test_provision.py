@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.deck import capability
+from tests.support.deck import capability, with_runner
 
 from indusagi.capabilities.context import ReadState
 from indusagi.capabilities.jobs.table import jobs_of
@@ -157,7 +157,7 @@ async def test_r42_invisible_characters_in_a_foreign_result_are_made_visible(tmp
         text = "safe\u202eevil\x1b[2J\U000e0041"
         return ToolResult((TextContentBlock(text, {"a": 1}), JsonContentBlock({"t": text})))
 
-    remote = capability("s", "t").with_runner(answer)
+    remote = with_runner(capability("s", "t"), answer)
     outcome = await call(deck(tmp_path).graft([remote]), "s__t")
     block = outcome.content[0]
     assert isinstance(block, TextContentBlock)
@@ -174,7 +174,7 @@ async def test_an_answer_without_anything_hidden_is_left_as_it_is(tmp_path: Path
         return ToolResult.text(text)
 
     text = "plain\r\n\u2764\ufe0f \U0001f469\u200d\U0001f4bb\r\n"
-    outcome = await call(deck(tmp_path).graft([capability("s", "t").with_runner(answer)]), "s__t")
+    outcome = await call(deck(tmp_path).graft([with_runner(capability("s", "t"), answer)]), "s__t")
     assert (outcome.output, dict(outcome.details)) == (text, {})
 
 

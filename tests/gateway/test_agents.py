@@ -77,7 +77,7 @@ def test_key_in_the_environment_alone_offers_no_agents(model: ModelServer, tmp_p
 def test_model_without_the_profile_that_has_agents_is_refused(tmp_path: Path) -> None:
     done = run("serve", "--model", "openai:scripted", cwd=tmp_path)
     assert done.returncode == 2
-    assert "--model means nothing without --profile all" in done.stderr
+    assert "--model requires --profile all" in done.stderr
 
 
 @pytest.mark.anyio

@@ -16,8 +16,8 @@ from tests.commands.helpers import configured, one_line, row
 from tests.support.scripts import command, run
 
 from indusagi.interop import StdioServerConfig, StreamableHttpServerConfig, create_server_endpoint
-from induscode.servers.clients.entry import CLIENTS as WRITERS
-from induscode.servers.clients.entry import Entry
+from induscode.servers.clients import CLIENTS as WRITERS
+from induscode.servers.clients import Entry
 from induscode.servers.config import read_rows
 
 if TYPE_CHECKING:
@@ -67,10 +67,9 @@ def test_every_client_gets_the_command_with_its_flags(tmp_path: Path, client: st
     assert isinstance(config, StdioServerConfig)
     assert config.command == command()
     assert list(config.args) == [
-        "serve", "--cwd", str(tmp_path), "--mcp", str(tmp_path / "servers.json"),
-        "--tools", "read", "--tools", "ls", "--allow", "bash(git status *)", "--allow", odd,
-        "--code", "--approval", "auto-edit", "--sandbox", "required", "--profile", "coding",
-        "--name", "my-deck",
+        "serve", "--tools", "read", "--tools", "ls", "--mcp", str(tmp_path / "servers.json"), "--code",
+        "--allow", "bash(git status *)", "--allow", odd, "--approval", "auto-edit", "--sandbox", "required",
+        "--cwd", str(tmp_path), "--profile", "coding", "--name", "my-deck",
     ]  # fmt: skip
 
 

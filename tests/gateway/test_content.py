@@ -15,7 +15,7 @@ from tests.commands.serving import Json, greeted, serving
 from tests.support.scripts import run
 from tests.support.servers import SERVERS
 
-from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import MODERN_VERSIONS
 
 if TYPE_CHECKING:
     from tests.commands.serving import Gateway

@@ -23,8 +23,7 @@ from tests.support.scripts import run
 from tests.support.servers import HONEST_TOOLS, SERVERS, STEADY, diary
 from tests.support.waiting import LIMIT_S, is_alive, until
 
-from indusagi.core.invisible import iter_strings
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, iter_strings
 from indusagi.interop import StreamableHttpServerConfig, create_server_endpoint
 
 if TYPE_CHECKING:

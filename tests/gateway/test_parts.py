@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from anyio import to_thread
 
-from indusagi.core.listeners import Listeners
+from indusagi.core.tasks import Listeners
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
@@ -19,10 +19,10 @@ from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.gateway import run, sharing
+from induscode.gateway import sign_in as sign_in_module
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.page import source as page
-from induscode.gateway.page.contract import ActionReply
-from induscode.gateway.page.source import SignInStart
+from induscode.gateway.page.source import ActionReply, SignInStart
 from induscode.gateway.sharing import GatewaySharing
 
 if TYPE_CHECKING:
@@ -95,37 +95,35 @@ def test_an_address_that_is_not_listed_belongs_to_the_server_of_its_template_or_
 
 
 async def test_the_page_shows_where_to_sign_in_and_waits_for_the_redirect(monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[tuple[str, str]] = []
-
     class Listener:
         redirect_uri = "http://127.0.0.1:1/callback"
 
-        def expect(self, state: str) -> None:
-            steps.append(("expect", state))
+        def __init__(self, show: Any) -> None:
+            self.show = show
 
-        async def wait(self, state: str, within_s: float) -> dict[str, str]:
-            steps.append(("wait", state))
-            return {"code": "c1", "state": state}
+        async def authorize(self, url: str) -> dict[str, str]:
+            await self.show(url)
+            return {"code": "c1"}
 
     @asynccontextmanager
-    async def listen(*_: object) -> AsyncGenerator[Listener]:
-        yield Listener()
+    async def listen(settings: object, registered: object, show: Any) -> AsyncGenerator[Listener]:
+        yield Listener(show)
 
-    monkeypatch.setattr(page, "listen_for_redirect", listen)
+    monkeypatch.setattr(sign_in_module, "listen_for_redirect", listen)
     started = SignInStart()
-    async with started.open_redirect(cast("Any", None), ()) as redirect:
+    async with sign_in_module.PagePrompt("s", started.show).open_redirect(cast("Any", None), ()) as redirect:
         assert redirect.redirect_uri == "http://127.0.0.1:1/callback"
         url = "https://issuer.example/authorize?state=s1"
-        assert await redirect.authorize(url) == {"code": "c1", "state": "s1"}
-    assert steps == [("expect", "s1"), ("wait", "s1")]
+        assert await redirect.authorize(url) == {"code": "c1"}
     assert (started.url, started.known.is_set()) == (url, True)
 
 
 @pytest.mark.parametrize("complete", ["https://issuer.example/device?code=X", None])
 async def test_the_page_shows_where_a_code_is_entered(complete: str | None) -> None:
     started = SignInStart()
-    code = SimpleNamespace(verification_uri="https://issuer.example/device", verification_uri_complete=complete)
-    await started.show_device_code(cast("Any", code))
+    address = "https://issuer.example/device"
+    code = SimpleNamespace(verification_uri=address, verification_uri_complete=complete, user_code="X")
+    await sign_in_module.PagePrompt("s", started.show).show_device_code(cast("Any", code))
     assert started.url == (complete or "https://issuer.example/device")
 
 
@@ -196,9 +194,8 @@ async def test_a_node_starts_only_if_the_servers_of_the_cluster_can_be_written(
     async def open_part(*_: object, **__: object) -> AsyncGenerator[Any]:
         yield node
 
-    @asynccontextmanager
-    async def open_shared(_: object) -> AsyncGenerator[Any]:
-        yield parts.state
+    async def open_shared(_: object) -> Any:
+        return parts.state
 
     class Sharing:
         trust = None
@@ -270,11 +267,13 @@ async def test_a_sign_in_at_the_page_gives_an_address_a_problem_or_is_done(monke
     ended: list[str] = []
     outcome: str = "address"
 
-    async def sign_in(_: object, started: SignInStart) -> None:
+    async def sign_in(_: object, prompt: sign_in_module.PagePrompt) -> None:
         if outcome == "problem":
             raise AuthFault("the issuer says no")
         if outcome in {"address", "waits"}:
-            started.show("https://issuer.example/authorize")
+            address = "https://issuer.example/authorize"
+            code = SimpleNamespace(verification_uri=address, verification_uri_complete=None, user_code="X")
+            await prompt.show_device_code(cast("Any", code))
         if outcome == "waits":
             try:
                 await asyncio.Event().wait()

@@ -20,8 +20,7 @@ from tests.support.scripts import command
 from tests.support.waiting import LIMIT_S, is_alive
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.process.procfs import list_processes
-from indusagi.core.process.tree import MARK
+from indusagi.core.process.tree import MARK, list_processes
 from induscode.cli import process as serve_process
 from induscode.cli.process import NonBlockingStderr, SignalState, handle_signals, kill_descendants, non_blocking_stderr
 

@@ -16,7 +16,7 @@ from tests.support.scripts import command, run
 from tests.support.servers import HONEST_TOOLS, diary
 from tests.support.waiting import LIMIT_S, is_alive
 
-from induscode.boot.config_watch import FileWatch
+from induscode.boot.plans import ConfigFiles
 from induscode.cli.process import SignalState
 from induscode.servers.config.trust import TrustStore
 
@@ -301,7 +301,7 @@ def test_a_signal_while_servers_come_up_ends_it_too(tmp_path: Path, monkeypatch:
 # -- watching ---------------------------------------------------------------------------------
 
 
-class Scripted(FileWatch):
+class Scripted(ConfigFiles):
     """Sees what it was told to see."""
 
     script: list[object]
@@ -311,8 +311,8 @@ class Scripted(FileWatch):
 
 
 async def test_a_file_that_is_being_written_is_left_alone_until_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FileWatch, "poll_s", 0.01)
-    monkeypatch.setattr("induscode.boot.config_watch._STABLE_S", 0.01)
+    monkeypatch.setattr(ConfigFiles, "poll_s", 0.01)
+    monkeypatch.setattr("induscode.boot.plans._STABLE_S", 0.01)
     Scripted.script = [1, 2, 3, 4, 4, 5]
     watch = Scripted(())
     told = SignalState()
@@ -329,7 +329,7 @@ def test_without_a_home_there_is_no_consent_to_watch(monkeypatch: pytest.MonkeyP
         raise OSError("there is no home directory")
 
     monkeypatch.setattr(TrustStore, "path", property(homeless))
-    assert FileWatch(()).read_signatures() == ()
+    assert ConfigFiles(()).read_signatures() == ()
 
 
 def test_a_person_who_starts_it_is_told_who_should(tmp_path: Path) -> None:

@@ -21,13 +21,11 @@ from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.host.catalog import Catalog, build_listing
 from indusagi.runtime.contract import ToolCall, ToolDescriptor
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
-from induscode.gateway.search_box import SearchBox
-from induscode.gateway.searched_boxes import SearchedBoxes
+from induscode.gateway.search_box import SearchBox, SearchedBoxes
 from induscode.gateway.view_box import ViewBox
 from induscode.launch.views import View
 from induscode.search.cards import list_search_cards
-from induscode.search.index import ToolIndex
-from induscode.search.lexical import LONGEST_NAME, normalize_name
+from induscode.search.index import LONGEST_NAME, ToolIndex, normalize_name
 from induscode.search.options import SearchOptions, estimate_definition
 
 if TYPE_CHECKING:
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.core.json import JsonObject
-    from induscode.search.finder import SearchReport
+    from induscode.search.cards import SearchReport
 
 pytestmark = pytest.mark.anyio
 CARDS = ["find_tools", "describe_tools", "call_tool"]
@@ -231,8 +229,7 @@ async def test_a_name_that_no_tool_can_have_is_not_compared(index: ToolIndex, mo
         compared.append(len(name))
         return normalize_name(name[:100])
 
-    for module in ("cards", "finder"):
-        monkeypatch.setattr(f"induscode.search.{module}.normalize_name", normalize)
+    monkeypatch.setattr("induscode.search.cards.normalize_name", normalize)
     name = "\ufdfa" * 100_000  # each becomes 18 characters: it would hold up every client for seconds
     assert box.suggest_names(name) == []
     call = ToolCall("1", "call_tool", {"name": name})

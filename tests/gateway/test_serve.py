@@ -22,12 +22,11 @@ from tests.support.servers import HONEST_TOOLS, SERVERS, diary, fault
 from tests.support.waiting import is_alive
 
 from indusagi import __version__
-from indusagi.core.invisible import iter_strings
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_text, iter_strings
 from indusagi.interop import StdioServerConfig, create_server_endpoint
-from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
 from indusagi.interop.protocol_bridge.client.tools import read_tools
 from indusagi.interop.protocol_bridge.host.catalog import build_listing
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import MODERN_VERSIONS
 
 pytestmark = pytest.mark.process
 
@@ -457,7 +456,7 @@ def test_of_many_remarks_on_one_server_the_first_few_are_told(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--stdio", "--http"], ["exclude each other"]),
+        (["--stdio", "--http"], ["can't be used together"]),
         (["--http", "nonsense"], ["HOST:PORT"]),
         (["--http", "127.0.0.1:70000"], ["HOST:PORT"]),
         (["--http", "[]:7332"], ["HOST:PORT"]),
@@ -472,15 +471,13 @@ def test_of_many_remarks_on_one_server_the_first_few_are_told(tmp_path: Path) ->
         (["--http", "a-:80"], ["neither the name"]),
         (["--http", f"{'a' * 64}:80"], ["neither the name"]),
         (["--http", "0.0.0.0:0", "--no-token"], ["--no-token", "0.0.0.0"]),
-        (["--sse"], ["--sse was removed", "Streamable HTTP"]),
-        (["--http", "--sse"], ["--sse was removed", "Streamable HTTP"]),
-        (["--no-token"], ["without --http"]),
-        (["--allowed-host", "a:1"], ["without --http"]),
-        (["--allowed-origin", "http://a"], ["without --http"]),
-        (["--sessions", "9"], ["--max-sessions means nothing without --http"]),
-        (["--max-connections", "9"], ["--max-connections means nothing without --http"]),
-        (["--max-requests", "9"], ["--max-requests means nothing without --http"]),
-        (["--max-requests-per-token", "9"], ["without --http"]),
+        (["--no-token"], ["requires --http"]),
+        (["--allowed-host", "a:1"], ["requires --http"]),
+        (["--allowed-origin", "http://a"], ["requires --http"]),
+        (["--sessions", "9"], ["--max-sessions requires --http"]),
+        (["--max-connections", "9"], ["--max-connections requires --http"]),
+        (["--max-requests", "9"], ["--max-requests requires --http"]),
+        (["--max-requests-per-token", "9"], ["requires --http"]),
         (["--http", "--max-connections", "0"], ["--max-connections"]),
         (["--http", "--max-requests", "many"], ["--max-requests"]),
         (["--http", "--max-requests-per-token", "-1"], ["--max-requests-per-token"]),
@@ -493,7 +490,7 @@ def test_of_many_remarks_on_one_server_the_first_few_are_told(tmp_path: Path) ->
         (["--mcp", "no-such.json"], ["no such file"]),
         (["--allow", "read("], ["--allow"]),
         (["--transparent", "nobody"], ["no server 'nobody'"]),
-        (["--transparent", "x", "--profile", "all"], ["exclude each other"]),
+        (["--transparent", "x", "--profile", "all"], ["can't be used together"]),
         (["--print-config", "emacs"], ["claude"]),
         (["--print-config", "codex", "--http", "0"], ["needs a fixed port"]),
         (["surplus"], ["surplus"]),

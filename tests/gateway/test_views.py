@@ -17,7 +17,7 @@ from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.calls import CallingClient
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor
 from induscode.commands import program
-from induscode.gateway.view_box import GatewayViews, ViewBox, check_view_tokens, read_view_tokens
+from induscode.gateway.view_box import GatewayViews, ViewBox, read_view_tokens
 from induscode.launch.views import View, find_view, parse_views
 
 if TYPE_CHECKING:
@@ -145,9 +145,9 @@ def test_two_views_cannot_have_one_token() -> None:
 @pytest.mark.parametrize("token", ["short", "ü" * 40])
 def test_a_token_that_no_client_could_use_is_named_with_its_view_and_variable(token: str) -> None:
     views = parse_views({"phone": {"token_env": "PHONE"}})
-    tokens = read_view_tokens(views, {"PHONE": token})
+    assert read_view_tokens(views, {"PHONE": token})
     with pytest.raises(click.UsageError, match="view 'phone': the token in PHONE needs 32 ASCII characters or more"):
-        check_view_tokens(tokens, views)
+        read_view_tokens(views, {"PHONE": token}, over_http=True)
 
 
 def test_a_box_is_built_again_only_after_a_change() -> None:
@@ -271,8 +271,8 @@ def test_an_invalid_field_of_a_view_is_named_without_the_rest_of_the_views(
     ("words", "said"),
     [
         (["--view", "nothing"], "there is no such view; there are: look"),
-        (["--dry-run", "--transparent", "x"], "--dry-run and --transparent exclude each other"),
-        (["--dry-run", "--print-config", "claude"], "--dry-run and --print-config exclude each other"),
+        (["--dry-run", "--transparent", "x"], "--dry-run and --transparent can't be used together"),
+        (["--dry-run", "--print-config", "claude"], "--dry-run and --print-config can't be used together"),
     ],
 )
 def test_flags_of_views_are_checked(

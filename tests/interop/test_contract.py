@@ -36,7 +36,6 @@ from indusagi.interop.protocol_bridge.contract import (
     protocol_fault,
     qualify_tool_name,
     to_block,
-    to_blocks,
     to_tool_result,
 )
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolDescriptor
@@ -206,7 +205,7 @@ mcp_blocks = st.builds(_typed, st.sampled_from(sorted(BLOCK_TYPES)), objects) | 
 @given(st.lists(mcp_blocks, max_size=6))
 def test_blocks_round_trip_unchanged(blocks: list[JsonValue]) -> None:
     before = copy.deepcopy(blocks)
-    assert to_blocks([from_block(block) for block in blocks]) == before
+    assert [to_block(from_block(block)) for block in blocks] == before
     assert blocks == before
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from induscode.gateway.flags import SERVE_FLAGS
+from induscode.gateway.options import SERVE_FLAGS
 from induscode.launch.flags import FlagGroup, FlagKind, flag_specs, split_list
 from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import SANDBOX, SETTINGS, Settings
@@ -120,7 +120,7 @@ _EXCLUDED = [(spec.key, other) for spec in flag_specs() for other in spec.exclud
 @pytest.mark.parametrize(("key", "other"), _EXCLUDED)
 def test_finding_1a1_of_two_flags_none_is_dropped_for_the_other(key: str, other: str) -> None:
     other_key = other.lstrip("-").replace("-", "_")
-    with pytest.raises(ValueError, match=f"{other} and .* exclude each other"):
+    with pytest.raises(ValueError, match=f"{other} and .* can't be used together"):
         build_invocation({key: _GIVEN[key], other_key: _GIVEN[other_key]}, "/w")
 
 

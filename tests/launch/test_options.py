@@ -119,14 +119,14 @@ def test_finding_1a1_without_a_terminal_and_a_prompt_nothing_is_opened(capsys: p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--transparent", "a", "--allow", "x"], "--transparent and --allow exclude"),
-        (["--transparent", "a", "--sandbox", "off"], "--transparent and --sandbox exclude"),
-        (["--transparent", "a", "--approval", "all"], "--transparent and --approval exclude"),
-        (["--transparent", "a", "--tools", "read"], "--transparent and --tools exclude"),
-        (["--transparent", "a", "--no-mcp"], "--transparent and --no-mcp exclude"),
-        (["--transparent", "a", "--name", "b"], "--transparent and --name exclude"),
-        (["--profile", "none", "--tools", "read"], "--tools means nothing without native"),
-        (["--profile", "none", "--sandbox", "off"], "--sandbox means nothing without native"),
+        (["--transparent", "a", "--allow", "x"], "--transparent and --allow can't be used"),
+        (["--transparent", "a", "--sandbox", "off"], "--transparent and --sandbox can't be used"),
+        (["--transparent", "a", "--approval", "all"], "--transparent and --approval can't be used"),
+        (["--transparent", "a", "--tools", "read"], "--transparent and --tools can't be used"),
+        (["--transparent", "a", "--no-mcp"], "--transparent and --no-mcp can't be used"),
+        (["--transparent", "a", "--name", "b"], "--transparent and --name can't be used"),
+        (["--profile", "none", "--tools", "read"], "--tools requires native"),
+        (["--profile", "none", "--sandbox", "off"], "--sandbox requires native"),
     ],
 )
 def test_finding_1a1_serve_refuses_flags_without_an_effect(

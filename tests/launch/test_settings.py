@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from induscode.boot.live_connectors import web_settings
 from induscode.commands import program
+from induscode.connectors.live import web_settings
 from induscode.launch.flags import flag_specs
 from induscode.launch.invocation import build_invocation
 from induscode.launch.settings import (
@@ -291,7 +291,8 @@ def test_finding_b9_every_flag_that_a_tool_advises_exists() -> None:
     known = {spec.name for spec in flag_specs()}
     advised = {
         flag
-        for _, text in _texts("with ", "indusagi/capabilities/web")
+        for place in ("indusagi/net", "indusagi/capabilities/web")
+        for _, text in _texts("with ", place)
         for flag in re.findall(r"with (--[a-z-]+)", text)
     }
     assert advised == {"--web-allow"}

@@ -22,14 +22,13 @@ from induscode.permissions.check import CheckedCard, Permissions, require_permis
 from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
 from induscode.permissions.plan_mode import PlanMode
 from induscode.permissions.policy import ApprovalMode
-from induscode.permissions.rules import Effect, Rule, RuleOrigin
-from induscode.permissions.store import RuleStore
+from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.paths.policy import PathRequest
+    from indusagi.capabilities.files.policy import PathRequest
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.permissions.confirm import PermissionRequest
 
@@ -171,8 +170,6 @@ async def test_approval_mode_decides_about_calls_that_would_be_asked_about(
     permissions = Permissions(approval=ApprovalMode(approval))
     result = await check_call(permissions, name, work, **arguments)
     assert result.allowed is allowed
-    if result.allowed and approval == "all":
-        assert result.by == "--approval all"
 
 
 async def test_approval_all_keeps_deny_rules(work: Path) -> None:
@@ -182,37 +179,27 @@ async def test_approval_all_keeps_deny_rules(work: Path) -> None:
     assert (await check_call(permissions, "bash", work, command="ls")).allowed
 
 
-async def test_plan_mode_allows_reading_and_plan_files_only(work: Path) -> None:
-    plans = work / "plans"
+async def test_plan_mode_allows_reading_only(work: Path) -> None:
     everything = rules(allow="*; write(**); bash(*); github__*")
-    permissions = Permissions(everything, plan=plan_mode_on(), plans_dir=str(plans), approval=ApprovalMode.ALL)
+    permissions = Permissions(everything, plan=plan_mode_on(), approval=ApprovalMode.ALL)
     assert (await check_call(permissions, "read", work, path="a.txt")).allowed
     assert (await check_call(permissions, "todo_set", work, items=[])).allowed
-    assert (await check_call(permissions, "write", work, path="plans/one.md", content="x")).allowed
     denied = [
         await check_call(permissions, "write", work, path="a.txt", content="x"),
         await check_call(permissions, "bash", work, command="ls"),
-        await check_call(permissions, "edit", work, path="plans/../a.txt", oldText="x", newText="y"),
+        await check_call(permissions, "edit", work, path="a.txt", oldText="x", newText="y"),
         await permissions.check(remote(), {}, context(work)),
     ]
     assert not any(result.allowed for result in denied)
     assert "plan mode" in denied[0].reason
-    os.symlink("..", work / "plans")
-    assert not (await check_call(permissions, "write", work, path="plans/x", content="x")).allowed
-
-
-async def test_plan_mode_writes_plan_files_without_a_rule(work: Path) -> None:
-    permissions = Permissions(plan=plan_mode_on(), plans_dir=str(work / "plans"))
-    assert (await check_call(permissions, "write", work, path="plans/one.md", content="x")).allowed
 
 
 # -- sandbox ----------------------------------------------------------------------------------
 
 
-async def test_without_a_sandbox_rules_allow_commands_only_if_the_store_says_so(work: Path) -> None:
+async def test_without_a_sandbox_rules_allow_no_commands(work: Path) -> None:
     none = SandboxState(kind="none", detail="no bubblewrap")
-    store = RuleStore()
-    permissions = Permissions(rules(allow="bash(ls *)"), store=store)
+    permissions = Permissions(rules(allow="bash(ls *)"))
     call: JsonObject = {"command": "ls"}
     result = await permissions.check(card("bash", work), call, context(work, none))
     assert not result.allowed
@@ -220,8 +207,6 @@ async def test_without_a_sandbox_rules_allow_commands_only_if_the_store_says_so(
     assert (await permissions.check(card("bash", work), call, context(work))).allowed
     off = SandboxState(kind="off")
     assert (await permissions.check(card("bash", work), call, context(work, off))).allowed
-    await anyio.to_thread.run_sync(store.allow_unsandboxed, str(work))
-    assert (await permissions.check(card("bash", work), call, context(work, none))).allowed
 
 
 async def test_shell_without_sandbox_state_counts_as_unsandboxed(work: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from induscode.deck.programs.git import Program
 from induscode.deck.programs.table import PROGRAMS
-from induscode.permissions.shell.arguments import find_problem, list_options
+from induscode.permissions.shell.arguments import find_problem
 from induscode.permissions.shell.parse import parse_command
 
 if TYPE_CHECKING:
@@ -28,6 +28,15 @@ HELP = {
     "chmod": ("--help",), "chown": ("--help",), "pytest": ("--help",), "fd": ("--help",),
     "tree": ("--help",), "rsync": ("--help",), "unzip": ("-hh",), "zip": ("-h2",),
 }  # fmt: skip
+
+
+def list_options(program: Program) -> Iterator[str]:
+    """List the harmless options of a program as written on a command line."""
+    yield from (f"-{letter}" for letter in program.flags + program.values + program.optional)
+    yield from (f"--{name.removesuffix('=')}" for name in program.long.split())
+    yield from (f"-{name.removesuffix('=')}" for name in program.words.split())
+
+
 _OPTION = re.compile(r"(?<![\w-])(--?)(?:\[no-\])?([A-Za-z0-9.][\w.-]*)")
 _ACT = re.compile(
     r"(?:write|save|output|append|store|dump)s?\b.*\b(?:to|into|in)\b.*\b(?:FILE|<file>|file)\b"

@@ -15,8 +15,7 @@ from tests.permissions.support import Person, check_call, context, rule
 
 from indusagi.core.app_dirs import state_dir
 from induscode.permissions.check import Permissions
-from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
-from induscode.permissions.store import RuleStore, load_startup_rules
+from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore, load_startup_rules, parse_rule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -100,9 +99,7 @@ def test_store_is_private_and_outside_of_every_project(tmp_path: Path) -> None:
     assert len(store.load()[0]) == 1
 
 
-@pytest.mark.parametrize(
-    "content", ["", "{", "[]", "{}", '{"rules": {}}', '{"rules": [1]}', '{"rules": [], "unsandboxed": 1}']
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"rules": {}}', '{"rules": [1]}'])
 def test_damaged_store_asks_about_everything_and_is_set_aside(content: str) -> None:
     store = RuleStore()
     store.add([rule("bash", Effect.ALLOW)])
@@ -163,7 +160,7 @@ def test_failed_write_leaves_the_store_unchanged(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.process
 def test_concurrent_processes_lose_no_rule() -> None:
     code = (
-        "import sys; from induscode.permissions.store import RuleStore;"
+        "import sys; from induscode.permissions.rules import RuleStore;"
         "from induscode.permissions.rules import Rule, Effect;"
         "add = RuleStore().add; name = sys.argv[1];"
         "[add([Rule(effect=Effect.DENY, tool=f't{name}_{n}')]) for n in range(5)]"
@@ -176,7 +173,6 @@ def test_concurrent_processes_lose_no_rule() -> None:
 def test_without_a_home_directory_there_are_no_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "nowhere")
     assert RuleStore().load() == ((), ())
-    assert not RuleStore().allows_unsandboxed("/w")
 
 
 @pytest.mark.anyio

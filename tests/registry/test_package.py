@@ -8,7 +8,7 @@ import pytest
 from tests.registry.mirror import entry, package
 
 from induscode.core.consent import ConsentChangedError
-from induscode.servers.registry.package import (
+from induscode.servers.registry import (
     RegistryError,
     RegistryServer,
     build_installation,

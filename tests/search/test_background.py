@@ -20,7 +20,7 @@ from indusagi.runtime.contract import ToolCall, ToolDescriptor
 from induscode.conversations.deck_limit import DeckSearch
 from induscode.deck.contract import DeckContext, Profile
 from induscode.deck.provision import ToolDeck, provision_deck
-from induscode.gateway.searched_boxes import SearchedBoxes
+from induscode.gateway.search_box import SearchedBoxes
 from induscode.search.background import BackgroundIndex
 from induscode.search.items import build_item
 from induscode.search.options import SearchOptions
@@ -207,7 +207,7 @@ def test_without_the_model_numpy_is_not_loaded(tmp_path: Path, monkeypatch: pyte
 import sys
 import anyio
 from tests.support.searched import SearchableTools
-from induscode.gateway.searched_boxes import SearchedBoxes
+from induscode.gateway.search_box import SearchedBoxes
 from induscode.search.options import SearchOptions
 searched = SearchedBoxes(SearchOptions(mode="on"))
 assert searched.wrap(SearchableTools)().finder.find(["issue"]).found

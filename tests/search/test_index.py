@@ -12,9 +12,15 @@ from hypothesis import strategies as st
 from tests.support.encoders import TopicEncoder
 
 from indusagi.runtime.contract import ToolDescriptor
-from induscode.search.index import ToolIndex
+from induscode.search.index import (
+    LexicalIndex,
+    SearchUnavailableError,
+    ToolIndex,
+    list_query_words,
+    normalize_name,
+    split_humps,
+)
 from induscode.search.items import build_content_item, build_item, build_tool_item
-from induscode.search.lexical import LexicalIndex, SearchUnavailableError, list_query_words, normalize_name, split_humps
 from induscode.search.semantic import SemanticIndex
 
 if TYPE_CHECKING:
@@ -217,7 +223,7 @@ def test_scripts_without_spaces_are_found_by_neighbouring_characters() -> None:
 
 
 def test_a_python_without_fts5_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("induscode.search.lexical._CREATE", "CREATE VIRTUAL TABLE items USING fts9(name)")
+    monkeypatch.setattr("induscode.search.index._CREATE", "CREATE VIRTUAL TABLE items USING fts9(name)")
     with pytest.raises(SearchUnavailableError, match="no FTS5"):
         ToolIndex()
 

@@ -15,8 +15,7 @@ from tests.support.encoders import TopicEncoder
 from induscode.search.background import open_index
 from induscode.search.index import ToolIndex
 from induscode.search.items import build_item
-from induscode.search.semantic import SemanticIndex, list_texts
-from induscode.search.vectors import VectorCache, vectors_path
+from induscode.search.semantic import SemanticIndex, VectorCache, list_texts, vectors_path
 from induscode.search.weights import SENTENCE_ENCODER
 
 if TYPE_CHECKING:

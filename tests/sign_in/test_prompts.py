@@ -13,8 +13,8 @@ from tests.support.waiting import until
 
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, DeviceCode
 from induscode.cli.dialog import Question, Reply
-from induscode.servers.sign_in import prompts
-from induscode.servers.sign_in.prompts import PersonPrompt, StandardInputDialog, open_browser
+from induscode.servers import sign_in as prompts
+from induscode.servers.sign_in import PersonPrompt, StandardInputDialog, open_browser
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,7 +123,7 @@ async def test_a_doubtful_page_is_not_opened(url: str) -> None:
     dialog = scripted()
     for is_pasted in (True, False):
         async with PersonPrompt(dialog, paste=is_pasted).open_redirect(AuthSettings(), ()) as receiver:
-            with pytest.raises(AuthFault, match="not an https address"):
+            with pytest.raises(AuthFault, match="no https address"):
                 await receiver.authorize(url)
     assert dialog.shown == []
 
@@ -160,8 +160,6 @@ async def test_the_code_for_another_device_is_shown() -> None:
         "or open https://issuer.example/device?user_code=AB-12",
         "Waiting for the sign-in, at most 10 minutes",
     ]
-    with pytest.raises(AuthFault, match="not an https address"):
-        await PersonPrompt(dialog).show_device_code(DeviceCode(user_code="x", verification_uri="ftp://x"))
 
 
 # -- without a terminal -----------------------------------------------------------------------

@@ -27,8 +27,7 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 from indusagi.interop.protocol_bridge.fleet import start_server_fleet
 from induscode.cli.dialog import Question, Reply
-from induscode.servers.sign_in.prompts import PersonPrompt
-from induscode.servers.sign_in.servers import get_auth, read_sign_in, sign_in_to_server, sign_out_of_server
+from induscode.servers.sign_in import PersonPrompt, get_auth, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

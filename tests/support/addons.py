@@ -5,7 +5,7 @@ from __future__ import annotations
 from textwrap import dedent, indent
 from typing import TYPE_CHECKING
 
-from induscode.addons.discovery import AddonConsentStore, digest_content
+from induscode.addons.loader import AddonConsentStore, digest_content
 
 if TYPE_CHECKING:
     from pathlib import Path

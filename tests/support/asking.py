@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from indusagi.interop import HostLimits
+from indusagi.interop.protocol_bridge.host import RunningProviderHost
 from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
 from indusagi.interop.protocol_bridge.host.http import open_http
-from indusagi.interop.protocol_bridge.host.server import RunningProviderHost
 from indusagi.interop.protocol_bridge.host.stdio import standard_streams
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, RpcError
 

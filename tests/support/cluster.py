@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tests.support.broker import name_node
 
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
 from indusagi.interop.protocol_bridge.contract import BridgeConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.cluster.broker import open_broker
-from induscode.cluster.lease import read_lease_clock
+from induscode.cluster.jetstream import open_bucket
+from induscode.cluster.membership import read_lease_clock
 from induscode.cluster.node import ClusterNode, open_node
+from induscode.cluster.server_sessions import open_session
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -45,7 +48,7 @@ class LeaseClock:
 async def end_leases(settings: ClusterSettings, *leases: str) -> None:
     """Remove leases at the broker, as it does when they run out."""
     async with open_broker(settings) as broker:
-        bucket = await broker.open_bucket(settings.leases)
+        bucket = await open_bucket(broker, settings.leases)
         for lease in leases:
             entry = await bucket.get(lease)
             if entry is not None:
@@ -104,7 +107,7 @@ async def open_members(
     async with AsyncExitStack() as stack:
         for one in settings:
             node = await stack.enter_async_context(open_node(one, clock))
-            fleet = ServerFleetImpl(supervision=SOON, open_session=node.open_session, handlers=handlers)
+            fleet = ServerFleetImpl(supervision=SOON, open_session=partial(open_session, node), handlers=handlers)
             stack.push_async_callback(fleet.tear_down)
             node.follow(fleet)
             members.append(Member(node, fleet))

@@ -8,9 +8,16 @@ from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger, EnrollRequest
+from induscode.deck.mcp.store.pins import StorePins, load_pins
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from indusagi.core.json import JsonObject
+    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.runtime.contract import ToolRunner
+    from induscode.deck.mcp.capability import RunRemote
+    from induscode.deck.mcp.store.journal import Journal
 
 AT = "2026-11-15T12:00:00.000Z"
 
@@ -23,6 +30,20 @@ def capability(server: str, tool: str, *, version: int = 1, description: str = "
     return BridgeCapability.from_definition(descriptor, RemoteToolRef(server, tool), raw)
 
 
+def with_runner(known: BridgeCapability, runner: ToolRunner | RunRemote | None) -> BridgeCapability:
+    """Return the same tool with another runner."""
+    return BridgeCapability.from_definition(
+        known.descriptor, known.ref, known.raw, runner, shares_name=known.shares_name
+    )
+
+
+async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StorePins:
+    """Read the approved forms of servers' tools from a journal's store."""
+    pins = StorePins(journal)
+    await load_pins(pins, journal.store, servers)
+    return pins
+
+
 def request(server: str, tool: str, *, version: int = 1) -> EnrollRequest:
     """Build the request to enrol it."""
     return EnrollRequest(capability(server, tool, version=version), server)
@@ -30,7 +51,10 @@ def request(server: str, tool: str, *, version: int = 1) -> EnrollRequest:
 
 def ledger_of(*tools: tuple[str, str]) -> BridgeLedger:
     """Build a ledger in which these tools are enrolled."""
-    return BridgeLedger.empty().enroll_all([request(*tool) for tool in tools], AT)
+    ledger = BridgeLedger.empty()
+    for tool in tools:
+        ledger = ledger.enroll(request(*tool), AT)
+    return ledger
 
 
 def with_raw(known: BridgeCapability, raw: JsonObject) -> BridgeCapability:

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 CONSTANTS: dict[str, float] = {
     # How often files are looked at, and for how long one has to stay as it is.
-    "induscode.boot.config_watch:FileWatch.poll_s": 0.02,
-    "induscode.boot.config_watch:_STABLE_S": 0.01,
+    "induscode.boot.plans:ConfigFiles.poll_s": 0.02,
+    "induscode.boot.plans:_STABLE_S": 0.01,
     # Approvals, connectors and sign-ins of other processes.
     "induscode.gateway.gateway:_APPROVAL_POLL_S": 0.05,
     # The first list waits for servers that are still unknown, on a busy machine too.
@@ -47,7 +47,7 @@ CONSTANTS: dict[str, float] = {
     # Redraws, the look at what the status line tells, and the first pause before a model is asked again.
     "induscode.frontends.terminal.screen:_FRAME_S": 0.005,
     "induscode.frontends.terminal.app:_WATCH_S": 0.02,
-    "induscode.conversations.model_loop.chat.model:_FIRST_DELAY_S": 0.01,
+    "induscode.conversations.model_loop.chat:_FIRST_DELAY_S": 0.01,
 }
 """Constants of the commands that tests start, as "module:NAME" or "module:Class.NAME"; of a dataclass it is the
 default of a field that is given by keyword only.

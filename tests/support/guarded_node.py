@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from functools import partial
 from typing import cast
 
 from tests.support.broker import KEY
@@ -14,13 +15,14 @@ from indusagi.interop.protocol_bridge.contract import BridgeConfig
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.cluster.contract import ClusterSettings
 from induscode.cluster.node import open_node
+from induscode.cluster.server_sessions import open_session
 
 
 async def main() -> None:
     broker, prefix, name = sys.argv[1:]
     settings = ClusterSettings(brokers=[broker], prefix=prefix, node=name, key=KEY)
     async with open_node(settings, guarded=True) as node:
-        fleet = ServerFleetImpl(open_session=node.open_session)
+        fleet = ServerFleetImpl(open_session=partial(open_session, node))
         node.follow(fleet)
         try:
             await fleet.start(BridgeConfig([honest()]))

@@ -2,7 +2,7 @@
 
 A trace counts distinct functions and distinct files between `start` and `stop`, in all threads of the process
 (`sys.setprofile`, `threading.setprofile`). Comprehensions and generator expressions count as part of their function.
-Run as a module it traces one walk and prints it: `python -m tests.support.walks remote|http|edit`.
+Run as a module it traces one walk and prints it: `python -m tests.support.walks remote|http|edit|card|turn`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,11 @@ class Walk:
     def files(self) -> list[str]:
         """The files of the functions, in the order of their first call."""
         return list(dict.fromkeys(file for file, _ in self.functions))
+
+    @property
+    def calls(self) -> int:
+        """How often a function ran or went on: each resumption of a coroutine counts."""
+        return sum(self.functions.values())
 
     def start(self) -> None:
         """Forget what ran, and record from here."""
@@ -72,7 +78,8 @@ class Walk:
         for file in self.files:
             lines.append(file)
             lines += [f"    {name} x{count}" for (at, name), count in self.functions.items() if at == file]
-        return "\n".join([*lines, f"{len(self.functions)} functions in {len(self.files)} files"])
+        counts = f"{len(self.functions)} functions in {len(self.files)} files, {self.calls:,} calls"
+        return "\n".join([*lines, counts])
 
 
 @contextmanager
@@ -113,6 +120,37 @@ def trace_edit(folder: Path) -> Walk:
     return walk
 
 
+def trace_card(folder: Path) -> Walk:
+    """Trace the second start of a configured server, asleep, from its row to the cards of its tools in a tool box."""
+    from indusagi.capabilities import make_local_context  # noqa: PLC0415 — traced
+    from induscode.boot.runners import load_mcp_capabilities  # noqa: PLC0415 — as above
+    from induscode.deck.provision import ToolDeck  # noqa: PLC0415 — as above
+    from induscode.launch.invocation import Invocation  # noqa: PLC0415 — as above
+
+    config = honest(id="desk")
+    row = {"command": config.command, "args": [*config.args], "env": dict(config.env), "start": "lazy"}
+    file = folder / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"desk": row}}), encoding="utf-8")
+    invocation = Invocation(cwd=str(folder), mcp=(str(file),))
+
+    async def start_twice(walk: Walk) -> None:
+        await (await load_mcp_capabilities(invocation)).aclose()
+        deck = ToolDeck((), make_local_context(str(folder)))
+        walk.start()
+        bridge = await load_mcp_capabilities(invocation)
+        listed = deck.graft(bridge.capabilities).into_tool_box().descriptors()
+        walk.stop()
+        try:
+            assert "desk__echo" in {descriptor.name for descriptor in listed}
+        finally:
+            await bridge.aclose()
+            await deck.context.aclose()
+
+    with tracing() as walk:
+        asyncio.run(start_twice(walk))
+    return walk
+
+
 def trace_remote_call(folder: Path) -> Walk:
     """Trace a call of a server's tool in `indus -p`, the second time, from the model loop and back."""
     from induscode.conversations.model_loop.loop import DeckToolset  # noqa: PLC0415 — as above
@@ -142,6 +180,46 @@ def trace_remote_call(folder: Path) -> Walk:
             assert run_headless(invocation) == 0
         finally:
             DeckToolset.call_tool = call_tool
+    return walk
+
+
+def trace_turn(folder: Path) -> Walk:
+    """Trace a turn of the interactive session, the second one: a prompt, a call of a server's tool, the answer.
+
+    It begins when the prompt is taken and ends when the next one may come. The screen isn't up: frames depend on time.
+    """
+    from induscode.frontends.terminal.app import InteractiveApp  # noqa: PLC0415 — traced
+    from induscode.launch.invocation import Invocation  # noqa: PLC0415 — as above
+
+    import_module("induscode.frontends.terminal.markdown")  # the session imports it in a thread
+    config = honest(id="desk")
+    row = {"command": config.command, "args": [*config.args], "env": dict(config.env)}
+    (folder / "mcp.json").write_text(json.dumps({"mcpServers": {"desk": row}}), encoding="utf-8")
+
+    class TracedApp(InteractiveApp):
+        """A session that gets two prompts and ends."""
+
+        async def _next_message(self) -> str | None:
+            nonlocal prompts
+            walk.stop()
+            prompt, *prompts = prompts
+            if prompt == "second":
+                walk.start()
+            return prompt
+
+        async def hold(self) -> None:
+            """Open the conversation and answer the prompts."""
+            await self._hold_conversation(self._invocation)
+
+    prompts: list[str | None] = ["first", "second", None]
+    script = [calls("desk__echo", text="a"), says("first done"), calls("desk__echo", text="b"), says("second done")]
+    with model_server(*script) as server, tracing() as walk:
+        os.environ |= {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": "key"}
+        invocation = Invocation(
+            cwd=str(folder), approval="all", model="openai:scripted", mcp=(str(folder / "mcp.json"),)
+        )
+        asyncio.run(TracedApp(invocation).hold())
+    assert len(server.requests) == len(script)
     return walk
 
 
@@ -234,5 +312,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as name:
         os.environ |= {"HOME": name, "XDG_STATE_HOME": f"{name}/state", "XDG_CONFIG_HOME": f"{name}/config"}
         (Path(name) / "project").mkdir()
-        trace = {"remote": trace_remote_call, "http": trace_http_call, "edit": trace_edit}[sys.argv[1]]
+        traces = {"remote": trace_remote_call, "http": trace_http_call, "edit": trace_edit}
+        trace = (traces | {"card": trace_card, "turn": trace_turn})[sys.argv[1]]
         sys.stdout.write(trace(Path(name) / "project").text() + "\n")

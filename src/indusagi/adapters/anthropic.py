@@ -11,8 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, to_plain_object
-from indusagi.adapters.content import Attachment, ModelContent
+from indusagi.adapters.calls import (
+    AdapterCalls,
+    Attachment,
+    Gate,
+    ModelContent,
+    PlainTools,
+    copy_parameters,
+    to_plain_object,
+)
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolBox, ToolCall
 
@@ -20,62 +27,44 @@ from indusagi.runtime.contract import ToolBox, ToolCall
 def to_anthropic(box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken | None = None) -> AnthropicTools:
     """Give a toolbox to models of the Anthropic API.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     return AnthropicTools(AdapterCalls(box, gate, cancel))
 
 
-class AnthropicTools:
+class AnthropicTools(PlainTools):
     """Tools for `messages.create`."""
-
-    def __init__(self, calls: AdapterCalls) -> None:
-        self._calls = calls
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
         """The current tools, for the parameter `tools`."""
         return [
             {"name": tool.name, "description": tool.description, "input_schema": copy_parameters(tool)}
-            for tool in self._calls.descriptors()
+            for tool in self.calls.descriptors()
         ]
 
-    async def run(self, message: Any) -> list[dict[str, Any]]:
-        """Run the calls of a response, which may be the library's object or its JSON.
+    def read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+        """Return the content of a response, and its calls."""
+        content = [to_plain_object(block) for block in to_plain_object(response).get("content") or ()]
+        calls = [
+            ToolCall(str(block.get("id")), str(block.get("name")), block.get("input"))
+            for block in content
+            if block.get("type") == "tool_use"
+        ]
+        return content, calls
 
-        Return the messages to append to the next request: the model's message and the results. Empty if there are no
-        calls.
-        """
-        content, calls = _read(message)
-        return _answer(content, calls, await self._calls.run_all(calls)) if calls else []
-
-    def run_sync(self, message: Any) -> list[dict[str, Any]]:
-        """Like `run`, without `await`, for a toolbox from `open_deck_sync`."""
-        content, calls = _read(message)
-        return _answer(content, calls, self._calls.run_all_sync(calls)) if calls else []
-
-
-def _read(message: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
-    content = [to_plain_object(block) for block in to_plain_object(message).get("content") or ()]
-    calls = [
-        ToolCall(str(block.get("id")), str(block.get("name")), block.get("input"))
-        for block in content
-        if block.get("type") == "tool_use"
-    ]
-    return content, calls
-
-
-def _answer(
-    content: Sequence[dict[str, Any]], calls: Sequence[ToolCall], contents: Sequence[ModelContent]
-) -> list[dict[str, Any]]:
-    results: list[dict[str, Any]] = []
-    for call, result in zip(calls, contents, strict=True):
-        # A text block must not be empty.
-        text = [{"type": "text", "text": result.text}] if result.text else []
-        blocks = [*text, *map(_to_block, result.attachments)]
-        mark = {"is_error": True} if result.is_error else {}
-        results.append({"type": "tool_result", "tool_use_id": call.id, "content": blocks, **mark})
-    return [{"role": "assistant", "content": [*content]}, {"role": "user", "content": results}]
+    def answer(
+        self, output: Sequence[dict[str, Any]], calls: Sequence[ToolCall], contents: Sequence[ModelContent]
+    ) -> list[dict[str, Any]]:
+        """Build the model's message and the one with the results."""
+        results: list[dict[str, Any]] = []
+        for call, result in zip(calls, contents, strict=True):
+            # A text block must not be empty.
+            text = [{"type": "text", "text": result.text}] if result.text else []
+            blocks = [*text, *map(_to_block, result.attachments)]
+            mark = {"is_error": True} if result.is_error else {}
+            results.append({"type": "tool_result", "tool_use_id": call.id, "content": blocks, **mark})
+        return [{"role": "assistant", "content": [*output]}, {"role": "user", "content": results}]
 
 
 def _to_block(file: Attachment) -> dict[str, Any]:

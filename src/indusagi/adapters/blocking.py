@@ -41,7 +41,7 @@ class BlockingToolBox:
     @property
     def notes(self) -> Sequence[Note]:
         """Everything left out, with the reason; empty if the toolbox has no notes."""
-        return self.wait_for(self._read_notes)
+        return self.wait_for(getattr, self.toolbox, "notes", ())
 
     @property
     def runner(self) -> BlockingToolBox:
@@ -50,11 +50,11 @@ class BlockingToolBox:
 
     def descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools in a stable order."""
-        return self.wait_for(self._list_descriptors)
+        return self.wait_for(self.toolbox.descriptors)
 
     async def read_descriptors(self) -> Sequence[ToolDescriptor]:
         """List the tools from another event loop."""
-        return await self.call_async(self._list_descriptors)
+        return await self.call_async(self.toolbox.descriptors)
 
     async def run(
         self, call: ToolCall, cancel: CancelToken | None = None, *, on_progress: ProgressSink | None = None
@@ -79,21 +79,21 @@ class BlockingToolBox:
         given = cast("JsonObject", {**(arguments or {}), **more})
         return self.run_sync(ToolCall(f"call_{new_ulid()}", name, given), cancel)
 
-    def wait_for(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
+    def wait_for(self, work: Callable[..., Awaitable[ResultT] | ResultT], *arguments: Any) -> ResultT:
         """Run `work` in the toolbox's loop, and wait for it in this thread."""
-        future: Future[ResultT] = self._portal.start_task_soon(work, *arguments)
+        future = cast("Future[ResultT]", self._portal.start_task_soon(work, *arguments))
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
-    async def call_async(self, work: Callable[..., Awaitable[ResultT]], *arguments: Any) -> ResultT:
+    async def call_async(self, work: Callable[..., Awaitable[ResultT] | ResultT], *arguments: Any) -> ResultT:
         """Run `work` in the toolbox's loop, and wait for it in this task."""
         futures: list[Future[ResultT]] = []
 
         def start() -> None:
-            futures.append(self._portal.start_task_soon(work, *arguments))
+            futures.append(cast("Future[ResultT]", self._portal.start_task_soon(work, *arguments)))
 
         try:
             await to_thread.run_sync(start)  # waits until the other loop has started the task
@@ -106,12 +106,6 @@ class BlockingToolBox:
 
     async def _run(self, call: ToolCall, cancel: CancelToken | None, on_progress: ProgressSink | None) -> ToolOutcome:
         return await self.toolbox.runner.run(call, cancel, on_progress=on_progress)
-
-    async def _list_descriptors(self) -> Sequence[ToolDescriptor]:
-        return self.toolbox.descriptors()
-
-    async def _read_notes(self) -> Sequence[Note]:
-        return getattr(self.toolbox, "notes", ())
 
 
 @contextmanager

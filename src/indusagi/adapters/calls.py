@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import copy
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import isawaitable, iscoroutinefunction
@@ -13,14 +16,14 @@ import anyio
 from anyio import to_thread
 
 from indusagi.adapters.blocking import BlockingToolBox
-from indusagi.adapters.content import ModelContent, to_model_content
 from indusagi.core.cancel import CancelToken
-from indusagi.core.json import JsonValue
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.tasks import ReadWriteLock
 from indusagi.runtime.calls import current_check
 from indusagi.runtime.contract import (
     PreparingRunner,
+    TextContentBlock,
     ToolBox,
     ToolCall,
     ToolDescriptor,
@@ -33,15 +36,10 @@ ResultT = TypeVar("ResultT")
 
 
 class AdapterCalls:
-    """The toolbox behind an adapter.
+    """The toolbox behind an adapter, which may be the one from `open_deck_sync`: then it works in its own thread.
 
-    Args:
-        box: The toolbox. The one from `open_deck_sync` works in its own thread, whichever loop or thread calls.
-        gate: Decides about each call, one at a time. Optional if the toolbox checks its calls.
-        cancel: Stops running calls with an error outcome, and prevents new ones.
-
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    The `gate` decides about each call, one at a time; it's optional if the toolbox checks its calls, otherwise this
+    raises `MissingGateError`. `cancel` stops running calls with an error outcome, and prevents new ones.
     """
 
     def __init__(self, box: ToolBox, gate: Gate | None, cancel: CancelToken | None) -> None:
@@ -74,16 +72,14 @@ class AdapterCalls:
     def run_sync(self, call: ToolCall) -> ToolOutcome:
         """Run a call from a thread without an event loop.
 
-        Raises:
-            TypeError: The toolbox belongs to an event loop.
+        Raises `TypeError` if the toolbox belongs to an event loop.
         """
         return self._require_blocking().wait_for(self._run, call)
 
     def run_all_sync(self, calls: Sequence[ToolCall]) -> Sequence[ModelContent]:
         """Run the calls of one response from a thread without an event loop.
 
-        Raises:
-            TypeError: The toolbox belongs to an event loop.
+        Raises `TypeError` if the toolbox belongs to an event loop.
         """
         return self._require_blocking().wait_for(self._run_all, calls)
 
@@ -142,6 +138,36 @@ class AdapterCalls:
         return [contents[place] for place in range(len(calls))]
 
 
+class PlainTools(ABC):
+    """The tools of a toolbox for an API of plain JSON: runs the calls of a response and answers them."""
+
+    def __init__(self, calls: AdapterCalls) -> None:
+        self.calls = calls
+
+    @abstractmethod
+    def read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+        """Return the model's part of a conversation, and the calls in it."""
+
+    @abstractmethod
+    def answer(
+        self, output: Sequence[dict[str, Any]], calls: Sequence[ToolCall], contents: Sequence[ModelContent]
+    ) -> list[dict[str, Any]]:
+        """Build the next part of the conversation: the model's, and the results."""
+
+    async def run(self, response: Any) -> list[dict[str, Any]]:
+        """Run the calls of a response, which may be the library's object or its JSON.
+
+        Return what to append to the next request: the model's part and the results. Empty if there are no calls.
+        """
+        output, calls = self.read(response)
+        return self.answer(output, calls, await self.calls.run_all(calls)) if calls else []
+
+    def run_sync(self, response: Any) -> list[dict[str, Any]]:
+        """Like `run`, without `await`, for a toolbox from `open_deck_sync`."""
+        output, calls = self.read(response)
+        return self.answer(output, calls, self.calls.run_all_sync(calls)) if calls else []
+
+
 def is_read_only(tool: ToolDescriptor) -> bool:
     """Return whether a tool says that it changes nothing. Affects the order of calls, not permissions."""
     return (tool.annotations or {}).get("readOnlyHint") is True
@@ -171,8 +197,7 @@ class _PydanticModel(Protocol):
 def to_plain_object(value: Any) -> dict[str, Any]:
     """Convert a client library's object (a pydantic model) or a mapping to a dictionary, as received.
 
-    Raises:
-        TypeError: It's neither.
+    Raises `TypeError` if it's neither.
     """
     if isinstance(value, Mapping):
         return dict(cast("Mapping[str, Any]", value))
@@ -185,8 +210,7 @@ def to_plain_object(value: Any) -> dict[str, Any]:
 def explain_missing(distribution: str) -> Generator[None]:
     """Name the package to install if an adapter's library is missing or too old.
 
-    Raises:
-        ImportError: It's missing or too old.
+    Raises `ImportError` if it's missing or too old.
     """
     try:
         yield
@@ -234,8 +258,7 @@ def is_gated(box: ToolBox) -> bool:
 def require_gate(box: ToolBox, gate: Gate | None) -> None:
     """Reject a toolbox whose calls nothing checks.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     if gate is None and not is_gated(box):
         raise MissingGateError(
@@ -280,3 +303,104 @@ async def check_call(gate: Gate, call: ToolCall) -> ToolResult | None:
         return None
     suffix = f": {refusal}" if refusal else ""
     return ToolResult.error(f"{call.name} was not run: the user declined{suffix}", code="denied")
+
+
+# -- results as models receive them -----------------------------------------------------------------
+
+
+IMAGE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
+DOCUMENT_TYPES = frozenset({"application/pdf"})
+_MAX_ATTACHMENT_BYTES = 20 * 1024 * 1024
+"""Every provider rejects larger requests."""
+
+
+@record
+class Attachment:
+    """An image or document in a result or next to a prompt."""
+
+    data: bytes
+    media_type: str
+
+    @property
+    def is_image(self) -> bool:
+        """Whether it's an image rather than a document."""
+        return self.media_type in IMAGE_TYPES
+
+    @property
+    def file_name(self) -> str:
+        """File name for libraries that want one."""
+        return f"attachment.{self.media_type.rpartition('/')[2]}"
+
+    def encode(self) -> str:
+        """Return the data as base64."""
+        return base64.b64encode(self.data).decode("ascii")
+
+    def to_data_url(self) -> str:
+        """Return the data as a URL: https://www.rfc-editor.org/rfc/rfc2397."""
+        return f"data:{self.media_type};base64,{self.encode()}"
+
+
+@record
+class ModelContent:
+    """A result as the model receives it. Errors are text only: no provider accepts images with an error mark."""
+
+    text: str
+    attachments: Sequence[Attachment] = ()
+    is_error: bool = False
+
+    @property
+    def marked_text(self) -> str:
+        """Text for an API without an error mark: a failure starts with `Error:`."""
+        return f"Error: {self.text}" if self.is_error else self.text
+
+
+def to_model_content(result: ToolResult) -> ModelContent:
+    """Convert a result to text and attachments; the text mentions content that no model accepts."""
+    texts: list[str] = []
+    attachments: list[Attachment] = []
+    for block in result.content:
+        part = block.text if isinstance(block, TextContentBlock) else _convert_value(block.value)
+        if isinstance(part, Attachment):
+            attachments.append(part)
+        elif isinstance(part, str):
+            texts.append(part)
+        else:
+            texts.append(part[0])
+            attachments.append(part[1])
+    if not result.content and result.structured is not None:
+        texts.append(compact_json(result.structured))
+    if result.is_error and attachments:
+        texts.append(f"[left out of a failed answer: {', '.join(file.media_type for file in attachments)}]")
+        attachments = []
+    return ModelContent("\n".join(texts), tuple(attachments), result.is_error)
+
+
+def _convert_value(value: JsonValue) -> str | Attachment | tuple[str, Attachment]:
+    """Convert an MCP content block (https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result)."""
+    if is_json_object(value):
+        if value.get("type") in ("image", "audio"):
+            return _decode_media(value, str(value.get("type")), value.get("data"))
+        resource = value.get("resource")
+        if value.get("type") == "resource" and is_json_object(resource):
+            uri, text = resource.get("uri"), resource.get("text")
+            if isinstance(text, str):
+                return f"[resource {uri}]\n{text}"
+            if "blob" not in resource:
+                return compact_json(resource)
+            part = _decode_media(resource, "resource", resource.get("blob"))
+            return part if isinstance(part, str) else (f"[resource {uri}: attached]", part)
+    return compact_json(value)
+
+
+def _decode_media(block: JsonObject, kind: str, encoded: JsonValue) -> str | Attachment:
+    media_type = str(block.get("mimeType") or "application/octet-stream").partition(";")[0].strip()
+    name = f"{kind} {block['uri']}" if "uri" in block else kind
+    try:
+        data = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else None
+    except (binascii.Error, ValueError):
+        data = None
+    if data is None:
+        return f"[{name}: left out, its content is not valid base64]"
+    if media_type not in IMAGE_TYPES | DOCUMENT_TYPES or len(data) > _MAX_ATTACHMENT_BYTES:
+        return f"[{name}: {media_type}, {len(data):,} bytes, left out: no model takes it]"
+    return Attachment(data, media_type)

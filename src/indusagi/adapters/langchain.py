@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, cast
 
-from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, explain_missing
-from indusagi.adapters.content import Attachment, to_model_content
+from indusagi.adapters.calls import AdapterCalls, Attachment, Gate, copy_parameters, explain_missing, to_model_content
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue
@@ -27,10 +26,8 @@ with explain_missing("langchain-core"):
 def to_langchain(box: ToolBox, *, gate: Gate | None = None, cancel: CancelToken | None = None) -> list[BaseTool]:
     """Give a toolbox's current tools to LangChain.
 
-    `invoke` without `await` needs a toolbox from `open_deck_sync`.
-
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    `invoke` without `await` needs a toolbox from `open_deck_sync`. Raises `MissingGateError` if there's no gate, and
+    the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
     return [
@@ -68,11 +65,7 @@ class ToolBoxTool(BaseTool):
 
 
 def _to_message(outcome: ToolOutcome) -> tuple[Any, Any]:
-    """Build a tool message's content and artifact.
-
-    Raises:
-        ToolException: The call failed.
-    """
+    """Build a tool message's content and artifact. Raises `ToolException` if the call failed."""
     content = to_model_content(outcome.result)
     if content.is_error:
         raise ToolException(content.text)

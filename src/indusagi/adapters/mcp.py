@@ -16,7 +16,7 @@ from indusagi.adapters.calls import AdapterCalls, Gate, explain_missing
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject
-from indusagi.interop.protocol_bridge.contract import to_blocks
+from indusagi.interop.protocol_bridge.contract import to_block
 from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolResult
 
@@ -30,8 +30,7 @@ def to_mcp(
 ) -> Server[dict[str, Any]]:
     """Give a toolbox to an MCP client in this process.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
 
@@ -53,7 +52,7 @@ def to_mcp(
 
 
 def _build_result(result: ToolResult) -> JsonObject:
-    row: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
+    row: JsonObject = {"content": [to_block(block) for block in result.content], "isError": result.is_error}
     if isinstance(result.structured, dict):
         row["structuredContent"] = result.structured
     return row

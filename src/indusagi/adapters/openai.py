@@ -12,8 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, parse_arguments, to_plain_object
-from indusagi.adapters.content import Attachment, ModelContent
+from indusagi.adapters.calls import (
+    AdapterCalls,
+    Attachment,
+    Gate,
+    ModelContent,
+    PlainTools,
+    copy_parameters,
+    parse_arguments,
+    to_plain_object,
+)
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolBox, ToolCall
 
@@ -27,18 +35,14 @@ def to_openai(
 ) -> OpenAITools:
     """Give a toolbox to models of the OpenAI API.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
     return OpenAITools(calls) if api == "responses" else OpenAIChatTools(calls)
 
 
-class OpenAITools:
+class OpenAITools(PlainTools):
     """Tools for `responses.create`."""
-
-    def __init__(self, calls: AdapterCalls) -> None:
-        self._calls = calls
 
     @property
     def definitions(self) -> list[dict[str, Any]]:
@@ -51,24 +55,11 @@ class OpenAITools:
                 "parameters": copy_parameters(tool),
                 "strict": False,
             }
-            for tool in self._calls.descriptors()
+            for tool in self.calls.descriptors()
         ]
 
-    async def run(self, response: Any) -> list[dict[str, Any]]:
-        """Run the calls of a response, which may be the library's object or its JSON.
-
-        Return the items to append to the input of the next request: the model's output and the results. Empty if there
-        are no calls.
-        """
-        output, calls = self._read(response)
-        return self._answer(output, calls, await self._calls.run_all(calls)) if calls else []
-
-    def run_sync(self, response: Any) -> list[dict[str, Any]]:
-        """Like `run`, without `await`, for a toolbox from `open_deck_sync`."""
-        output, calls = self._read(response)
-        return self._answer(output, calls, self._calls.run_all_sync(calls)) if calls else []
-
-    def _read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+    def read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+        """Return the output of a response, and its calls."""
         output = [to_plain_object(item) for item in to_plain_object(response).get("output") or ()]
         calls = [
             ToolCall(str(item.get("call_id")), str(item.get("name")), parse_arguments(item.get("arguments") or ""))
@@ -77,9 +68,10 @@ class OpenAITools:
         ]
         return output, calls
 
-    def _answer(
+    def answer(
         self, output: Sequence[dict[str, Any]], calls: Sequence[ToolCall], contents: Sequence[ModelContent]
     ) -> list[dict[str, Any]]:
+        """Build the model's output and the results."""
         answers: list[dict[str, Any]] = []
         for call, content in zip(calls, contents, strict=True):
             value: Any = content.marked_text
@@ -99,7 +91,8 @@ class OpenAIChatTools(OpenAITools):
         rows = super().definitions
         return [{"type": row.pop("type"), "function": row} for row in rows]
 
-    def _read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+    def read(self, response: Any) -> tuple[Sequence[dict[str, Any]], Sequence[ToolCall]]:
+        """Return the output of a response, and its calls."""
         choices = to_plain_object(response).get("choices") or ()
         if not choices:
             return [], []
@@ -111,9 +104,10 @@ class OpenAIChatTools(OpenAITools):
         ]
         return [message], calls
 
-    def _answer(
+    def answer(
         self, output: Sequence[dict[str, Any]], calls: Sequence[ToolCall], contents: Sequence[ModelContent]
     ) -> list[dict[str, Any]]:
+        """Build the model's output and the results."""
         messages: list[dict[str, Any]] = [*output]
         parts: list[dict[str, Any]] = []
         for call, content in zip(calls, contents, strict=True):

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from indusagi.adapters.calls import AdapterCalls, Gate, copy_parameters, explain_missing, parse_arguments
-from indusagi.adapters.content import Attachment
+from indusagi.adapters.calls import AdapterCalls, Attachment, Gate, copy_parameters, explain_missing, parse_arguments
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor
 
@@ -28,8 +27,7 @@ def to_openai_agents(
 ) -> list[FunctionTool]:
     """Give a toolbox's current tools to an agent of the OpenAI Agents SDK.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     calls = AdapterCalls(box, gate, cancel)
     return [_build_tool(calls, tool) for tool in calls.descriptors()]

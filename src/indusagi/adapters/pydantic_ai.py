@@ -12,8 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Any, cast
 
-from indusagi.adapters.calls import AdapterCalls, Gate, explain_missing, is_read_only, parse_arguments
-from indusagi.adapters.content import ModelContent
+from indusagi.adapters.calls import AdapterCalls, Gate, ModelContent, explain_missing, is_read_only, parse_arguments
 from indusagi.core.cancel import CancelToken
 from indusagi.core.json import JsonValue
 from indusagi.runtime.contract import ToolBox, ToolCall, ToolDescriptor
@@ -30,8 +29,7 @@ def to_pydantic_ai(
 ) -> AbstractToolset[Any]:
     """Give a toolbox to an agent of pydantic-ai.
 
-    Raises:
-        MissingGateError: There's no gate, and the toolbox doesn't check its calls.
+    Raises `MissingGateError` if there's no gate, and the toolbox doesn't check its calls.
     """
     return _AdapterToolset(AdapterCalls(box, gate, cancel), id)
 
@@ -60,9 +58,7 @@ class PassThroughValidator:
 class ToolBoxToolset(AbstractToolset[Any]):
     """A toolset of descriptors and calls, which subclasses provide.
 
-    Args:
-        id: Id of the toolset.
-        max_retries: How often pydantic-ai lets a model repeat a call that it rejected itself.
+    A model may repeat a call that pydantic-ai rejected itself `max_retries` times.
     """
 
     def __init__(self, id: str, max_retries: int = 1) -> None:
@@ -103,20 +99,12 @@ class ToolBoxToolset(AbstractToolset[Any]):
     async def call_tool(
         self, name: str, tool_args: dict[str, Any], ctx: RunContext[Any], tool: ToolsetTool[Any]
     ) -> Any:
-        """Run a call and return its result in the library's types.
-
-        Raises:
-            ToolFailed: The call failed.
-        """
+        """Run a call and return its result in the library's types. Raises `ToolFailed` if the call failed."""
         arguments = tool_args.value if isinstance(tool_args, NonObjectArguments) else tool_args
         return self.to_return(await self.run_call(ToolCall(ctx.tool_call_id or name, name, arguments)), name)
 
     def to_return(self, content: ModelContent, name: str) -> Any:
-        """Convert the result of a call of tool `name`.
-
-        Raises:
-            ToolFailed: The call failed.
-        """
+        """Convert the result of a call of tool `name`. Raises `ToolFailed` if the call failed."""
         if content.is_error:
             raise ToolFailed(content.text)
         files = [BinaryContent(file.data, media_type=file.media_type) for file in content.attachments]

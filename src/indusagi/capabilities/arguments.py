@@ -240,10 +240,7 @@ Coercion: TypeAlias = Callable[[JsonValue], JsonValue]
 def coerce_to(schema: JsonSchema, aliases: Mapping[str, str], items: Mapping[str, Coercion] | None = None) -> Coercion:
     """Return a function that fixes arguments for `schema`.
 
-    Args:
-        schema: The schema of the arguments.
-        aliases: Maps other names to the schema's.
-        items: Maps the name of a list to a function that fixes its items.
+    `aliases` maps other names to the schema's, `items` the name of a list to a function that fixes its items.
     """
     declared = schema.get("properties")
     properties: Mapping[str, JsonValue] = declared if is_json_object(declared) else {}

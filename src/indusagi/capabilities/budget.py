@@ -172,8 +172,7 @@ class SessionDir:
     def make(self) -> str:
         """Create the directory if necessary, sweep old sessions, and return its path.
 
-        Raises:
-            OSError: It can't be created.
+        Raises `OSError` if it can't be created.
         """
         with self._lock:
             if self._path is None:
@@ -248,6 +247,8 @@ async def fit_result(result: ToolResult, budget: OutputBudget, session: SessionD
 
     Ignores images and audio.
     """
+    if budget is UNLIMITED:
+        return result
     text = "\n".join(
         [
             block.text if isinstance(block, TextContentBlock) else compact_json(block.value)

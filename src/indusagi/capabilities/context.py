@@ -13,15 +13,14 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 from indusagi.capabilities.budget import OutputBudget, SessionDir
 from indusagi.capabilities.ports import Fs, SearchProvider, Shell, WebSettings
 from indusagi.core.cancel import CancelToken
-from indusagi.core.invisible import CleanText
 from indusagi.core.records import record
-from indusagi.core.text import make_visible
+from indusagi.core.text import CleanText, make_visible
 from indusagi.runtime.calls import CallObserver
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
@@ -29,37 +28,17 @@ _log = logging.getLogger(__name__)
 StoreT = TypeVar("StoreT")
 
 
-class ReadStateHandle(Protocol):
-    """Tracks the content a session has read. Paths are absolute and resolved."""
+class ReadState:
+    """The content a session has read, in memory. Paths are absolute and resolved."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _Known] = {}
 
     def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
         """Record the digest of content read from or written to `path`.
 
         `lines` is the first and last line shown; None if the file was written, or not shown by lines.
         """
-        ...
-
-    def digest(self, path: str) -> str | None:
-        """Return the last recorded digest of `path`, or None if it hasn't been read."""
-        ...
-
-    def list_shown_lines(self, path: str) -> Sequence[tuple[int, int]]:
-        """Return the lines shown of the recorded content, as sorted ranges."""
-        ...
-
-    def forget(self, path: str) -> None:
-        """Forget `path`, which may be unknown."""
-        ...
-
-
-class ReadState:
-    """The read state of one session, in memory."""
-
-    def __init__(self) -> None:
-        self._files: dict[str, _Known] = {}
-
-    def record(self, path: str, digest: str, lines: tuple[int, int] | None = None) -> None:
-        """Record the digest of content read from or written to `path`."""
         known = self._files.get(path)
         shown = known.shown if known is not None and known.digest == digest else ()
         if lines is None:
@@ -86,6 +65,10 @@ class ReadState:
     def forget(self, path: str) -> None:
         """Forget `path`, which may be unknown."""
         self._files.pop(path, None)
+
+
+ReadStateHandle = ReadState
+"""The name of the specification."""
 
 
 @record
@@ -123,8 +106,7 @@ class CleanupStack:
     async def run(self) -> None:
         """Run all closers, even if some fail; a second call does nothing.
 
-        Raises:
-            ExceptionGroup: The closers' exceptions, after all of them ran.
+        The closers' exceptions are raised as an `ExceptionGroup` after all of them ran.
         """
         failures: list[Exception] = []
         while self._closers:

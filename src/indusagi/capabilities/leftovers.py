@@ -21,8 +21,7 @@ from typing import cast
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.core.ids import is_ulid, new_ulid
-from indusagi.core.process.procfs import read_start_time
-from indusagi.core.process.tree import ProcessTree, end_marked
+from indusagi.core.process.tree import ProcessTree, end_marked, read_start_time
 from indusagi.core.records import record
 
 _PREFIX = "indus-"
@@ -51,8 +50,7 @@ class Receipt:
 def write_receipt(mark: str, pid: int, command: str, cwd: str) -> str | None:
     """Write the receipt of a command and return its path; None if start times aren't available.
 
-    Raises:
-        OSError: The file can't be written.
+    Raises `OSError` if the file can't be written.
     """
     started, owner_started = read_start_time(pid), read_start_time(os.getpid())
     if started is None or owner_started is None:
@@ -74,10 +72,7 @@ def remove_receipt(path: str) -> None:
 def find_leftover_jobs() -> list[Receipt]:
     """List commands that are still running although the process that started them has ended.
 
-    Removes receipts of finished commands.
-
-    Raises:
-        OSError: The receipt directory can't be read.
+    Removes receipts of finished commands. Raises `OSError` if the receipt directory can't be read.
     """
     leftovers: list[Receipt] = []
     for path, receipt in _list_receipts():
@@ -91,11 +86,7 @@ def find_leftover_jobs() -> list[Receipt]:
 
 
 def end_commands(owner_pid: int, owner_started: int) -> None:
-    """Terminate the commands of a process that's gone.
-
-    Raises:
-        OSError: The receipt directory can't be read.
-    """
+    """Terminate the commands of a process that's gone. Raises `OSError` if the receipt directory can't be read."""
     for path, receipt in _list_receipts():
         if (receipt.owner_pid, receipt.owner_started) == (owner_pid, owner_started) and end_leftover(receipt):
             remove_receipt(path)

@@ -11,18 +11,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
-from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol, TypeAlias, TypeVar
+from typing import BinaryIO, Literal, Protocol, TypeAlias, TypeVar
 
-from indusagi import __version__
 from indusagi.core.cancel import CancelToken
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Awaitable
-
-    from indusagi.core.json import JsonValue
-
+from indusagi.net.policy import HttpPolicy
 
 WorkT = TypeVar("WorkT")
 Refusal: TypeAlias = Literal["outside", "protected", "special"]
@@ -55,10 +48,6 @@ class FileStat:
     """The permission bits."""
     mtime_ns: int
 
-    def __post_init__(self) -> None:
-        if type(self.kind) is not FileKind:  # a host's own implementation may pass the string
-            object.__setattr__(self, "kind", FileKind(self.kind))
-
 
 @record
 class DirEntry:
@@ -70,10 +59,6 @@ class DirEntry:
     """Size in bytes of a regular file."""
     target: str | None = field(default=None, compare=False)
     """Target of a symbolic link."""
-
-    def __post_init__(self) -> None:
-        if type(self.kind) is not FileKind:  # a host's own implementation may pass the string
-            object.__setattr__(self, "kind", FileKind(self.kind))
 
 
 class PathRefused(PermissionError):
@@ -134,8 +119,7 @@ class Fs(Protocol):
     async def folder(self, path: str) -> Folder:
         """Open a directory to walk it or run a program in it; the caller closes it.
 
-        Raises:
-            OSError: With ENOTSUP if the files aren't local.
+        Raises `OSError` with ENOTSUP if the files aren't local.
         """
         ...
 
@@ -183,10 +167,6 @@ class ShellResult:
     """Interleaved stdout and stderr, with the middle of a long output omitted."""
     output_bytes: int
     """Bytes written by the command, or bytes read after `OUTPUT_LIMIT`."""
-
-    def __post_init__(self) -> None:
-        if type(self.ended) is not Ended:
-            object.__setattr__(self, "ended", Ended(self.ended))
 
 
 @record(kw_only=True)
@@ -318,61 +298,22 @@ class Shell(Protocol):
         ...
 
 
-Resolver: TypeAlias = "Callable[[str, int], Awaitable[Sequence[str]]]"
-"""Resolves a host name and port to addresses; raises `OSError` if there aren't any."""
 Freshness: TypeAlias = Literal["day", "week", "month", "year"]
 """Maximum age of a search result."""
 
-_MIB = 1024 * 1024
-
 
 @record(kw_only=True)
-class WebSettings:
+class WebSettings(HttpPolicy):
     """Limits on web access."""
 
-    allow_private: Sequence[str] = ()
-    """Servers on private addresses to allow: `host:port`, or `host` for all its ports."""
-    ports: Sequence[int] = (80, 443, 8080, 8443)
-    """Ports to allow, in addition to `allow_private`."""
-    default_bytes: int = _MIB
+    default_bytes: int = 1024 * 1024
     """How much of a text to read by default."""
-    hard_bytes: int = 5 * _MIB
-    """Hard limit on one response, compressed or not."""
-    ratio: int = 20
-    """Maximum decompression ratio; short bodies are exempt."""
-    redirects: int = 5
-    connect_s: float = 10.0
-    """Time limit for name resolution, and again for the connection."""
-    total_s: float = 30.0
-    """Time limit of a fetch, including redirects."""
-    user_agent: str = f"indus/{__version__}"
-    resolver: Resolver | None = None
-    """Replaces the system resolver."""
-    proxy: str | None = None
-    """An HTTP proxy (`http://host:port`) that resolves names and connects on our behalf.
-
-    We ignore proxies from the environment. The proxy must check resolved addresses itself: we only refuse private
-    addresses and names. Servers in `allow_private` bypass the proxy.
-    """
-    proxy_auth: tuple[str, str] | None = None
-    """User name and password for the proxy."""
-    tls: ssl.SSLContext | None = None
-    """Replaces the system's certificates."""
     cache_s: float = 15 * 60.0
     cache_bytes: int = 50_000_000
     searxng_url: str | None = None
     """A SearXNG instance with JSON output; None reads `INDUS_SEARXNG_URL`."""
     search_each_s: float = 10.0
     search_total_s: float = 20.0
-
-
-class FetchError(OSError):
-    """A failed fetch: a message for humans, a code and facts for programs."""
-
-    def __init__(self, message: str, *, code: str, **facts: JsonValue) -> None:
-        super().__init__(message)
-        self.code = code
-        self.facts: Mapping[str, JsonValue] = facts
 
 
 @record(kw_only=True)
@@ -413,9 +354,5 @@ class SearchProvider(Protocol):
         ...
 
     async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
-        """Return results, best first.
-
-        Raises:
-            SearchError: The search failed.
-        """
+        """Return results, best first. Raises `SearchError` if the search failed."""
         ...

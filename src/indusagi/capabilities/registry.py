@@ -116,10 +116,7 @@ async def run_tool(name: str, tool: Runnable, arguments: JsonValue, ctx: ToolCon
 class RegistryRunner:
     """Runs the tool of a call in the toolbox's context, and fits its result into the budget.
 
-    Args:
-        tools: The tools by name.
-        context: The context to run in.
-        foreign: Names of tools whose results come from a third party.
+    The results of `foreign` tools come from a third party.
     """
 
     def __init__(self, tools: Mapping[str, Runnable], context: ToolContext, foreign: Collection[str] = ()) -> None:

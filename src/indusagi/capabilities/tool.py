@@ -87,8 +87,7 @@ class ToolSpec:
 def define_tool(spec: ToolSpec) -> DefinedTool:
     """Create a tool.
 
-    Raises:
-        InvalidTool: Model providers would reject the name, or the parameters don't describe an object.
+    Raises `InvalidTool` if model providers would reject the name, or the parameters don't describe an object.
     """
     if not isinstance(spec.name, str) or not _NAME.fullmatch(spec.name):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InvalidTool(f"{spec.name!r} cannot be the name of a tool: use 1 to 64 of letters, digits, _ and -")
@@ -98,6 +97,33 @@ def define_tool(spec: ToolSpec) -> DefinedTool:
     if spec.parameters.get("type") != "object":
         raise InvalidTool(f"the parameters of {spec.name!r} must have the type 'object'")
     return DefinedTool(spec)
+
+
+def define_native_tool(
+    name: str,
+    title: str,
+    description: str,
+    parameters: JsonSchema,
+    run: RunTool,
+    prepare: Callable[[JsonValue], JsonValue],
+    *,
+    read_only: bool = False,
+    annotations: Mapping[str, JsonValue] | None = None,
+) -> DefinedTool:
+    """Create one of our own tools, with a schema for the model without bounds."""
+    return define_tool(
+        ToolSpec(
+            name,
+            description,
+            parameters,
+            run,
+            title=title,
+            read_only=read_only,
+            annotations=annotations or {},
+            prepare=prepare,
+            terse=True,
+        )
+    )
 
 
 def run_lazily(module: str, function: str = "run") -> RunTool:

@@ -195,14 +195,9 @@ def encode_message(value: object) -> list[bytes]:
 
 
 def decode_message(pieces: Sequence[bytes], types: Mapping[str, type] | None = None) -> object:
-    """Decode a message.
+    """Decode a message that may contain the dataclasses of `types`, by name; None allows all, from our own process.
 
-    Args:
-        pieces: The chunks of the message.
-        types: The dataclasses it may contain, by name; None allows all, for messages from our own process.
-
-    Raises:
-        ValueError: The message is invalid or incomplete.
+    Raises `ValueError` if the message is invalid or incomplete.
     """
     data = b"".join(pieces)
     start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "big")

@@ -83,8 +83,7 @@ _PAUSE_S = 0.02
 def state_dir() -> str:
     """Return the path of the state directory, which may not exist.
 
-    Raises:
-        OSError: The home directory is unknown.
+    Raises `OSError` if the home directory is unknown.
     """
     root = os.environ.get("XDG_STATE_HOME", "")
     if not os.path.isabs(root):  # the specification says to ignore a relative path
@@ -105,10 +104,8 @@ def config_home(environ: Mapping[str, str] = os.environ) -> str:
 def make_private_dir(path: str) -> str:
     """Make a directory that only this user can enter, and return its absolute path.
 
-    Missing parents are made private too; existing ones stay unchanged.
-
-    Raises:
-        OSError: It can't be made, or `path` is a link or belongs to another user.
+    Missing parents are made private too; existing ones stay unchanged. Raises `OSError` if it can't be made, or `path`
+    is a link or belongs to another user.
     """
     if not path:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -128,10 +125,8 @@ def make_private_dir(path: str) -> str:
 def make_dirs(path: str, mode: int = 0o777) -> None:
     """Make a directory and its missing parents, all with one mode; it may already exist.
 
-    `os.makedirs` sets the mode of the last one only, and recurses too deeply on a very long path.
-
-    Raises:
-        OSError: One can't be made, or a file is in its place.
+    `os.makedirs` sets the mode of the last one only, and recurses too deeply on a very long path. Raises `OSError` if
+    one can't be made, or a file is in its place.
     """
     missing: list[str] = []
     while path and not os.path.isdir(path):
@@ -148,21 +143,21 @@ def make_dirs(path: str, mode: int = 0o777) -> None:
 def create_private_file(path: str) -> int:
     """Create a file that only this user can read, and return its descriptor.
 
-    Raises:
-        OSError: `path` exists, even as a link, or its directory doesn't.
+    Raises `OSError` if `path` exists, even as a link, or its directory doesn't.
     """
     return os.open(path, _NEW_FILE, PRIVATE_FILE)
 
 
-def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
+def read_small_file(
+    path: str | os.PathLike[str], limit: int, *, follow: bool = True, dir_fd: int | None = None
+) -> bytes:
     """Read a regular file of at most `limit` bytes.
 
-    Raises:
-        OSError: It can't be read, is larger, or is a pipe, a directory or a device.
+    Raises `OSError` if it can't be read, is larger, or is a pipe, a directory or a device.
     """
     # O_NONBLOCK keeps the open of a pipe from waiting for a writer (fifo(7)).
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
+    handle = os.open(path, flags if follow else flags | os.O_NOFOLLOW, dir_fd=dir_fd)
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
@@ -183,14 +178,8 @@ def read_small_file(path: str | os.PathLike[str], limit: int, *, follow: bool = 
 def replace_file(path: str, data: bytes, *, mode: int | None = PRIVATE_FILE, sync: bool = True) -> None:
     """Write a new file and rename it to `path` (rename(2)), so readers see the old content or the new.
 
-    Args:
-        path: Path of the file.
-        data: Its content.
-        mode: Its mode. By default, only this user can read it; None uses the umask's default.
-        sync: Whether the content survives power loss once this returns.
-
-    Raises:
-        OSError: It can't be written. The old file stays, and the temporary one is removed.
+    By default only this user can read it; a `mode` of None uses the umask's default. With `sync`, the content survives
+    power loss once this returns. After an `OSError` the old file stays, and the temporary one is removed.
     """
     temporary = f"{path}.{os.urandom(8).hex()}.tmp"
     try:
@@ -213,10 +202,8 @@ def replace_file(path: str, data: bytes, *, mode: int | None = PRIVATE_FILE, syn
 def locked_directory(folder: str) -> Generator[None]:
     """Hold a directory's exclusive lock between processes (flock(2)); blocks.
 
-    Locks the directory itself, so no lock file remains in it.
-
-    Raises:
-        OSError: It can't be opened, or another process holds the lock for more than ten seconds.
+    Locks the directory itself, so no lock file remains in it. Raises `OSError` if it can't be opened, or another
+    process holds the lock for more than ten seconds.
     """
     import fcntl  # noqa: PLC0415 — only writers of state pay
 
@@ -238,13 +225,10 @@ def locked_directory(folder: str) -> Generator[None]:
 
 
 class PrivateJsonFile(Generic[T]):
-    """A JSON document in a private file. The methods block: call them in a thread.
+    """A JSON document in a private file, whose directory is made private. The methods block: call them in a thread.
 
-    Args:
-        path: Path of the file; its directory is made private.
-        largest_bytes: Size limit; a larger file counts as damaged.
-        parse: Returns a document's content, and whether it's damaged. None stands for a missing document.
-        dump: Converts content to a document.
+    A file of more than `largest_bytes` counts as damaged. `parse` returns a document's content, and whether it's
+    damaged; None stands for a missing document. `dump` converts content to a document.
     """
 
     def __init__(
@@ -273,8 +257,7 @@ class PrivateJsonFile(Generic[T]):
     def change(self) -> Generator[T]:
         """Yield the content to change, and write it if the block ends without an error.
 
-        Raises:
-            OSError: The file can't be written, or another process holds the lock for too long.
+        Raises `OSError` if the file can't be written, or another process holds the lock for too long.
         """
         with locked_directory(make_private_dir(os.path.dirname(self._path))):
             content, damaged = self.read()

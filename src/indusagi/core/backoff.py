@@ -44,13 +44,9 @@ def grow_pause(first_s: float, factor: float, times: int, longest_s: float) -> f
 
 
 class Backoff:
-    """Pauses of one retried operation.
+    """Pauses of one retried operation, growing by `factor` from `first_s` to `longest_s`.
 
-    Args:
-        first_s: First pause.
-        factor: Growth from one pause to the next.
-        longest_s: Maximum pause; only the other side may ask for more (`Retry-After`).
-        jitter: Random variation of a pause, so that clients of one server don't return together.
+    Only the other side may ask for more (`Retry-After`). `jitter` keeps clients of one server from returning together.
     """
 
     def __init__(

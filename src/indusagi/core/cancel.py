@@ -31,9 +31,8 @@ run under it."""
 class CancelToken:
     """A one-shot request to stop, for this token and every token derived from it.
 
-    Args:
-        parents: Tokens that cancel this one; the first reason wins. They only refer to this token while it has
-            listeners, so a long-lived token doesn't accumulate finished work.
+    Its `parents` cancel it too; the first reason wins. They only refer to this token while it has listeners, so a
+    long-lived token doesn't accumulate finished work.
     """
 
     __slots__ = ("__weakref__", "_listeners", "_parents", "_reason")
@@ -47,17 +46,16 @@ class CancelToken:
     @property
     def cancelled(self) -> bool:
         """Whether `cancel` was called on this token or one above."""
-        return self.reason is not None
+        if self._reason is None:
+            for parent in self._parents:
+                if parent._reason is not None or parent._parents:
+                    return self.reason is not None
+        return self._reason is not None
 
     @property
     def reason(self) -> str | None:
         """The reason passed to `cancel`; None before that."""
         if self._reason is None and self._parents:
-            for parent in self._parents:
-                if parent._reason is not None or parent._parents:
-                    break
-            else:  # usual case, without the lock: no parent is cancelled
-                return self._reason
             with _LOCK:
                 # A loop, since a chain of tokens may be longer than the stack is deep.
                 pending = [*reversed(self._parents)]
@@ -77,8 +75,7 @@ class CancelToken:
     def cancel(self, reason: str = DEFAULT_REASON) -> bool:
         """Cancel, and return whether this call did it: later calls change nothing.
 
-        Raises:
-            BaseExceptionGroup: Errors of callbacks, including `SystemExit`, after all of them ran.
+        Errors of callbacks, even `SystemExit`, are raised as a `BaseExceptionGroup` after all of them ran.
         """
         with _LOCK:
             # Check twice: a signal handler may run inside `reason`. CPython runs none between the second check and the
@@ -100,8 +97,7 @@ class CancelToken:
                     listener._listeners = {}
                     cancelled.append(listener)
             for token in cancelled:
-                if token._parents:
-                    token._unlink()
+                token.remove_listener(None)
         _call_all(callbacks)
         return True
 
@@ -109,9 +105,7 @@ class CancelToken:
         """Call `callback` once on cancellation, or now if it's already cancelled; return a function to remove it.
 
         The callback runs in the cancelling thread and must be quick. The returned function may be called repeatedly.
-
-        Raises:
-            BaseExceptionGroup: Error of a callback that was called right away.
+        An error of a callback that was called right away is raised in a `BaseExceptionGroup`.
         """
         key = object()
         # If the token is cancelled by now, either `cancel` took the callback, or we remove and call it here.
@@ -154,23 +148,18 @@ class CancelToken:
                     if token not in parent._listeners:
                         parent._listeners[token] = token
                         pending.append(parent)
-        return self.reason is not None
+        return self.cancelled
 
     def remove_listener(self, key: object) -> bool:
-        """Remove a callback; return whether it was still registered."""
+        """Remove a callback, and tokens without listeners from their parents; return whether it was registered."""
         with _LOCK:
             was_there = self._listeners.pop(key, None) is not None
-            if self._parents:
-                self._unlink()
+            pending: list[CancelToken] = [self] if self._parents else []
+            while pending:
+                token = pending.pop()
+                if not token._listeners:
+                    pending += [one for one in token._parents if one._listeners.pop(token, None) is not None]
         return was_there
-
-    def _unlink(self) -> None:
-        """Remove tokens without listeners from their parents."""
-        pending: list[CancelToken] = [self]
-        while pending:
-            token = pending.pop()
-            if not token._listeners:
-                pending.extend(parent for parent in token._parents if parent._listeners.pop(token, None) is not None)
 
 
 class CancelGuard(NamedTuple):

@@ -99,8 +99,7 @@ def has_half_character(value: JsonValue) -> bool:
 def parse_strict_json(data: bytes) -> JsonValue:
     """Decode a document that has to mean the same to every reader, such as a token or a key set.
 
-    Raises:
-        ValueError: Invalid UTF-8 or JSON, a duplicate name, half a character, or too many levels.
+    Raises `ValueError` for invalid UTF-8 or JSON, a duplicate name, half a character, or too many levels.
     """
     text = data.decode("utf-8")
     try:
@@ -115,8 +114,7 @@ def parse_strict_json(data: bytes) -> JsonValue:
 def compact_json(value: JsonLike, *, sort_keys: bool = False) -> str:
     """Encode `value` without white space, keys in insertion or sorted order, non-ASCII characters unescaped.
 
-    Raises:
-        NotJson: A NaN, an infinity, a cycle, a non-string key, or a type that isn't JSON's.
+    Raises `NotJson` for a NaN, an infinity, a cycle, a non-string key, or a type that isn't JSON's.
     """
     return _encode(value, sort_keys, _DECODER, json.dumps)
 
@@ -157,10 +155,8 @@ def estimate_tokens(value: JsonLike) -> int:
 def content_hash(value: JsonLike, *, sort_keys: bool = False) -> str:
     """Hash the ECMAScript `JSON.stringify` text of `value` to 32 hexadecimal digits.
 
-    `1` and `1.0` are the same number there. Key order matters unless `sort_keys` is set.
-
-    Raises:
-        NotJson: JSON can't represent `value`.
+    `1` and `1.0` are the same number there. Key order matters unless `sort_keys` is set. Raises `NotJson` if JSON can't
+    represent `value`.
     """
     return _digest(_encode(value, sort_keys, _ECMASCRIPT_DECODER, _format_number))
 
@@ -168,8 +164,7 @@ def content_hash(value: JsonLike, *, sort_keys: bool = False) -> str:
 def exact_hash(value: JsonLike, *, sort_keys: bool = False) -> str:
     """Hash the compact JSON of `value`, which distinguishes all numbers, even `1` and `1.0`. For pins.
 
-    Raises:
-        NotJson: JSON can't represent `value`.
+    Raises `NotJson` if JSON can't represent `value`.
     """
     return _digest(compact_json(value, sort_keys=sort_keys))
 

@@ -183,8 +183,7 @@ def is_damage(failure: BaseException) -> bool:
 def prepare_database_file(path: str) -> bool:
     """Make a database and its side files private; return whether the database is new.
 
-    Raises:
-        OSError: It can't be created, is a link, or belongs to another user.
+    Raises `OSError` if it can't be created, is a link, or belongs to another user.
     """
     make_private_dir(os.path.dirname(os.path.abspath(path)))
     with suppress(FileExistsError):
@@ -213,10 +212,8 @@ def file_identity(path: str) -> tuple[int, int]:
 def set_aside(path: str, identity: tuple[int, int] | None = None, fresh: str | None = None) -> str | None:
     """Rename a damaged file and return its new path, or `None` if another process has already replaced it.
 
-    A `fresh` file atomically takes its place, so no other process finds the path empty and starts a new one.
-
-    Raises:
-        OSError: It can't be renamed.
+    A `fresh` file atomically takes its place, so no other process finds the path empty and starts a new one. Raises
+    `OSError` if it can't be renamed.
     """
     aside = f"{path}.corrupt-{new_ulid()}"
     try:

@@ -2,6 +2,8 @@
 
 An async context must be left in the task that entered it, but callers come and go; so one task opens, holds and closes
 a resource. A cancelled caller disturbs neither that task nor other callers, and still returns only after the end.
+
+`Listeners` is how an object that exists first tells ones that are built on it about events.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
 
 import anyio
 from anyio import CancelScope
@@ -205,3 +207,31 @@ class ReadWriteLock:
             else:
                 self._is_writing = True
             event.set()
+
+
+# -- listeners --------------------------------------------------------------------------------------
+
+
+_P = ParamSpec("_P")
+
+
+class Listeners(Generic[_P]):
+    """The functions to call on one kind of event, in the order they were added. Call this object to report one."""
+
+    __slots__ = ("_listeners",)
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Callable[_P, object], ...] = ()
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Call every listener. An error ends the loop: a listener that may fail handles that itself."""
+        for listener in self._listeners:
+            listener(*args, **kwargs)
+
+    def add(self, listener: Callable[_P, object]) -> Callable[[], None]:
+        """Call `listener` on each event until the returned function is called."""
+        self._listeners = (*self._listeners, listener)
+        return lambda: self._remove(listener)
+
+    def _remove(self, listener: Callable[_P, object]) -> None:
+        self._listeners = tuple(one for one in self._listeners if one is not listener)

@@ -1,4 +1,4 @@
-"""Makes text from other programs and users safe to show to a model, a client or a terminal.
+"""Makes text and JSON from other programs and users safe to show to a model, a client or a terminal.
 
 A description, a title or a line of standard error may hold characters without a glyph that a terminal or model obeys:
 escape sequences, direction overrides, zero-width characters, tag characters. `clean_text` removes them, `make_visible`
@@ -10,17 +10,23 @@ variation selector stays where a neighbouring glyph needs it: in an emoji sequen
 (https://www.unicode.org/reports/tr51/#Emoji_ZWJ_Sequences), between letters of a joining script, after an ideograph.
 Both functions remove two line break hints that no reader misses: the soft hyphen, and the zero width space of scripts
 without spaces.
+
+`clean_json` walks a value of any depth, including object keys. Tool definitions are cleaned by removal, tool results in
+a session by escaping. Keys stay distinct: if cleaning would make two keys equal, or one empty, the changed key's
+characters are escaped instead.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar, cast
+
+from indusagi.core.json import JsonValue
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
+    from collections.abc import Sequence
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor moves
@@ -210,3 +216,96 @@ def common_end(one: TextT, other: TextT, start: int) -> int:
         else:
             high = middle - 1
     return low
+
+
+# -- JSON values ------------------------------------------------------------------------------------
+
+
+CleanText: TypeAlias = Callable[[str], tuple[str, int]]
+"""Returns the cleaned text and the number of changed characters."""
+
+
+def clean_json(value: JsonValue, clean: CleanText = clean_text) -> tuple[JsonValue, int]:
+    """Clean every string in a value, including keys; return it with the number of changed characters.
+
+    Doesn't modify the argument, and returns it if nothing changes.
+    """
+    if not value:
+        return value, 0
+    if isinstance(value, str):
+        return clean(value)
+    count = sum(clean(text)[1] for text in iter_strings(value))
+    if not count:
+        return value, 0
+    # Copy with cleaned strings; without recursion, since the sender controls the depth.
+    frame: dict[object, object] = {}
+    pending: list[tuple[object, dict[object, object], object]] = [(value, frame, "")]
+    copies: dict[int, dict[object, object]] = {}
+    while pending:
+        source, target, step = pending.pop()
+        if _is_container(source):
+            if id(source) not in copies:
+                copies[id(source)], children = _open(source, clean)
+                pending.extend((inner, copies[id(source)], key) for key, inner in children)
+            target[step] = copies[id(source)]
+        else:
+            target[step] = clean(source)[0] if isinstance(source, str) else source
+    return cast("JsonValue", frame[""]), count
+
+
+def clean_names(names: Iterable[str], clean: CleanText = clean_text) -> dict[str, str]:
+    """Clean the keys of one object and keep them distinct, in the given order."""
+    keys = list(names)
+    shown = {name: clean(name)[0] for name in keys}
+    uses: dict[str, int] = {}
+    for name in shown.values():
+        uses[name] = uses.get(name, 0) + 1
+    taken = {name for name in keys if shown[name] == name}
+    for name in keys:
+        if shown[name] == name:
+            continue
+        if not shown[name] or uses[shown[name]] > 1:
+            # A line ending is visible in a text, but not in a key.
+            escaped = free = escape_invisible(name.replace("\r", "<U+000D>"))[0]
+            number = 2
+            while free in taken:
+                free, number = f"{escaped} ({number})", number + 1
+            shown[name] = free
+        taken.add(shown[name])
+    return shown
+
+
+def iter_strings(value: JsonValue) -> Iterator[str]:
+    """Yield every string in a value, including keys; visit a shared or cyclic container once."""
+    pending: list[object] = [value]
+    visited: set[int] = set()
+    while pending:
+        inner = pending.pop()
+        if isinstance(inner, str):
+            yield inner
+        elif _is_container(inner) and id(inner) not in visited:
+            visited.add(id(inner))
+            pending.extend(inner)
+            if isinstance(inner, dict):
+                pending.extend(inner.values())
+
+
+def _is_container(value: object) -> TypeGuard[dict[object, object] | list[object]]:
+    return isinstance(value, (dict, list))
+
+
+def _open(
+    source: dict[object, object] | list[object], clean: CleanText
+) -> tuple[dict[object, object], Iterable[tuple[object, object]]]:
+    """Create a copy of a container with a slot for each child, in order.
+
+    A list is typed as a dict here: both support assignment to an index.
+    """
+    if isinstance(source, list):
+        return cast("dict[object, object]", [None] * len(source)), enumerate(source)
+    # Non-string keys are invalid JSON, which other code rejects.
+    names = clean_names([name for name in source if isinstance(name, str)], clean)
+    places = {name: names.get(cast("str", name), name) for name in source}
+    children = [(places[name], inner) for name, inner in source.items()]
+    copy: dict[object, object] = {place: None for place in places.values()}  # noqa: C420 — typed
+    return copy, children

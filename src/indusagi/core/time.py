@@ -31,21 +31,6 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
-class ManualClock:
-    """A clock for tests that only moves by `advance`."""
-
-    def __init__(self, at_ms: int = 0) -> None:
-        self._at_ms = at_ms
-
-    def now_ms(self) -> int:
-        """Return the time that was set."""
-        return self._at_ms
-
-    def advance(self, by_ms: int) -> None:
-        """Move forward, or back as real clocks sometimes do."""
-        self._at_ms += by_ms
-
-
 SYSTEM_CLOCK = SystemClock()
 
 

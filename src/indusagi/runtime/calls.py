@@ -11,9 +11,9 @@ import re
 from collections.abc import Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
@@ -70,15 +70,17 @@ current_check: ContextVar[Callable[[ToolCall], Awaitable[ToolResult | None]] | N
 """Checks a call of this task again after an interceptor changed its arguments; returns None if it may run."""
 
 
+@dataclass(slots=True, eq=False)
 class UserWait:
-    """How long a call has waited for the user. Concurrent questions count once."""
+    """How long a call has waited for the user, and what allowed it. Concurrent questions count once."""
 
-    __slots__ = ("_open", "_parent", "_since", "_total")
-
-    def __init__(self, parent: UserWait | None = None) -> None:
-        self._parent = parent
-        """Wait of the call that made this one: a script waits while its calls do."""
-        self._open, self._since, self._total = 0, 0.0, 0.0
+    _parent: UserWait | None = None
+    """Wait of the call that made this one: a script waits while its calls do."""
+    _open: int = 0
+    _since: float = 0.0
+    _total: float = 0.0
+    allowed_by: str = ""
+    """The rules, the flag or the user, whichever allowed the call."""
 
     @property
     def seconds(self) -> float:
@@ -213,12 +215,9 @@ class ObserverChain:
         return _ObservedByAll([observer.start(call, tool) for observer in self._observers])
 
 
-class _ObservedByAll:
-    __slots__ = ("_observed",)
-
-    def __init__(self, observed: Sequence[ObservedCall]) -> None:
-        self._observed = observed
+class _ObservedByAll(NamedTuple):
+    observed: Sequence[ObservedCall]
 
     def finish(self, outcome: ToolOutcome | None) -> None:
-        for observed in reversed(self._observed):
+        for observed in reversed(self.observed):
             observed.finish(outcome)

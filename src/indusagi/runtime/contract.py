@@ -22,7 +22,7 @@ from indusagi.core.json import JsonLike, JsonObject, JsonValue
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from indusagi.core.invisible import CleanText
+    from indusagi.core.text import CleanText
 
 JsonSchema: TypeAlias = Mapping[str, JsonLike]
 """A JSON Schema (https://json-schema.org/draft/2020-12) for arguments or results."""
@@ -166,7 +166,7 @@ def clean_result(result: ToolResult, clean: CleanText) -> ToolResult:
     `details["unseen"]` counts the changed characters, if any. Don't clean results of native tools: file contents must
     stay intact.
     """
-    from indusagi.core.invisible import clean_json  # noqa: PLC0415 — compiles large patterns
+    from indusagi.core.text import clean_json  # noqa: PLC0415 — compiles large patterns
 
     total = 0
     blocks: list[ToolContentBlock] = []

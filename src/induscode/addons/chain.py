@@ -58,11 +58,8 @@ class LoadedAddon:
 class InterceptorChain:
     """The interceptors of one session, in order.
 
-    Args:
-        addons: In order.
-        main: The session's own context. Calls in another one come from sub-agents.
-        missing: Missing required addons, with the reason. Any of them makes every call fail.
-        report: Receives a note about each addon that starts being skipped.
+    Calls in a context other than `main` come from sub-agents. Any `missing` required addon makes every call fail.
+    `report` receives a note about each addon that starts being skipped.
     """
 
     def __init__(
@@ -81,17 +78,18 @@ class InterceptorChain:
         self._calls = 0
 
     def wrap(self, card: Capability) -> Capability:
-        """Put the interceptors around a card."""
+        """Put the interceptors around a card, which must already have its permission checks."""
         return InterceptedCard(card, self)
 
     async def run(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Run a call of a card between the interceptors. Raises only if its task is cancelled."""
         self._calls += 1
+        refs = (getattr(layer, "ref", None) for layer in iter_layers(card))
         call = InterceptedCall(
             tool=card.name,
             arguments=await _prepare(card, arguments),
             read_only=card.read_only,
-            server=_find_server(card),
+            server=next((ref.server for ref in refs if isinstance(ref, RemoteToolRef)), None),
             cwd=ctx.cwd,
             agent=str(ctx.context_id),
             is_sub_agent=ctx.context_id != self._main,
@@ -233,11 +231,6 @@ def copy_result(result: ToolResult) -> ToolResult:
     return replace(result, content=copy.deepcopy([*result.content]), structured=structured, details=details)
 
 
-def _find_server(card: Capability) -> str | None:
-    refs = (getattr(layer, "ref", None) for layer in iter_layers(card))
-    return next((ref.server for ref in refs if isinstance(ref, RemoteToolRef)), None)
-
-
 class InterceptedCard(CardWrapper):
     """A card between a session's interceptors. It's the outermost layer; permissions are inside."""
 
@@ -266,8 +259,7 @@ _MAX_REASON_CHARS = 500
 async def call_hook(function: Callable[..., object], *arguments: object, deadline_s: float) -> object:
     """Call an addon's function, awaiting an awaitable result.
 
-    Raises:
-        AddonError: It raised, or missed the deadline.
+    Raises `AddonError` if it raised, or missed the deadline.
     """
     try:
         with anyio.move_on_after(deadline_s):

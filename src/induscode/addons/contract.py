@@ -111,8 +111,7 @@ class AddonContext:
     def make_state_dir(self) -> str:
         """Create the directory for the addon's files, readable only by this user, and return its path.
 
-        Raises:
-            OSError: It can't be created.
+        Raises `OSError` if it can't be created.
         """
         make_private_dir(os.path.dirname(self.state_dir))
         return make_private_dir(self.state_dir)
@@ -131,10 +130,6 @@ class Addon:
     """Time for one hook: more than 0 and at most 60 seconds."""
     close: Callable[[], object] | None = None
     """Called at the end of the session, under the same deadline."""
-
-
-AddonFactory: TypeAlias = Callable[[AddonContext], Addon]
-"""The target of an entry point, and the `addon` function in a project file."""
 
 
 # -- results ----------------------------------------------------------------------------------

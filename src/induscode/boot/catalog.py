@@ -27,9 +27,8 @@ from induscode.boot.plans import (
 )
 from induscode.deck.catalog import capability_cards, capability_ids, find_missing_backend
 from induscode.deck.contract import SECOND_NAMES, DeckContext, DeckFramework, describe
-from induscode.deck.mcp.known import read_known_tools
 from induscode.deck.mcp.store.events import filter_texts
-from induscode.deck.mcp.store.pins import read_disabled_tools
+from induscode.deck.mcp.store.pins import read_disabled_tools, read_known_tools
 from induscode.deck.provision import ToolDeck, base_context
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import server_identity
@@ -121,10 +120,9 @@ class ToolListing:
 def list_native_tools(invocation: Invocation, name: str | None = None) -> list[ListedTool]:
     """List the native tools, or only those in `--tools`. An alias is listed only if it's `name`.
 
-    Raises:
-        click.UsageError: `--tools` names an unknown tool.
+    Raises `click.UsageError` if `--tools` names an unknown tool.
     """
-    from induscode.boot.live_connectors import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
+    from induscode.connectors.live import build_connector_gateway, web_settings  # noqa: PLC0415 — with native tools
 
     if invocation.no_tools:
         return []
@@ -155,10 +153,8 @@ async def list_tools(
     """List every tool, plus other items of these `kinds`.
 
     With `check`, start the servers that the ledger doesn't know, for up to `limit_s` (`LOOK_LIMIT_S` by default). With
-    `server`, start only that one; with `name`, only servers that may own it, and only if the tool is unknown.
-
-    Raises:
-        click.UsageError: A path in `--mcp` or a name in `--tools` doesn't exist.
+    `server`, start only that one; with `name`, only servers that may own it, and only if the tool is unknown. Raises
+    `click.UsageError` if a path in `--mcp` or a name in `--tools` doesn't exist.
     """
     native = list_native_tools(invocation, name)
     plan = load_plan(invocation)
@@ -278,10 +274,8 @@ async def list_search_items(
 ) -> tuple[ToolListing, Sequence[SearchItem]]:
     """List every tool, and build the searchable items of these `kinds` (prompts and resources from the ledger).
 
-    With `server`, start no other server. Without it, unknown servers get `FIRST_PROMPT_LIMIT_S` to come up.
-
-    Raises:
-        click.UsageError: A path in `--mcp` or a name in `--tools` doesn't exist.
+    With `server`, start no other server. Without it, unknown servers get `FIRST_PROMPT_LIMIT_S` to come up. Raises
+    `click.UsageError` if a path in `--mcp` or a name in `--tools` doesn't exist.
     """
     from induscode.search.items import build_content_item, build_tool_item  # noqa: PLC0415 — for searches alone
 
@@ -311,7 +305,7 @@ async def list_search_items(
 
 def _find_denied(tools: Sequence[ListedTool], cwd: str) -> Collection[str]:
     """Find the tools that the user's or project's rules deny altogether."""
-    from induscode.permissions.store import RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — for searches alone
+    from induscode.permissions.rules import RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — for searches alone
 
     if not has_rules(cwd):
         return ()

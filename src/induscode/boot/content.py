@@ -47,8 +47,7 @@ _MAX_ABOUT = 100
 def parse_reference(text: str, plan: ServerPlan) -> tuple[str, str]:
     """Split `@server:uri` or `/server:prompt` after a configured server id.
 
-    Raises:
-        click.UsageError: It doesn't name a configured server and an item.
+    Raises `click.UsageError` if it doesn't name a configured server and an item.
     """
     servers = sorted((row.id for row in plan.rows), key=len, reverse=True)
     for server in servers:

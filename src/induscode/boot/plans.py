@@ -11,13 +11,17 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio
 import click
+from anyio import to_thread
 
 from indusagi.capabilities.arguments import find_similar_name
-from indusagi.core.faults import Note
-from indusagi.core.json import JsonObject
+from indusagi.core.config_file import read_config_file
+from indusagi.core.faults import CoreError, Note
+from indusagi.core.json import JsonObject, is_json_object
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from induscode.cli.output import print_notes
+from induscode.core.consent import digest_facts
 from induscode.deck.contract import BackendFault, BridgeFault, UnknownCapability
 from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock
 from induscode.launch.invocation import Invocation
@@ -25,23 +29,27 @@ from induscode.servers.config import (
     DiscoveredConfig,
     UnusableFileError,
     discover_mcp_config,
+    find_shape_problem,
     parse_given_rows,
     read_named_rows,
     read_rows,
     resolve_rows,
 )
 from induscode.servers.config.rows import ServerRow
-from induscode.servers.config.trust import TrustStore
-from induscode.servers.plan import ServerPlan
+from induscode.servers.config.trust import TrustStore, consent_facts
+from induscode.servers.plan import ServerPlan, list_run_files
 from induscode.servers.remedies import format_command, format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator
 
     from indusagi.interop.protocol_bridge.contract import ProtocolFault
+    from induscode.cli.process import SignalState
     from induscode.core.consent import ConsentState
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.deck.provision import ToolDeck
+    from induscode.servers.config.rows import Scope
+
 
 LOOK_LIMIT_S = 10.0
 """How long listing commands (`mcp list`, `tools`, `resources`, `prompts`) wait for servers."""
@@ -62,11 +70,7 @@ def canon_tool_name(name: str) -> str:
 
 
 def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
-    """Keep the named cards, or all of them without names.
-
-    Raises:
-        UnknownCapability: A name matches no card.
-    """
+    """Keep the named cards, or all of them without names; raises `UnknownCapability` if a name matches no card."""
     if not names:
         return deck
     known = {canon_tool_name(card.name): card.name for card in deck.tools()}
@@ -78,16 +82,19 @@ def select_tools(deck: ToolDeck, names: Sequence[str] | None) -> ToolDeck:
 
 
 def plan_servers(
-    invocation: Invocation, trust: TrustStore | None = None, switched_on: Collection[str] = ()
+    invocation: Invocation,
+    trust: TrustStore | None = None,
+    switched_on: Collection[str] = (),
+    *,
+    must_have_servers: bool = False,
 ) -> ServerPlan:
     """Plan the servers of a run without starting any. `switched_on` overrides `disabled` in their files.
 
-    Raises:
-        ConfigPathError: A path in `--mcp` doesn't exist.
+    Raises `ConfigPathError` if a path in `--mcp` doesn't exist.
     """
     if invocation.no_tools or invocation.no_mcp:
         return ServerPlan()
-    found = _read_config(invocation, switched_on)
+    found = _read_config(invocation, switched_on, must_have_servers=must_have_servers)
     store = trust or TrustStore()
     # Naming a file is consent to its current content. The user's own files and the editor's servers need none.
     stored: dict[str, ConsentState] = {
@@ -143,19 +150,17 @@ def _read_locked_definitions(
 def check_named_configs(invocation: Invocation) -> None:
     """Check the paths in `--mcp` up front; a later reload may still leave a file without servers.
 
-    Raises:
-        ConfigPathError: A path doesn't exist, or has no usable server.
+    Raises `ConfigPathError` if a path doesn't exist, or has no usable server.
     """
-    for given in () if invocation.no_mcp or invocation.no_tools else invocation.mcp or ():
-        found = _read_files(replace(invocation, mcp=(given,)), ())
-        # Disabled servers leave a note.
-        if not found.rows and not found.notes:
-            raise ConfigPathError(f"--mcp {given}: it has no servers; indus mcp add adds one to a file of indus")
+    if not invocation.no_mcp and not invocation.no_tools:
+        _read_files(invocation, (), must_have_servers=True)
 
 
-def _read_config(invocation: Invocation, switched_on: Collection[str] = ()) -> DiscoveredConfig:
+def _read_config(invocation: Invocation, switched_on: Collection[str], *, must_have_servers: bool) -> DiscoveredConfig:
     """Read the servers from the files, and `given_servers`, which override others of the same name."""
-    found = DiscoveredConfig() if invocation.no_config else _read_files(invocation, switched_on)
+    found = DiscoveredConfig()
+    if not invocation.no_config:
+        found = _read_files(invocation, switched_on, must_have_servers=must_have_servers)
     if invocation.cluster_config:
         found = _add_cluster_rows(found, invocation.cluster_config)
     if not invocation.given_servers:
@@ -186,7 +191,7 @@ def _add_cluster_rows(found: DiscoveredConfig, path: str) -> DiscoveredConfig:
     return DiscoveredConfig((*found.rows, *others), (*found.notes, *notes, *left_out), (*found.files, path))
 
 
-def _read_files(invocation: Invocation, switched_on: Collection[str]) -> DiscoveredConfig:
+def _read_files(invocation: Invocation, switched_on: Collection[str], *, must_have_servers: bool) -> DiscoveredConfig:
     if not invocation.mcp:
         return discover_mcp_config(invocation.cwd, switched_on=switched_on)
     parts: list[DiscoveredConfig] = []
@@ -204,6 +209,9 @@ def _read_files(invocation: Invocation, switched_on: Collection[str]) -> Discove
                 raise ConfigPathError(f"--mcp {exc}") from exc
         else:
             raise ConfigPathError(f"--mcp {given}: there is no such file or directory")
+        # Disabled servers leave a note.
+        if must_have_servers and not parts[-1].rows and not parts[-1].notes:
+            raise ConfigPathError(f"--mcp {given}: it has no servers; indus mcp add adds one to a file of indus")
     rows: dict[str, ServerRow] = {}
     notes = [note for part in parts for note in part.notes]
     for row in (row for part in parts for row in part.rows):
@@ -229,14 +237,9 @@ def usage_errors() -> Generator[None]:
 
 
 def load_plan(invocation: Invocation) -> ServerPlan:
-    """Plan the servers of a run without starting any.
-
-    Raises:
-        click.UsageError: A path in `--mcp` doesn't exist.
-    """
+    """Plan the servers of a run without starting any; raises `click.UsageError` if a path in `--mcp` doesn't exist."""
     with usage_errors():
-        check_named_configs(invocation)
-        return plan_servers(invocation)
+        return plan_servers(invocation, must_have_servers=True)
 
 
 @asynccontextmanager
@@ -275,3 +278,184 @@ def build_unseen_note(server: str) -> Note:
     """Build the note about a server the ledger doesn't know, with the command that lists its tools."""
     message = "nothing is known of its tools: it was never started"
     return Note(f"server {server!r}", message, f"{format_command('tools')} starts it once")
+
+
+# -- changed files ----------------------------------------------------------------------------
+#
+# A temporarily broken file changes nothing. A `git pull` or the model itself may change an `--mcp` file inside the
+# workspace, so its changed rows wait for the user's yes.
+
+
+_UNCHANGED = "the servers stay as they were"
+_STABLE_S = 0.2
+"""A changed file is read once it's been stable for this long, as it may still be being written."""
+
+
+def list_config_files(invocation: Invocation) -> Sequence[str]:
+    """List every file that may configure this run's servers, existing or not."""
+    files = [path for path, _ in list_run_files(invocation)]
+    if files and invocation.cluster_config:
+        files.append(invocation.cluster_config)
+    return tuple(dict.fromkeys(files))
+
+
+class ConfigFiles:
+    """Detects changes of the configuration files. Consent from another process counts as a change."""
+
+    poll_s = 1.0
+
+    def __init__(self, files: Sequence[str]) -> None:
+        try:
+            trust = (TrustStore().path,)
+        except OSError:
+            trust = ()  # without a home directory we trust no server
+        self.files = files
+        self._watched = (*files, *trust)
+        self._last = self.read_signatures()
+
+    def has_changed(self) -> bool:
+        """Return whether a file changed since the last call. Blocks."""
+        present = self.read_signatures()
+        changed, self._last = present != self._last, present
+        return changed
+
+    def read_signatures(self) -> object:
+        """Stat every file. A missing file yields its errno instead. Blocks."""
+        signatures: list[object] = []
+        for path in self._watched:
+            try:
+                status = os.stat(path)
+                signatures.append((status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns))
+            except OSError as exc:
+                signatures.append(exc.errno)
+        return tuple(signatures)
+
+    async def wait_for_change(self, signals: SignalState) -> None:
+        """Wait for a changed file, or for SIGHUP, after which all files are reread."""
+        while True:
+            with anyio.move_on_after(self.poll_s):
+                await signals.reload.wait()
+            changed = await to_thread.run_sync(self.has_changed)
+            if signals.reload.is_set():
+                signals.reload = anyio.Event()
+                return
+            if changed:
+                while changed:
+                    await anyio.sleep(_STABLE_S)
+                    changed = await to_thread.run_sync(self.has_changed)
+                return
+
+
+class BrokenConfigError(CoreError):
+    """Configuration files or rows are unusable, so the servers didn't change. The message has a line for each."""
+
+
+def reread_plan(
+    invocation: Invocation,
+    files: Sequence[str],
+    present: ServerPlan,
+    trust: TrustStore | None = None,
+    switched_on: Collection[str] = (),
+) -> ServerPlan:
+    """Read the servers of a run again, to replace the `present` plan. Blocks.
+
+    Raises `BrokenConfigError` if a file, or the row of a present server, is missing or broken.
+    """
+    notes = _find_broken_files(files)
+    if not notes:
+        try:
+            plan = plan_servers(invocation, trust, switched_on)
+        except ConfigPathError as exc:
+            raise BrokenConfigError(f"{exc}; {_UNCHANGED}") from exc
+        notes = _find_broken_rows(present, plan)
+        if not notes:
+            return plan
+    raise BrokenConfigError("\n".join(map(str, notes)))
+
+
+def _find_broken_files(files: Sequence[str]) -> Sequence[Note]:
+    """Return a note for each existing file that's unreadable or not shaped like a configuration."""
+    notes: list[Note] = []
+    for path in files:
+        if not os.path.lexists(path):
+            continue
+        content = read_config_file(path)
+        if content.trouble is not None or not is_json_object(content.document):
+            trouble = content.trouble or "it is not an object"
+        else:
+            trouble = find_shape_problem(content.document)
+        if trouble is not None:
+            notes.append(Note(f"file {path}", f"{trouble}; {_UNCHANGED}", "correct it"))
+    return notes
+
+
+def _find_broken_rows(present: ServerPlan, plan: ServerPlan) -> Sequence[Note]:
+    """Return a note for each server of the `present` plan whose new row is unreadable."""
+    lost = {row.id for row in present.rows} - {row.id for row in plan.rows}
+    owners = tuple(f"server {server!r} of " for server in lost)
+    return [
+        Note(note.owner, f"{note.message}; {_UNCHANGED}", "correct it")
+        for note in plan.notes
+        if owners and note.owner.startswith(owners) and note.message.startswith("skipped: ")
+    ]
+
+
+# -- consent ----------------------------------------------------------------------------------
+
+
+class ConsentedRows:
+    """The rows a run may start: unchanged since its start, or approved by the user as they are now.
+
+    Naming a file on the command line is consent to its current content. A file outside the workspace belongs to the
+    user, so we accept its changes. A file inside comes with the project, so we hold its changed rows back: a note has
+    the command (`remedy`) that approves one. Project rows need separate consent anyway (`indus mcp trust`), so only
+    rows of `scopes` are checked.
+    """
+
+    def __init__(
+        self,
+        workspace: str,
+        plan: ServerPlan,
+        remedy: Callable[[ServerRow], str],
+        *,
+        scopes: Collection[Scope] = frozenset({"given"}),
+    ) -> None:
+        self._workspace = workspace
+        self._remedy = remedy
+        self._scopes = scopes
+        self._digests = {
+            (row.origin.file, row.id): digest_facts(consent_facts(row)) for row in plan.rows if self._holds(row)
+        }
+
+    def find_changed(self, plan: ServerPlan) -> Sequence[ServerRow]:
+        """List the rows of `plan` that changed since we accepted them."""
+        return [
+            row
+            for row in plan.rows
+            if self._holds(row)
+            and row.id not in plan.approved
+            and self._digests.get((row.origin.file, row.id)) != digest_facts(consent_facts(row))
+        ]
+
+    def hold_back(self, plan: ServerPlan) -> ServerPlan:
+        """Remove the changed rows from `plan`, with a note for each."""
+        changed = {row.id: row for row in self.find_changed(plan)}
+        if not changed:
+            return plan
+        notes = [
+            Note(
+                f"server {row.id!r} of {row.origin}",
+                "not started: it is not as it was when the file was named",
+                self._remedy(row),
+            )
+            for row in changed.values()
+        ]
+        return replace(
+            plan,
+            configs={server: config for server, config in plan.configs.items() if server not in changed},
+            consent={**plan.consent, **dict.fromkeys(changed, "changed")},
+            notes=(*plan.notes, *notes),
+        )
+
+    def _holds(self, row: ServerRow) -> bool:
+        return row.origin.scope in self._scopes and is_in_workspace(row, self._workspace)

@@ -8,15 +8,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 from anyio import CancelScope, to_thread
 
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, SlowStart
 from indusagi.interop.protocol_bridge.fleet import FleetEvent
 from induscode.boot.plans import canon_tool_name as canon_tool_name  # documented as part of this module
-from induscode.boot.plans import check_named_configs, plan_servers
+from induscode.boot.plans import plan_servers
 from induscode.cli.terminal import print_status
 from induscode.deck.mcp.boot import BootedBridge, BootOptions, boot_bridge
 from induscode.deck.mcp.store import LedgerStore
@@ -41,14 +42,11 @@ async def load_mcp_capabilities(
 
     Pass the result to `deck.graft` to add the servers' tools, and close it with `aclose` in the calling task. Without a
     `store`, it opens and closes the user's own; a string instead of a store is the working directory. With `wait`,
-    return once every eager server has come up or failed, or after `options.wait_s`.
-
-    Raises:
-        ConfigPathError: A path in `--mcp` doesn't exist or has no usable server.
+    return once every eager server has come up or failed, or after `options.wait_s`. Raises `ConfigPathError` if a path
+    in `--mcp` doesn't exist or has no usable server.
     """
     invocation = replace(invocation, cwd=store) if isinstance(store, str) else invocation
-    await to_thread.run_sync(check_named_configs, invocation)
-    plan = await to_thread.run_sync(plan_servers, invocation, trust)
+    plan = await to_thread.run_sync(partial(plan_servers, invocation, trust, must_have_servers=True))
     if store is not None and not isinstance(store, str):
         return await attach_servers(plan, store, options, wait=wait)
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for a caller without a store
@@ -89,11 +87,7 @@ async def attach_servers(
 
 
 class StartAnnouncer:
-    """Announces servers that start slowly, and when they're ready.
-
-    Args:
-        output: Receives the lines; by default standard error, if it's a terminal.
-    """
+    """Announces servers that start slowly, and when they're ready, by default on standard error if it's a terminal."""
 
     def __init__(self, output: Callable[[str], None] | None = None) -> None:
         self._output = output or _print_on_terminal
@@ -105,7 +99,7 @@ class StartAnnouncer:
         server, status = event.server, event.status
         if event.event == "slow_start" and status.slow_start is not None:
             self._slow.add(server)
-            self._output(describe_slow_start(server, status.slow_start))
+            self._output(f"{server}: {explain_slow_start(status.slow_start)}")
         elif event.event == "phase" and status.phase is EndpointPhase.CONNECTING:
             self._began[server] = monotonic()
         elif server in self._slow and status.phase is EndpointPhase.READY:
@@ -116,17 +110,12 @@ class StartAnnouncer:
 
 def show_slow_start(server: str, slow: SlowStart) -> None:
     """Announce a slow start, if standard error is a terminal."""
-    _print_on_terminal(describe_slow_start(server, slow))
+    _print_on_terminal(f"{server}: {explain_slow_start(slow)}")
 
 
 def _print_on_terminal(line: str) -> None:
     if sys.stderr is not None and sys.stderr.isatty():
         print_status(line)
-
-
-def describe_slow_start(server: str, slow: SlowStart) -> str:
-    """Describe a slow start in one line, with its probable cause."""
-    return f"{server}: {explain_slow_start(slow)}"
 
 
 def explain_slow_start(slow: SlowStart) -> str:

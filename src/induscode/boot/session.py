@@ -13,12 +13,12 @@ from anyio import to_thread
 from indusagi.capabilities.ports import WebSettings
 from indusagi.runtime.contract import CallsByName
 from induscode.addons.loader import AddonSet, load_addons
-from induscode.boot.live_connectors import SAAS_CARD, LiveConnectors, web_settings
 from induscode.boot.plans import canon_tool_name, select_tools
 from induscode.boot.runners import attach_servers, load_mcp_capabilities
-from induscode.calls.observers import CallObservers, open_observers
 from induscode.calls.record import CallOrigin
+from induscode.calls.recorder import CallObservers, open_observers
 from induscode.code_mode.contract import RUN_CODE
+from induscode.connectors.live import SAAS_CARD, LiveConnectors, web_settings
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.catalog import capability_ids, cards_for_profile, find_missing_backend
 from induscode.deck.contract import BackendFault, Capability, DeckContext, DeckFramework, Profile

@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from typing import TYPE_CHECKING
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import CoreError
@@ -22,10 +24,12 @@ from indusagi.core.time import DAY_MS, find_safe_now, now_ms
 from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOMES, CallRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from indusagi.core.json import JsonObject
     from induscode.calls.record import CallRow
 
+T = TypeVar("T")
 MOST_ROWS = 200_000
 _HOUR_MS = 3_600_000
 _NUMBERS = frozenset(
@@ -45,11 +49,17 @@ _SCHEMA = (
 )
 _ADD_KIND = ("ALTER TABLE calls ADD COLUMN kind TEXT NOT NULL DEFAULT 'tool'", "DROP INDEX by_tool", _INDEX)
 _ADD_WAITED = ("ALTER TABLE calls ADD COLUMN waited_us INTEGER NOT NULL DEFAULT 0",)
+_ADD_ALLOWED = ("ALTER TABLE calls ADD COLUMN allowed_by TEXT NOT NULL DEFAULT ''",)
 _CALLS = DatabaseFormat(
     application_id=0x63616C6C,
-    # 1 had no `kind`; 2 had no `waited_us`, and `duration_us` included the user's time.
-    version=3,
-    upgrades={0: _SCHEMA, 1: (*_ADD_KIND, *_ADD_WAITED), 2: _ADD_WAITED},
+    # 1 had no `kind`; 2 had no `waited_us`, and `duration_us` included the user's time; 3 had no `allowed_by`.
+    version=4,
+    upgrades={
+        0: _SCHEMA,
+        1: (*_ADD_KIND, *_ADD_WAITED, *_ADD_ALLOWED),
+        2: (*_ADD_WAITED, *_ADD_ALLOWED),
+        3: _ADD_ALLOWED,
+    },
     # The appending connection rereads few pages, so its cache is small (SQLite's default is 2 MB).
     pragmas=("synchronous = NORMAL", "secure_delete = ON", "cache_size = -256"),
 )
@@ -172,12 +182,9 @@ class CallDatabase:
         dropped: int = 0,
         hours: int = 1,
     ) -> None:
-        """Append records in one transaction, and add to the count of dropped ones.
+        """Append records in one transaction, and add to the count of dropped ones; `sqlite3.Error` if that fails.
 
         `payloads` are keyed by row index, and expire after `hours`.
-
-        Raises:
-            sqlite3.Error: They can't be written.
         """
         with transaction(self.connection):
             start = 0
@@ -197,11 +204,7 @@ class CallDatabase:
                 self.connection.execute("UPDATE facts SET value = value + ? WHERE name = 'dropped'", (dropped,))
 
     def prune(self, keep_days: int, most: int = MOST_ROWS) -> None:
-        """Remove old rows, rows beyond `most`, and expired payloads. A clock jumping ahead removes no rows.
-
-        Raises:
-            sqlite3.Error: They can't be removed.
-        """
+        """Remove old rows, rows beyond `most`, and expired payloads. A clock jumping ahead removes no rows."""
         now = now_ms()
         with transaction(self.connection):
             # Each day's first and last call are enough.
@@ -283,12 +286,17 @@ class CallDatabase:
         return (None if row is None else CallRecord(*row)), (None if texts is None else Payload(*texts))
 
 
-def open_calls() -> CallDatabase | None:
-    """Open this user's database for reading. None if it doesn't exist or is still empty.
+def use_calls(read: Callable[[CallDatabase], T]) -> T | None:
+    """Read from this user's database, or return `None` if it doesn't exist or is still empty. Blocks."""
+    database = open_calls()
+    if database is None:
+        return None
+    with closing(database):
+        return read(database)
 
-    Raises:
-        UnreadableCallsError: It can't be read.
-    """
+
+def open_calls() -> CallDatabase | None:
+    """Open this user's database for reading, or return `None` if it doesn't exist or is still empty."""
     path = CALLS_FILE
     try:
         path = os.path.join(state_dir(), CALLS_FILE)
@@ -299,3 +307,166 @@ def open_calls() -> CallDatabase | None:
         is_damaged = isinstance(exc, sqlite3.DatabaseError) and not isinstance(exc, sqlite3.OperationalError)
         remedy = " (remove it, or make a call: it is set aside then)" if is_damaged else ""
         raise UnreadableCallsError(f"the records of calls {path!r} cannot be read: {exc}{remedy}") from exc
+
+
+# -- statistics -------------------------------------------------------------------------------------
+
+
+GROUPS = ("tool", "kind", "server", "client", "principal", "conversation", "agent", "via", "code")
+"""Columns to group calls by."""
+
+
+@record
+class CallStatistics:
+    """The calls of one group."""
+
+    server: str
+    name: str
+    calls: int
+    errors: int
+    p50_us: int
+    p95_us: int
+    slowest_us: int
+    tokens: int
+    kind: str = ""
+    declined: int = 0
+    """Calls the user or a rule declined. They didn't run: they aren't errors, and have no duration."""
+
+    def to_json(self, by: str) -> JsonObject:
+        """Convert to a JSON object, naming a tool with its server."""
+        named: JsonObject = {by: self.name}
+        if by == "tool":
+            named = {"kind": self.kind, "server": self.server, "tool": self.name}
+        figures = ("calls", "errors", "declined", "p50_us", "p95_us", "slowest_us", "tokens")
+        return {**named, **{name: getattr(self, name) for name in figures}}
+
+
+def read_statistics(database: CallDatabase, by: str, wanted: CallFilter) -> list[CallStatistics]:
+    """Read each group's statistics, most calls first, followed by the total."""
+    tallies: dict[tuple[str, str, str], _Tally] = {}
+    together = _Tally()
+    for kind, server, name, outcome, calls, tokens, joined in database.measures(by, wanted):
+        for tally in (tallies.setdefault((kind, server, name), _Tally()), together):
+            tally.add(outcome, calls, tokens, joined)
+    groups = [tally.summarize(*key) for key, tally in tallies.items()]
+    groups.sort(key=lambda group: (-group.calls, group.server, group.name))
+    return [*groups, together.summarize("", "", "all")]
+
+
+class _Tally:
+    """Adds up a group's calls."""
+
+    def __init__(self) -> None:
+        self.durations: list[int] = []
+        self.calls = self.errors = self.declined = self.tokens = 0
+
+    def add(self, outcome: str, calls: int, tokens: int, durations: str) -> None:
+        self.calls += calls
+        self.tokens += tokens
+        if outcome == DECLINED:
+            self.declined += calls
+            return
+        self.durations.extend(map(int, durations.split(",")))
+        self.errors += calls if outcome in FAILED_OUTCOMES else 0
+
+    def summarize(self, kind: str, server: str, name: str) -> CallStatistics:
+        self.durations.sort()
+        p50, p95, slowest = (find_percentile(self.durations, percent) for percent in (50, 95, 100))
+        return CallStatistics(
+            server, name, self.calls, self.errors, p50, p95, slowest, self.tokens, kind, self.declined
+        )
+
+
+def find_percentile(ordered: Sequence[int], percent: int) -> int:
+    """Find the nearest-rank percentile of sorted values; 0 if there are none."""
+    return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else 0
+
+
+def format_duration(microseconds: int) -> str:
+    """Format a duration in its largest unit with three digits: `1.24 ms`, `3.50 s`."""
+    if microseconds < 1_000:
+        return f"{microseconds} us"
+    value, unit = (microseconds / 1_000, "ms") if microseconds < 1_000_000 else (microseconds / 1_000_000, "s")
+    return f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f} {unit}"
+
+
+# -- series -----------------------------------------------------------------------------------
+
+
+NATIVE = "native"
+"""Stands for native tools, which have no server."""
+
+
+@record(kw_only=True)
+class CallSeries:
+    """The calls between two times, in equal intervals, oldest first."""
+
+    since_ms: int
+    step_ms: int
+    calls: Sequence[int]
+    errors: Sequence[int]
+    declined: Sequence[int]
+    """Calls the user or a rule declined. They count as `calls`, and have no duration."""
+    p50_us: Sequence[int]
+    p95_us: Sequence[int]
+    tokens: Mapping[str, Sequence[int]]
+    """Estimated tokens by server."""
+    latency_us: Mapping[str, Sequence[int]]
+    """Median duration by server."""
+
+    counts: Mapping[str, int]
+    """Number of calls by server."""
+    failures: Mapping[str, int]
+    """Number of failed calls by server."""
+    percentiles_us: Mapping[str, tuple[int, int]]
+    """Median and p95 duration of all calls, by server."""
+
+    @property
+    def until_ms(self) -> int:
+        """End of the last interval."""
+        return self.since_ms + self.step_ms * len(self.calls)
+
+
+def read_series(
+    database: CallDatabase, until_ms: int, step_ms: int, steps: int, wanted: CallFilter | None = None
+) -> CallSeries:
+    """Read the calls, or the `wanted` ones, of the last `steps` intervals before `until_ms`. Blocks."""
+    since_ms = until_ms - step_ms * steps
+    wanted = replace(wanted or CallFilter(), since_ms=since_ms)
+    durations: list[list[int]] = [[] for _ in range(steps)]
+    of_server: dict[str, list[list[int]]] = {}
+    calls, errors, declined = [0] * steps, [0] * steps, [0] * steps
+    tokens, failures, counts = dict[str, list[int]](), dict[str, int](), dict[str, int]()
+    for step, server, outcome, count, spent, joined in database.measure_steps(wanted, until_ms, step_ms):
+        name = server or NATIVE
+        is_error, is_declined = outcome in FAILED_OUTCOMES, outcome == DECLINED
+        values = [] if is_declined else [*map(int, joined.split(","))]
+        durations[step] += values
+        of_server.setdefault(name, [[] for _ in range(steps)])[step] += values
+        tokens.setdefault(name, [0] * steps)[step] += spent
+        calls[step] += count
+        errors[step] += count if is_error else 0
+        declined[step] += count if is_declined else 0
+        counts[name] = counts.get(name, 0) + count
+        failures[name] = failures.get(name, 0) + (count if is_error else 0)
+    for values in durations:
+        values.sort()
+    whole = {name: sorted(value for step in steps_of for value in step) for name, steps_of in of_server.items()}
+    return CallSeries(
+        since_ms=since_ms,
+        step_ms=step_ms,
+        calls=calls,
+        errors=errors,
+        declined=declined,
+        p50_us=[find_percentile(values, 50) for values in durations],
+        p95_us=[find_percentile(values, 95) for values in durations],
+        tokens=dict(sorted(tokens.items())),
+        counts=counts,
+        failures=failures,
+        percentiles_us={
+            name: (find_percentile(values, 50), find_percentile(values, 95)) for name, values in whole.items()
+        },
+        latency_us={
+            name: [find_percentile(sorted(values), 50) for values in steps_of] for name, steps_of in of_server.items()
+        },
+    )

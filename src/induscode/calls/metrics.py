@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from indusagi.runtime.calls import current_completion, current_wait
 from induscode.calls.record import DECLINED, classify_end, find_tool_ref
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+    from indusagi.runtime.calls import UserWait
     from indusagi.runtime.contract import ToolCall, ToolOutcome
 
 BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)
@@ -26,8 +27,6 @@ _OTHER = ("tool", "", "other")
 
 class _Series:
     """The calls of one tool."""
-
-    __slots__ = ("buckets", "outcomes", "seconds", "waited")
 
     def __init__(self) -> None:
         self.outcomes: dict[str, int] = {}
@@ -48,7 +47,8 @@ class CallMetrics:
         """Count a call as running."""
         self.running += 1
         # A name made up by a client must not become a label.
-        return MeasuredCall(self, call.name if tool is not None else "", find_tool_ref(tool))
+        name = call.name if tool is not None else ""
+        return MeasuredCall(self, name, find_tool_ref(tool), current_wait.get(), perf_counter())
 
     def count(self, kind: str, server: str, tool: str, outcome: str, seconds: float, waited: float = 0.0) -> None:
         """Count a call that ran for some seconds, and waited for the user for others."""
@@ -65,18 +65,11 @@ class CallMetrics:
 
     def render(self) -> str:
         """Write all metrics as text."""
-        lines = [
-            "# HELP indus_calls_total Calls of tools, and uses of resources and prompts, by outcome.",
-            "# TYPE indus_calls_total counter",
-        ]
-        durations = [
-            "# HELP indus_call_duration_seconds How long calls ran. Declined ones, outcome denied, did not.",
-            "# TYPE indus_call_duration_seconds histogram",
-        ]
-        waits = [
-            "# HELP indus_call_user_wait_seconds_total How long calls waited for the user.",
-            "# TYPE indus_call_user_wait_seconds_total counter",
-        ]
+        lines = _head("indus_calls_total", "counter", "Calls of tools, and uses of resources and prompts, by outcome.")
+        durations = _head(
+            "indus_call_duration_seconds", "histogram", "How long calls ran. Declined ones, outcome denied, did not."
+        )
+        waits = _head("indus_call_user_wait_seconds_total", "counter", "How long calls waited for the user.")
         for (kind, server, tool), series in self._series.items():
             labels = f'kind="{kind}",server="{_escape(server)}",tool="{_escape(tool)}"'
             for outcome, number in series.outcomes.items():
@@ -88,23 +81,21 @@ class CallMetrics:
             durations.append(f"indus_call_duration_seconds_sum{{{labels}}} {series.seconds:.6f}")
             durations.append(f"indus_call_duration_seconds_count{{{labels}}} {total}")
             waits.append(f"indus_call_user_wait_seconds_total{{{labels}}} {series.waited:.6f}")
-        lines += [*durations, *waits]
-        lines += ["# HELP indus_calls_running Calls that run now.", "# TYPE indus_calls_running gauge"]
+        lines += [*durations, *waits, *_head("indus_calls_running", "gauge", "Calls that run now.")]
         lines += [f"indus_calls_running {self.running}"]
-        lines += ["# HELP indus_call_records_dropped_total Calls that could not be recorded."]
-        lines += ["# TYPE indus_call_records_dropped_total counter"]
+        lines += _head("indus_call_records_dropped_total", "counter", "Calls that could not be recorded.")
         lines += [f"indus_call_records_dropped_total {self._count_dropped()}"]
         return "\n".join(lines) + "\n"
 
 
-class MeasuredCall:
+class MeasuredCall(NamedTuple):
     """A running call; an `ObservedCall`."""
 
-    __slots__ = ("_began", "_metrics", "_name", "_ref", "_wait")
-
-    def __init__(self, metrics: CallMetrics, name: str, ref: RemoteToolRef | None) -> None:
-        self._metrics, self._name, self._ref, self._wait = metrics, name, ref, current_wait.get()
-        self._began = perf_counter()
+    metrics: CallMetrics
+    name: str
+    ref: RemoteToolRef | None
+    wait: UserWait | None
+    began: float
 
     def finish(self, outcome: ToolOutcome | None) -> None:
         """Count the call, or if it became a task, once the task has ended."""
@@ -115,13 +106,17 @@ class MeasuredCall:
             self._complete(outcome)
 
     def _complete(self, outcome: ToolOutcome | None, seconds: float | None = None) -> None:
-        ref = self._ref
+        ref = self.ref
         name, _ = classify_end(outcome, is_remote=ref is not None)
-        kind, server, tool = ("tool", "", self._name) if ref is None else (ref.kind, ref.server, ref.name)
-        took = perf_counter() - self._began
+        kind, server, tool = ("tool", "", self.name) if ref is None else (ref.kind, ref.server, ref.name)
+        took = perf_counter() - self.began
         took = took if seconds is None else min(took, seconds)
-        waited = 0.0 if self._wait is None else min(took, self._wait.seconds)
-        self._metrics.count(kind, server, tool, name, took - waited, waited)
+        waited = 0.0 if self.wait is None else min(took, self.wait.seconds)
+        self.metrics.count(kind, server, tool, name, took - waited, waited)
+
+
+def _head(name: str, kind: str, about: str) -> list[str]:
+    return [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
 
 
 def _escape(value: str) -> str:

@@ -90,11 +90,23 @@ class CallRecord:
     """`tool`, `resource` or `prompt`."""
     waited_us: int = field(default=0)
     """How long it waited for the user: an approval, a form of the server."""
+    allowed_by: str = field(default="")
+    """The rule with its origin, the flag or the user, whichever allowed it; empty if it needed no permission."""
 
     @property
     def shown_name(self) -> str:
         """Display name: `github/search`, `@github:repo://readme`, `/github:review`."""
         return format_name(self.kind, self.server, self.tool)
+
+    @property
+    def caller(self) -> str:
+        """Who made it: principal, client and sub-agent, or else the conversation."""
+        return " ".join(filter(None, (self.principal, self.client, self.agent))) or self.conversation
+
+    @property
+    def shown_outcome(self) -> str:
+        """Display outcome: `error (timeout)`."""
+        return self.outcome if self.code in {"", self.outcome} else f"{self.outcome} ({self.code})"
 
     def to_json(self) -> JsonObject:
         """Convert to a JSON object, with the time as RFC 3339."""

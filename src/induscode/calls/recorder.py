@@ -7,6 +7,7 @@ and the count is stored with the records.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict, deque
 from contextlib import suppress
@@ -15,16 +16,27 @@ from json import JSONEncoder
 from time import monotonic, perf_counter_ns, sleep
 from typing import TYPE_CHECKING
 
+from anyio import to_thread
+
+from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import BYTES_PER_TOKEN
-from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
-from indusagi.core.secrets.names import hide_secrets
+from indusagi.core.secrets import hide_secrets
+from indusagi.core.tasks import Listeners
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from indusagi.runtime.calls import current_agent, current_client, current_completion, current_trace, current_wait
+from indusagi.runtime.calls import (
+    ObserverChain,
+    current_agent,
+    current_client,
+    current_completion,
+    current_trace,
+    current_wait,
+)
 from indusagi.runtime.contract import ToolCall
 from induscode.calls.record import (
+    CALLS_FILE,
     CallOrigin,
     estimate_size,
     find_outcome,
@@ -32,14 +44,20 @@ from induscode.calls.record import (
     measure_result,
     report_new_notes,
 )
+from induscode.launch.settings import CALLS_KEEP_DAYS, CALLS_PAYLOAD_HOURS, CALLS_RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AsyncExitStack
 
     from indusagi.core.json import JsonValue
+    from indusagi.runtime.calls import CallObserver
     from indusagi.runtime.contract import ToolOutcome
     from induscode.calls.database import CallDatabase, Payload
     from induscode.calls.record import CallRow
+    from induscode.calls.telemetry import CallTelemetry
+    from induscode.deck.mcp.boot import BootedBridge
+    from induscode.launch.settings import Settings
 
 MOST_QUEUED = 16_384
 """Queue size, a few seconds of a busy gateway. Further calls are dropped."""
@@ -62,6 +80,7 @@ _LARGE_BYTES = 16 * 1_024
 """Larger arguments are digested at once, to keep them out of the queue."""
 _PAYLOAD_CHARS = 64 * 1_024
 _NAME_CHARS = 200
+_RULE_CHARS = 1_000
 
 _ENCODER = JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True, default=repr)
 
@@ -81,28 +100,6 @@ class RecordedCall:
 
     The event loop only stores values here: a gateway pays for every function a call passes through.
     """
-
-    __slots__ = (
-        "agent",
-        "arguments",
-        "began_ns",
-        "call",
-        "client",
-        "code",
-        "digest",
-        "ended_ns",
-        "is_cancelled",
-        "is_error",
-        "payload",
-        "place",
-        "recorder",
-        "result_bytes",
-        "text_bytes",
-        "tool",
-        "trace",
-        "wait",
-        "waited_ns",
-    )
 
     def __init__(self, recorder: CallRecorder, call: ToolCall, tool: object) -> None:
         self.recorder = recorder
@@ -144,7 +141,7 @@ class RecordedCall:
         size, is_whole = estimate_size(self.arguments)
         if recorder.settings.payloads:
             self.payload = _build_payload(self.arguments, outcome, recorder.hide_secrets)
-        if (size > _LARGE_BYTES or not is_whole) and recorder.has_key:
+        if (size > _LARGE_BYTES or not is_whole) and recorder.key:
             self.digest = recorder.digest(self.arguments)
             self.arguments, self.call = None, ToolCall(self.call.id, self.call.name, None)
         recorder.put(self)
@@ -185,6 +182,7 @@ class RecordedCall:
             "" if self.trace is None else self.trace.get("traceparent", "")[3:35],
             kind,
             self.waited_ns // 1_000,
+            "" if self.wait is None else self.wait.allowed_by[:_RULE_CHARS],
         )
 
 
@@ -207,12 +205,7 @@ class FailedCalls:
 class CallRecorder:
     """A `CallObserver` that records the calls of one run. The thread starts with the first call.
 
-    Args:
-        path: Database file.
-        origin: Facts shared by all calls.
-        settings: What to keep.
-        find_place: Returns the ledger's run and its current turn.
-        on_note: Receives recording problems, in the event loop's thread.
+    `find_place` returns the ledger's run and its current turn. `on_note` gets problems, in the event loop's thread.
     """
 
     def __init__(
@@ -236,7 +229,8 @@ class CallRecorder:
         self._stored_dropped = 0
         self._notes: list[Note] = []
         self._said = 0
-        self._key = b""
+        self.key = b""
+        """The digest key, once the thread has opened the database."""
         self._queue: deque[RecordedCall] = deque()
         self._is_woken = False
         self._wake = threading.Event()
@@ -277,17 +271,12 @@ class CallRecorder:
     def _report_notes(self) -> None:
         self._said = report_new_notes(self.notes, self._said, self.on_note)
 
-    @property
-    def has_key(self) -> bool:
-        """Whether the thread has opened the database, which holds the digest key."""
-        return bool(self._key)
-
     def digest(self, arguments: JsonValue) -> tuple[str, int]:
         """Digest arguments with this user's key. Returns the digest and the size of their JSON."""
         data = _encode(arguments).encode("utf-8", "surrogatepass")
         if not data:
             return "", estimate_size(arguments)[0]
-        return blake2b(data, key=self._key, digest_size=16).hexdigest(), len(data)
+        return blake2b(data, key=self.key, digest_size=16).hexdigest(), len(data)
 
     async def aclose(self) -> None:
         """Write the remaining calls, stop the thread, and report new notes."""
@@ -318,7 +307,7 @@ class CallRecorder:
             from induscode.calls.database import CallDatabase  # noqa: PLC0415 — takes as long as a call
 
             database = CallDatabase(self.path)
-            self._key = database.key
+            self.key = database.key
             if database.set_aside is not None:
                 message = f"it was damaged and set aside as {database.set_aside!r}; a new file was begun"
                 self._notes.append(Note(f"the records of calls {self.path!r}", message))
@@ -390,13 +379,76 @@ def _build_payload(arguments: JsonValue, outcome: ToolOutcome | None, hide: Call
     """Encode arguments and result, truncated and with secrets replaced."""
     from induscode.calls.database import Payload  # noqa: PLC0415 — where payloads are kept
 
-    texts = [_encode(value) for value in (arguments, None if outcome is None else outcome.output)]
-    return Payload(*(_cut_payload(text, hide) for text in texts))
+    texts: list[str] = []
+    for value in (arguments, None if outcome is None else outcome.output):
+        text = _encode(value)
+        # Replace secrets first, so that the cut can't split one.
+        shown = hide(text[: 2 * _PAYLOAD_CHARS])
+        if max(len(text) // 2, len(shown)) > _PAYLOAD_CHARS:
+            shown = f"{shown[:_PAYLOAD_CHARS]}… [{len(text) - _PAYLOAD_CHARS:,} more characters]"
+        texts.append(shown)
+    return Payload(*texts)
 
 
-def _cut_payload(text: str, hide: Callable[[str], str]) -> str:
-    """Truncate a text after replacing secrets, so the cut can't split one."""
-    shown = hide(text[: 2 * _PAYLOAD_CHARS])
-    if max(len(text) // 2, len(shown)) <= _PAYLOAD_CHARS:
-        return shown
-    return f"{shown[:_PAYLOAD_CHARS]}… [{len(text) - _PAYLOAD_CHARS:,} more characters]"
+# -- observers of a run -----------------------------------------------------------------------------
+
+
+@record
+class CallObservers:
+    """The observers of a run's calls."""
+
+    recorder: CallRecorder | None = None
+    """None if the user turned records off."""
+    telemetry: CallTelemetry | None = None
+    """None unless a collector is configured."""
+    unopened: Sequence[Note] = ()
+
+    @property
+    def notes(self) -> Sequence[Note]:
+        """Observation problems."""
+        return (*self.unopened, *(note for one in self._opened for note in one.notes))
+
+    @property
+    def _opened(self) -> Sequence[CallRecorder | CallTelemetry]:
+        return [one for one in (self.telemetry, self.recorder) if one is not None]
+
+    def combine(self, *others: CallObserver | None) -> CallObserver | None:
+        """Combine them with others into one observer, or None if there are none."""
+        # The recorder starts last and finishes first: it reads the trace that telemetry sets.
+        observers = [one for one in (*others, *self._opened) if one is not None]
+        return ObserverChain(observers) if len(observers) > 1 else observers[0] if observers else None
+
+    def attach_servers(self, mcp: BootedBridge) -> None:
+        """Connect the observers to the run's servers."""
+        if self.recorder is not None:
+            self.recorder.find_place = mcp.find_place
+            self.recorder.hide_secrets = mcp.hide_secrets
+        if self.telemetry is not None:
+            self.telemetry.find_transport = lambda server: mcp.plan.configs[server].kind
+
+
+async def open_observers(
+    stack: AsyncExitStack, settings: Settings, origin: CallOrigin, on_note: Callable[[Note], None] | None = None
+) -> CallObservers:
+    """Open a run's observers, which `stack` closes. Problems go to `on_note` as they occur."""
+    from induscode.calls.telemetry import CallTelemetry, is_configured, open_telemetry  # noqa: PLC0415 — a late start
+
+    recorder: CallRecorder | None = None
+    kept = settings.get(CALLS_RECORD)
+    if kept != "off":
+        details = RecordSettings(
+            keep_days=settings.get(CALLS_KEEP_DAYS),
+            payloads=kept == "payloads",
+            payload_hours=settings.get(CALLS_PAYLOAD_HOURS),
+        )
+        with suppress(OSError):  # there's no home directory, as the note about the ledger says
+            recorder = CallRecorder(os.path.join(state_dir(), CALLS_FILE), origin, details, on_note=on_note)
+            stack.push_async_callback(recorder.aclose)
+    if not is_configured(os.environ):
+        return CallObservers(recorder)
+    # In a thread: the SDK takes most of a second to load.
+    opened = await to_thread.run_sync(open_telemetry, os.environ, on_note, origin.transport)
+    if not isinstance(opened, CallTelemetry):
+        return CallObservers(recorder, None, (opened,))
+    stack.push_async_callback(opened.aclose)
+    return CallObservers(recorder, opened)

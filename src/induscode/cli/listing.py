@@ -12,9 +12,8 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
 from indusagi.core.records import record
-from induscode.cli.console import STATE_STYLES, stdout_console
 from induscode.cli.output import write_json
-from induscode.cli.terminal import escape_unprintable, print_line
+from induscode.cli.terminal import STATE_STYLES, escape_unprintable, print_line, stdout_console
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -91,10 +90,7 @@ def _print_cells(line: Sequence[str], widths: Sequence[int], numbers: Sequence[b
 class GrowingTable:
     """A table that prints its rows as they come; the last column may be any length.
 
-    Args:
-        heads: The column heads.
-        columns: Possible cells of each column but the last, for its width.
-        numbers: The heads of right-aligned columns.
+    `columns` has possible cells of each column but the last, for its width. `numbers` names right-aligned columns.
     """
 
     def __init__(self, heads: Sequence[str], columns: Sequence[Iterable[str]], numbers: Sequence[str] = ()) -> None:
@@ -160,15 +156,8 @@ def print_rich_table(
 ) -> None:
     """Print a table that fits the terminal by wrapping the last column.
 
-    If that gets too narrow, print each row as a record instead: users couldn't retype a truncated name.
-
-    Args:
-        console: The terminal.
-        heads: The column heads.
-        rows: Cells without control characters.
-        right: Whether to right-align each column.
-        widths: Widths of all columns but the last; by default as wide as the cells.
-        has_heads: Whether to print the heads.
+    If that gets too narrow, print each row as a record instead: users couldn't retype a truncated name. `right` tells
+    which columns to align right, and `widths` are those of all but the last, by default as wide as the cells.
     """
     from rich.cells import cell_len  # noqa: PLC0415 — for a terminal only
 

@@ -46,15 +46,8 @@ def ask_consent(
 ) -> bool:
     """Show `consent`, ask `question`, and return whether the user agrees to exactly that.
 
-    Args:
-        consent: The facts to agree to.
-        question: Asked after the facts.
-        yes: The user already agreed with `--yes`.
-        digests: Digests from the command line that limit `yes`; empty means it covers anything.
-        quiet: With `yes`, print nothing.
-
-    Raises:
-        click.UsageError: There's no terminal to ask on.
+    With `yes`, the user already agreed: to anything, or only to what has one of the `digests`. `quiet` then
+    prints nothing.
     """
     if not (quiet and yes):
         print_line(consent.heading)
@@ -65,7 +58,7 @@ def ask_consent(
         return False
     if not yes and not can_ask_user():
         message = f"There is no terminal to ask on: look at it, then use --yes --digest {consent.digest}"
-        raise click.UsageError(message, click.get_current_context(silent=True))
+        raise click.UsageError(message)
     return yes or confirm(question)
 
 
@@ -82,4 +75,4 @@ def build_unknown_name(
 
     similar = find_similar_name(name, names)
     hint = f". Did you mean {similar!r}?" if similar else ""
-    return click.UsageError(f"{message}{hint}", ctx or click.get_current_context(silent=True))
+    return click.UsageError(f"{message}{hint}", ctx)

@@ -16,8 +16,14 @@ import anyio
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.process.child import GENTLE_S
-from indusagi.core.process.procfs import list_processes, read_proc_file, read_variable
-from indusagi.core.process.tree import MARK, ProcessTree, signal_processes
+from indusagi.core.process.tree import (
+    MARK,
+    ProcessTree,
+    list_processes,
+    read_proc_file,
+    read_variable,
+    signal_processes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
@@ -109,7 +115,7 @@ def kill_descendants() -> None:
 
     Package managers get SIGTERM instead: killing one while it unpacks would leave a broken cache.
     """
-    from indusagi.interop.protocol_bridge.client.start.causes import find_package_manager  # noqa: PLC0415 — for a second signal
+    from indusagi.interop.protocol_bridge.client.start import find_package_manager  # noqa: PLC0415 — for a second signal
 
     with suppress(OSError):
         for child in [process for process in list_processes() if process.parent == os.getpid()]:

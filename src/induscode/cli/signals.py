@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from typing import TYPE_CHECKING, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -30,6 +31,16 @@ def run_until_signal(work: Callable[[CancelToken], Awaitable[int]]) -> int:
         return 0
 
     return run_with_signals(work_until_signal)
+
+
+def run_async(command: Callable[..., Awaitable[int]]) -> Callable[..., int]:
+    """Make a command of an async function, which a signal cancels."""
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> int:
+        return run_until_signal(lambda _: command(*args, **options))
+
+    return run
 
 
 def run_for_result(work: Callable[[CancelToken], Awaitable[T]]) -> T:

@@ -2,8 +2,8 @@
 
 Requests have short deadlines, longer ones while the broker is slow. The client keeps reconnecting while it's open, and
 its buffers are bounded. Every outcome updates `state`, shown in status lines and by `indus cluster status`, which
-distinguishes brokers that are away, slow, full or without a majority (`health`). Only this module, `bucket`, `client`,
-`opening` and `requests` import `nats`.
+distinguishes brokers that are away, slow, full or without a majority. Only this module, `client`, `jetstream` and
+`opening` import `nats`.
 """
 
 from __future__ import annotations
@@ -12,31 +12,19 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from indusagi.core.faults import describe_error
-from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
-from induscode.cluster.bucket import Bucket
-from induscode.cluster.contract import (
-    BrokerState,
-    ClusterFault,
-    ClusterSettings,
-    LostRaceError,
-    WrongKeyError,
-    hide_password,
-)
-from induscode.cluster.health import BrokerHealth
-from induscode.cluster.key import UnsealedError
+from indusagi.core.tasks import Listeners
+from induscode.cluster.contract import BrokerState, ClusterFault, ClusterSettings, LostRaceError, hide_password
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
     from nats.js.errors import APIError
-
-    from induscode.cluster.key import ClusterKey
 
     OnMessage = Callable[[Msg], Awaitable[None]]
 
@@ -59,10 +47,6 @@ _PENDING_BYTES = 8 * 1024 * 1024
 """Send buffer while the broker is away. Sending fails once it's full."""
 _UNREAD_MESSAGES = 8_192
 _UNREAD_BYTES = 64 * 1024 * 1024
-PROOF = "proof"
-"""Entry with the proof of the cluster key."""
-REPLACED = "replaced"
-"""Entry that lets holders of an earlier key know it was replaced."""
 _NO_STORAGE = frozenset({10002, 10023, 10028, 10047, 10077})
 """JetStream error codes for account, memory and storage limits and failed writes:
 https://github.com/nats-io/nats-server/blob/main/server/errors.json."""
@@ -75,6 +59,98 @@ _TOO_MANY_REPLICAS = frozenset({10005, 10074})
 _WRONG_LAST = 10071
 """JetStream's error code for an unexpected last sequence."""
 MISSING_EXTRA = "--cluster needs the extra `cluster`: pip install 'indus-deck[cluster]'"
+
+
+# -- health -----------------------------------------------------------------------------------
+#
+# A failed write counts until one succeeds at the same place or a lease is renewed, since brokers that are full or
+# without a majority still answer some requests. Unanswered requests mean slow brokers if the round trip to the
+# connected one is long, otherwise brokers without a majority, unless a read found its bucket missing. Answer times are
+# averaged, so the state doesn't change with every request.
+
+
+SLOW_S = 0.5
+"""Average above which a broker is slow; also the round trip that explains a missing answer."""
+_WEIGHT = 0.3
+"""Weight of the last answer in the average."""
+STATES: Mapping[BrokerState, str] = {
+    "away": "are away: servers of this node go on until its lease ends",
+    "slow": "answer slowly: calls of servers on other nodes take longer",
+    "full": "have no storage left: leases cannot be renewed",
+    "partitioned": "do not answer: they have no majority, too much to do, or a full disk",
+    "without JetStream": "store nothing: start nats-server with -js",
+    "missing": "have lost the buckets of the cluster: indus cluster init",
+}
+"""Meaning of each state, after `the brokers`; none for `ready`."""
+
+
+def explain_state(state: BrokerState) -> str:
+    """Return the brokers' state as a reason to append to a message, or "" if they're ready."""
+    return f": the brokers {STATES[state].partition(':')[0]}" if state in STATES else ""
+
+
+class BrokerHealth:
+    """The brokers' state as one process sees it. A successful write to `leases` clears all failed writes."""
+
+    def __init__(self, leases: str = "") -> None:
+        self.is_connected = True
+        self.round_trip_s = 0.0
+        """To the connected broker, without storage."""
+        self._unread: BrokerState | None = None
+        """Why the last read got no answer."""
+        self._leases = leases
+        self._unwritten: dict[str, BrokerState] = {}
+        """Why the last write to each bucket or stream failed."""
+        self._average_s = 0.0
+
+    @property
+    def state(self) -> BrokerState:
+        """The current state."""
+        if not self.is_connected:
+            return "away"
+        if self._unread == "missing":
+            return self._unread
+        if self._unwritten:
+            return self._unwritten.get(self._leases) or next(iter(self._unwritten.values()))
+        if self._unread is not None:
+            return self._unread
+        return "slow" if max(self._average_s, self.round_trip_s) > SLOW_S else "ready"
+
+    def take_answer(self, took_s: float, wrote: str = "") -> None:
+        """Record an answer. `wrote` is a write's bucket or stream."""
+        self.is_connected, self._unread = True, None
+        self._average_s += _WEIGHT * (took_s - self._average_s)
+        self._unwritten.pop(wrote, None)
+        if wrote and wrote == self._leases:
+            self._unwritten.clear()
+
+    def take_failure(self, state: BrokerState, wrote: str = "") -> None:
+        """Record a failed request, and why."""
+        if wrote:
+            self._unwritten[wrote] = state
+        else:
+            self._unread = state
+
+    def take_silence(self, wrote: str = "") -> BrokerState:
+        """Record a request that timed out, and return why."""
+        state: BrokerState = "slow" if self.round_trip_s > SLOW_S else "partitioned"
+        if self._unread == "missing":
+            state = self._unread  # nothing answers for a missing bucket
+        self.take_failure(state, wrote)
+        return state if self.is_connected else "away"
+
+    def take_unread(self) -> None:
+        """Record that messages came faster than they were read."""
+        self._average_s = max(self._average_s, 2 * SLOW_S)
+
+    def connect(self, *, is_connected: bool) -> None:
+        """Record that the connection was lost or is back."""
+        self.is_connected = is_connected
+        if is_connected:
+            self._unread, self._average_s, self.round_trip_s = None, 0.0, 0.0
+
+
+# -- connection -------------------------------------------------------------------------------
 
 
 @record
@@ -93,6 +169,7 @@ class Broker:
         self.client = client
         self.settings = settings
         self.health = BrokerHealth(settings.leases)
+        self.streams = client.jetstream(timeout=LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
         self._reported_state: BrokerState = "ready"
         self.on_state: Listeners[[BrokerState]] = Listeners()
         """Called on a state change."""
@@ -111,7 +188,6 @@ class Broker:
         """Pending echoes, by number."""
         self._asked_at: float | None = None
         """Start of the pending round trip."""
-        self._streams = client.jetstream(timeout=LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
 
     @property
     def state(self) -> BrokerState:
@@ -134,10 +210,6 @@ class Broker:
         """Whether the client is connected."""
         return self.client.is_connected
 
-    def list_addresses(self) -> Sequence[str]:
-        """List the configured brokers and the ones they announced."""
-        return [*dict.fromkeys((*self.settings.brokers, *(uri.geturl() for uri in self.client.servers)))]
-
     @property
     def payload_bytes(self) -> int:
         """Largest message the broker accepts."""
@@ -153,11 +225,11 @@ class Broker:
             ClusterFault: The request failed or timed out.
         """
         try:
-            return await self._run(what, request, requests * self.request_s, writes=writes)
+            return await self._run(what, request, requests * self.request_s, writes)
         finally:
             self.report()
 
-    async def _run(self, what: str, request: Awaitable[_T], within_s: float, *, writes: str) -> _T:
+    async def _run(self, what: str, request: Awaitable[_T], within_s: float, writes: str) -> _T:
         import nats.errors  # noqa: PLC0415 — only with a cluster
         from nats.js import errors  # noqa: PLC0415 — only with a cluster
 
@@ -246,31 +318,14 @@ class Broker:
             if self.client.is_connected:
                 await self.measure_round_trip()
 
-    async def open_bucket(self, name: str) -> Bucket:
-        """Open a bucket created by `prepare_cluster`.
-
-        Raises:
-            ClusterFault: It's missing, or the broker doesn't answer.
-        """
-        values = await self.run(f"the bucket {name} could not be opened", self._streams.key_value(name))
-        return Bucket(self, values, name)
-
     async def read_storage(self) -> Storage:
-        """Read the account's storage use and limit.
-
-        Raises:
-            ClusterFault: The broker has no JetStream, or doesn't answer.
-        """
-        info = await self.run("the account could not be read", self._streams.account_info())
+        """Read the account's storage use and limit, or raise `ClusterFault`."""
+        info = await self.run("the account could not be read", self.streams.account_info())
         limit = info.limits.max_storage
         return Storage(info.storage, limit if limit > 0 else None)
 
     async def publish(self, subject: str, data: bytes, reply: str = "") -> None:
-        """Send a message at most once. If nothing listens, `reply` gets a message with status 503.
-
-        Raises:
-            ClusterFault: There's no connection, or its buffer is full.
-        """
+        """Send a message at most once, or raise `ClusterFault`. If nothing listens, `reply` gets status 503."""
         import nats.errors  # noqa: PLC0415 — only with a cluster
 
         try:
@@ -281,11 +336,7 @@ class Broker:
             raise ClusterFault("away", f"nothing can be sent: {describe_error(exc)}") from exc
 
     async def subscribe(self, subject: str, on_message: OnMessage) -> Callable[[], Awaitable[None]]:
-        """Call `on_message` for each message, one at a time. Returns a function that unsubscribes.
-
-        Raises:
-            ClusterFault: There's no connection.
-        """
+        """Call `on_message` for each message, one at a time, or raise `ClusterFault`. Returns the unsubscriber."""
         import nats.errors  # noqa: PLC0415 — only with a cluster
 
         try:
@@ -433,43 +484,3 @@ def _explain_refusal(exc: Exception) -> str:
         reason = f"its TLS certificate is not trusted ({exc.verify_message})"
         return f"{reason}; SSL_CERT_FILE names a file with the certificate of its authority"
     return text
-
-
-def find_proof_place(settings: ClusterSettings) -> str:
-    """Return the place of the key's proof. Earlier versions, which didn't seal messages, used another."""
-    return f"{settings.keys}/{PROOF} 2"
-
-
-async def check_key(broker: Broker) -> bool:
-    """Check that this process has the cluster's key. Return False if the cluster doesn't have one yet.
-
-    Raises:
-        WrongKeyError: It has another key.
-        ClusterFault: The broker doesn't answer, or an earlier version prepared the cluster.
-    """
-    key = broker.settings.key
-    bucket = await broker.open_bucket(broker.settings.keys)
-    entry = await bucket.get(PROOF)
-    if entry is None:
-        return False
-    if key is None or is_sealed_with(key, find_proof_place(broker.settings), entry.value):
-        return True
-    if is_sealed_with(key, broker.settings.keys, entry.value):
-        message = "an earlier version of indus has prepared this cluster, and its nodes send unsealed messages"
-        raise ClusterFault("ready", f"{message}: update and stop all nodes, then run `indus cluster init` once")
-    message = "the cluster has another key than this machine: copy the key file of the one that prepared it"
-    replaced = await bucket.get(REPLACED)
-    if replaced is not None and is_sealed_with(key, f"{broker.settings.keys}/{REPLACED}", replaced.value):
-        message = (
-            "the key of the cluster was replaced (indus cluster rotate-key): copy the new key file to this machine"
-        )
-    raise WrongKeyError(message)
-
-
-def is_sealed_with(key: ClusterKey, place: str, data: bytes) -> bool:
-    """Return whether the value at a place is sealed with a key."""
-    try:
-        key.unseal(place, data)
-    except UnsealedError:
-        return False
-    return True

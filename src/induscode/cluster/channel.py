@@ -1,4 +1,4 @@
-"""Channels: connections between two nodes over broker subjects.
+"""Messages between two nodes over broker subjects: channels, and single requests.
 
 A channel is a `Transport`: it carries frames in both directions and reports its end once. Messages are sealed and
 numbered (`ChannelCipher`). A forged or replayed message is dropped silently. A lost one ends the channel, so a frame is
@@ -7,6 +7,9 @@ frames in flight at the end have an unknown outcome.
 
 The broker reports subjects without listeners, and anyone could fake that report. So we probe the other end then, and
 consider it gone only if it doesn't answer.
+
+A request is sealed for the subject of its receiver, which only that process has, and carries the sender's name and a
+number, so it counts once. The answer is sealed for the subject the request names, so it fits no other request.
 """
 
 from __future__ import annotations
@@ -17,20 +20,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
-from indusagi.core.json import compact_json
+from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.interop.protocol_bridge.rpc.transport import QueuedTransport, TransportEnd, encode_frame
 from induscode.cluster.broker import Broker, is_unheard
-from induscode.cluster.contract import ClusterFault, read_object
-from induscode.cluster.requests import GRACE_S
-from induscode.cluster.seals import HEAD_BYTES, ChannelCipher, ReplayGuard, Seal, is_opening
+from induscode.cluster.contract import ClusterFault, UnheardError, read_object
+from induscode.cluster.key import HEAD_BYTES, ChannelCipher, ReplayGuard, Seal, is_opening
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from indusagi.core.json import JsonObject
 
+GRACE_S = 0.5
+"""How long an answer may take after the broker reports that nothing listens."""
 _WHOLE, _PART, _LAST, _END, _REST, _PROBE, _HERE = b"F", b"P", b"L", b"E", b"R", b"Q", b"H"
 _REFUSAL = b"X"
 """Prefix of a node's message that it has no such channel, and so no cipher for it."""
@@ -82,7 +85,7 @@ class Channel(QueuedTransport):
         """Set while the queue is empty."""
         self._pump = BackgroundTask("channel")
 
-    def start(self, on_ended: Callable[[Channel], None] = lambda _: None) -> None:
+    def start(self, on_ended: Callable[[Channel], None]) -> None:
         """Start sending queued frames. Calls `on_ended` after the last message."""
         self._pump.start(self._run(on_ended))
 
@@ -224,10 +227,8 @@ class Channel(QueuedTransport):
         text = compact_json({**fields, **more}).encode()
         if len(text) > _MAX_END_BYTES:
             text = compact_json({**fields, "message": end.message[:1_000]}).encode()
-        try:
+        with suppress(ClusterFault):  # the channel table sends it when the broker is back
             await self._transmit(_END, text)
-        except ClusterFault:
-            return  # the channel table sends it when the broker is back
 
     async def tell_rest(self) -> None:
         """Ask the other end to end the channel if it's unused."""
@@ -271,11 +272,6 @@ class ChannelTable:
         self._untold: list[tuple[Channel, TransportEnd]] = []
         """Channels that ended while the broker was away."""
 
-    @property
-    def subject(self) -> str:
-        """Subject of all inboxes of this node."""
-        return self._broker.settings.inbox_subject(self._instance, "*")
-
     async def receive(self, message: Msg) -> None:
         """Pass a message to its channel. Late ones are dropped."""
         channel = self._open.get(message.subject.rpartition(".")[2])
@@ -310,7 +306,7 @@ class ChannelTable:
 
         The message isn't authentic, so it mustn't make this node, which has more rights, send to arbitrary subjects.
         """
-        if not message.reply.startswith(self._broker.settings.inbox_subject("", "")[:-1]):
+        if not message.reply.startswith(self._broker.settings.subject("inbox", "")):
             return
         value: JsonObject = {"message": "is not there any more", "reason": reason, "unheard": True}
         sealed = self._own.seal(_find_refusal_place(message.subject, message.reply), value)
@@ -320,7 +316,7 @@ class ChannelTable:
     def _name_inbox(self) -> str:
         """Name an inbox with a unique number and an unpredictable token."""
         self._opened += 1
-        return self._broker.settings.inbox_subject(self._instance, f"{self._opened}-{secrets.token_hex(8)}")
+        return self._broker.settings.subject("inbox", self._instance, f"{self._opened}-{secrets.token_hex(8)}")
 
     def _add(
         self,
@@ -357,3 +353,92 @@ class ChannelTable:
         async with asyncio.TaskGroup() as tasks:
             for channel in [*self._open.values(), *self._ending]:
                 tasks.create_task(channel.close())
+
+
+# -- requests ---------------------------------------------------------------------------------
+
+
+class _OpenRequest:
+    """A request without an answer."""
+
+    def __init__(self, seal: Seal) -> None:
+        self.seal = seal
+        self.answer: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
+        self.limit: asyncio.Timeout | None = None
+        self.is_unheard = False
+
+    def doubt(self) -> None:
+        """Shorten the deadline: the broker, or an impostor, says that nothing listens."""
+        if self.limit is not None and not self.is_unheard:
+            when, soon = self.limit.when(), asyncio.get_running_loop().time() + GRACE_S
+            self.limit.reschedule(soon if when is None else min(when, soon))
+        self.is_unheard = True
+
+
+class NodeRequests:
+    """Sends requests to other nodes, and opens and answers theirs."""
+
+    def __init__(self, broker: Broker, own: Seal, instance: str) -> None:
+        self._broker = broker
+        self._own = own
+        self._instance = instance
+        self._number = 0
+        self._open: dict[str, _OpenRequest] = {}
+        """By the subject of the answer."""
+        self._taken = ReplayGuard()
+
+    async def ask(self, instance: str, seal: Seal, value: JsonObject, within_s: float | None = None) -> JsonObject:
+        """Send a request to a node, sealed like the node's own messages, and return its answer.
+
+        Raises:
+            UnheardError: There's no such node.
+            ClusterFault: It didn't answer, or there's no connection.
+        """
+        self._number += 1
+        subject = self._broker.settings.subject("node", instance)
+        reply = self._broker.settings.subject("reply", self._instance, self._number)
+        asked = self._open[reply] = _OpenRequest(seal)
+        try:
+            async with asyncio.timeout(within_s or 2 * self._broker.request_s) as asked.limit:
+                await self._broker.publish(subject, self._seal(seal, subject, reply, value), reply)
+                return await asked.answer
+        except TimeoutError as exc:
+            if asked.is_unheard:
+                raise UnheardError(f"{subject}: nothing listens there") from exc
+            raise ClusterFault("ready" if self._broker.is_connected else "away", f"{subject} did not answer") from exc
+        finally:
+            del self._open[reply]
+
+    async def tell(self, instance: str, seal: Seal, value: JsonObject) -> None:
+        """Send a request that needs no answer."""
+        self._number += 1
+        subject = self._broker.settings.subject("node", instance)
+        await self._broker.publish(subject, self._seal(seal, subject, "", value))
+
+    def _seal(self, seal: Seal, subject: str, reply: str, value: JsonObject) -> bytes:
+        return seal.seal(f"{subject} {reply}", {**value, "from": self._instance, "number": self._number})
+
+    async def take_answer(self, message: Msg) -> None:
+        """Handle a message on the answer subject of one of our requests."""
+        asked = self._open.get(message.subject)
+        if asked is None:
+            return
+        if is_unheard(message):
+            asked.doubt()
+            return
+        value = asked.seal.open(f"answer {message.subject}", message.data)
+        if value is not None and not asked.answer.done():
+            asked.answer.set_result(value)
+
+    def open(self, message: Msg) -> JsonObject | None:
+        """Open a request to this node. `None` if it's forged or replayed."""
+        value = self._own.open(f"{message.subject} {message.reply}", message.data) or {}
+        sender, number = value.get("from"), value.get("number")
+        if not isinstance(sender, str) or not isinstance(number, int) or not self._taken.take(sender, number):
+            return None
+        return value
+
+    async def answer(self, message: Msg, value: JsonObject) -> None:
+        """Answer a request."""
+        if message.reply:
+            await self._broker.publish(message.reply, self._own.seal(f"answer {message.reply}", value))

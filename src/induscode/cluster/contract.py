@@ -6,18 +6,15 @@ import json
 import os
 import re
 import socket
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
-from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from induscode.cluster.key import ClusterKey, OfferKey
-from induscode.cluster.seals import Seal
+from induscode.cluster.key import ClusterKey, OfferKey, Seal, read_private_file
 
 NodeRole: TypeAlias = Literal["all", "offers", "doors"]
 """A node serves clients and owns servers, only owns the servers it offers, or only serves clients."""
@@ -36,7 +33,7 @@ LEASE_S = 10.0
 
 
 class ClusterFault(CoreError):
-    """An error between this node and the broker, or between two nodes."""
+    """An error between this node and the brokers, or between two nodes. Everything that talks to them may raise it."""
 
     def __init__(self, state: BrokerState, message: str) -> None:
         super().__init__(message)
@@ -131,44 +128,22 @@ class ClusterSettings:
         """Stream of call records."""
         return f"{self.prefix}_calls"
 
-    @property
-    def anchors(self) -> str:
-        """Subject of anchors over all chains."""
-        return f"{self.prefix}.ledger.anchor"
+    def subject(self, *parts: object) -> str:
+        """Return a subject of this cluster: its prefix and these parts.
 
-    def chain_subject(self, chain: str) -> str:
-        """Return the subject of one ledger's rows."""
-        return f"{self.prefix}.ledger.chain.{chain}"
-
-    def find_chain(self, subject: str) -> str | None:
-        """Return a subject's chain, or None for anchors."""
-        prefix = self.chain_subject("")
-        return subject.removeprefix(prefix) if subject.startswith(prefix) else None
-
-    @property
-    def beats(self) -> str:
-        """Subject on which nodes report themselves after each renewal."""
-        return f"{self.prefix}.beat"
-
-    def call_subject(self, key: str, epoch: int) -> str:
-        """Return an owner's subject. Subjects of earlier epochs are never used again."""
-        return f"{self.prefix}.call.{key}.{epoch}"
-
-    def node_subject(self, instance: str) -> str:
-        """Return the subject on which a node receives other nodes' requests."""
-        return f"{self.prefix}.node.{instance}"
-
-    def reply_subject(self, instance: str, number: int | str = "*") -> str:
-        """Return the subject on which a node receives the answer to a request."""
-        return f"{self.prefix}.reply.{instance}.{number}"
-
-    def http_subject(self, instance: str) -> str:
-        """Return the subject on which a node receives HTTP requests for its sessions."""
-        return f"{self.prefix}.http.{instance}"
-
-    def inbox_subject(self, instance: str, channel: str) -> str:
-        """Return the subject of one end of a channel."""
-        return f"{self.prefix}.inbox.{instance}.{channel}"
+        | Parts | Who receives it |
+        |---|---|
+        | `beat` | all nodes: a node reports itself after each renewal |
+        | `node`, INSTANCE | a node: requests of other nodes |
+        | `reply`, INSTANCE, NUMBER | a node: the answer to its request |
+        | `call`, KEY, EPOCH | a server's owner; subjects of earlier epochs are never used again |
+        | `http`, INSTANCE | a node: HTTP requests for its sessions |
+        | `inbox`, INSTANCE, CHANNEL | one end of a channel |
+        | `ledger.chain`, CHAIN | the stream of ledgers: one ledger's rows |
+        | `ledger.anchor` | the same stream: anchors over all chains |
+        | `calls`, NODE | the stream of call records |
+        """
+        return ".".join((self.prefix, *map(str, parts)))
 
 
 @record(kw_only=True)
@@ -203,32 +178,18 @@ class NodeInfo:
 
     @classmethod
     def parse(cls, value: object) -> NodeInfo | None:
-        """Parse another node's report, or return `None`."""
+        """Parse another node's report, or return `None`. A field of another type gets its default."""
         if not is_json_object(value):
             return None
-        node, instance, lease, role = (value.get(key) for key in ("node", "instance", "lease", "role"))
-        capacity, owned, url, waiting = (value.get(key) for key in ("capacity", "owned", "url", "unpublished"))
-        if not isinstance(node, str) or not isinstance(instance, str) or role not in {"all", "offers", "doors"}:
+        defaults = asdict(cls(node="", instance=""))
+        known: dict[str, Any] = {
+            name: value[name] for name, default in defaults.items() if type(value.get(name)) is type(default)
+        }
+        if not {"node", "instance"} <= known.keys() or known.get("role") not in get_args(NodeRole):
             return None
-        return cls(
-            node=node,
-            instance=instance,
-            lease=lease if isinstance(lease, str) else "",
-            role="offers" if role == "offers" else "doors" if role == "doors" else "all",
-            capacity=capacity if isinstance(capacity, int) else 0,
-            owned=owned if isinstance(owned, int) else 0,
-            url=url if isinstance(url, str) else "",
-            draining=value.get("draining") is True,
-            unpublished=waiting if isinstance(waiting, int) else 0,
-            brokers=_parse_state(value.get("brokers")),
-        )
-
-
-def _parse_state(value: object) -> BrokerState:
-    """Parse the brokers' state in another node's report. An unknown one, from a later version, counts as `ready`."""
-    states: Sequence[BrokerState] = ("away", "slow", "full", "partitioned", "without JetStream", "missing")
-    known: BrokerState | None = next((state for state in states if state == value), None)
-    return known or "ready"
+        if known.get("brokers") not in get_args(BrokerState):
+            known["brokers"] = "ready"  # a state of a later version
+        return cls(**known)
 
 
 @record
@@ -255,20 +216,10 @@ class Placement:
 _SCHEMES = ("nats", "tls", "ws", "wss")
 CREDENTIALS_VARIABLE = "INDUS_BROKER_CREDENTIALS"
 """Variable with the user and password for the brokers."""
-_CREDENTIALS_BYTES = 65_536
-PASSWORD_SHOWN = (
-    "the address of the brokers has a password, which other users of this machine can read in the process list: "
-    f"use --broker-credentials FILE, the setting cluster.credentials_file or the variable {CREDENTIALS_VARIABLE}"
-)
-"""Warning about a password on the command line."""
 
 
 def parse_brokers(text: str) -> Sequence[str]:
-    """Split comma-separated addresses. Later ones may omit the scheme: `nats://a,b,c:4222`.
-
-    Raises:
-        ValueError: One of them isn't a broker address.
-    """
+    """Split comma-separated addresses, or raise `ValueError`. Later ones may omit the scheme: `nats://a,b,c:4222`."""
     addresses: list[str] = []
     scheme = "nats"
     for part in text.split(","):
@@ -289,36 +240,23 @@ def parse_brokers(text: str) -> Sequence[str]:
     return addresses
 
 
-def has_password(addresses: Sequence[str]) -> bool:
-    """Return whether an address names a user or a password."""
-    return any(urlsplit(address).username for address in addresses)
-
-
 def read_credentials(path: str | None) -> str:
     """Read this process's broker credentials from a file or the variable; empty without either.
 
     Raises:
-        OSError: The file can't be read, or everyone on the machine can read it.
+        OSError: The file can't be read, or every user of the machine can read it.
         ValueError: It's empty, or isn't text.
     """
     if path is None:
         return os.environ.get(CREDENTIALS_VARIABLE, "").strip()
-    path = os.path.expanduser(path)
-    data = read_small_file(path, _CREDENTIALS_BYTES)
-    if stat.S_IMODE(os.stat(path).st_mode) & 0o007:
-        raise PermissionError(f"{path!r} can be read by every user of this machine: chmod 600 it")
-    text = data.decode().strip()
+    text = read_private_file(os.path.expanduser(path)).decode().strip()
     if not text:
         raise ValueError(f"{path!r} is empty: write USER:PASSWORD into it, a token, or NATS credentials")
     return text
 
 
 def find_node_name(name: str | None) -> str:
-    """Return this node's name: the chosen one, or the machine's.
-
-    Raises:
-        ValueError: It has other characters, or is too long.
-    """
+    """Return this node's name: the chosen one, or the machine's. Raises `ValueError` if the chosen one is invalid."""
     if name is not None:
         if NODE_NAME.fullmatch(name) is None:
             raise ValueError(f"{name!r}: use letters, digits, _ and -, 64 at most")

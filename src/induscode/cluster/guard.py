@@ -157,11 +157,7 @@ def _report(text: str) -> None:
 
 
 async def _release_lease(fields: dict[str, object], last: LastWord) -> None:
-    """End the lease of an ended process, and notify the other nodes.
-
-    Raises:
-        TimeoutError: The broker stayed away.
-    """
+    """End the lease of an ended process, or raise `TimeoutError` if the broker stays away."""
     import asyncio  # noqa: PLC0415 — only after the end of a node
 
     from induscode.cluster.broker import open_broker  # noqa: PLC0415 — only after the end of a node
@@ -172,26 +168,21 @@ async def _release_lease(fields: dict[str, object], last: LastWord) -> None:
         while True:
             try:
                 async with open_broker(settings) as broker:
-                    await end_dead_lease(broker, last)
+                    return await end_dead_lease(broker, last)
             except ClusterFault:
                 await asyncio.sleep(_RETRY_S)
-            else:
-                return
 
 
 async def end_dead_lease(broker: Broker, last: LastWord) -> None:
-    """End the lease of a node whose process has ended, and notify the other nodes.
-
-    Raises:
-        ClusterFault: The broker failed.
-    """
+    """End the lease of a node whose process has ended, and notify the other nodes, or raise `ClusterFault`."""
     from induscode.cluster.contract import LostRaceError  # noqa: PLC0415 — not in the guard while it waits
+    from induscode.cluster.jetstream import open_bucket  # noqa: PLC0415 — not in the guard while it waits
 
-    leases = await broker.open_bucket(broker.settings.leases)
+    leases = await open_bucket(broker, broker.settings.leases)
     while (entry := await leases.get(last.lease)) is not None and entry.value != last.ended:
         with suppress(LostRaceError):  # a renewal was in flight
-            await leases.update(last.lease, last.ended, entry.revision)
-    await broker.publish(broker.settings.beats, last.gone)
+            await leases.put(last.lease, last.ended, entry.revision)
+    await broker.publish(broker.settings.subject("beat"), last.gone)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,10 @@ lease shares nothing until it gets another, and for that it needs the cluster's 
 Reports and leases are sealed. Reports are numbered, and a new process counts only after it has answered our challenge,
 so a replayed report can't bring a node back. If someone without the key replaces or removes a lease entry, its holder
 writes it again.
+
+A lease is the right to own servers. The broker ends it `ttl_s` after applying the last renewal. A node counts from when
+it *sent* that renewal, which is earlier, and gives up `margin_s` before the end, so it has stopped before another node
+can become the owner. The clock keeps running while the process or the machine sleeps.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -21,8 +26,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import JsonObject
-from indusagi.core.listeners import Listeners
-from induscode.cluster.broker import check_key
+from indusagi.core.records import record
+from indusagi.core.tasks import Listeners
+from induscode.cluster.channel import NodeRequests
 from induscode.cluster.contract import (
     ClusterFault,
     ClusterSettings,
@@ -30,18 +36,15 @@ from induscode.cluster.contract import (
     NodeInfo,
     UnheardError,
     WrongKeyError,
-    read_object,
 )
-from induscode.cluster.lease import LeaseTimes, NodeLease, read_lease_clock
-from induscode.cluster.offers import check_offer, open_ring
-from induscode.cluster.requests import NodeRequests
+from induscode.cluster.jetstream import Bucket, BucketEntry, open_bucket
+from induscode.cluster.proofs import check_key, open_ring
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from induscode.cluster.broker import Broker
-    from induscode.cluster.bucket import Bucket, BucketEntry
-    from induscode.cluster.seals import Seal, SealRing
+    from induscode.cluster.key import Seal, SealRing
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +63,77 @@ _REPORT_WAIT_S = 0.1
 """How long a new node waits for the others' reports."""
 _MAX_REPORT_WAIT_S = 1.5
 """How long a command waits for a leaseholder's report; a busy node is late."""
+
+
+# -- lease ------------------------------------------------------------------------------------
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+"""Includes time in suspend: `CLOCK_BOOTTIME` on Linux (clock_gettime(2)), `CLOCK_MONOTONIC` on macOS."""
+
+
+def read_lease_clock() -> float:
+    """Return seconds that keep counting while the process is stopped or the machine sleeps."""
+    return time.clock_gettime(_CLOCK)
+
+
+@record
+class LeaseTimes:
+    """The times of a lease, derived from its lifetime at the broker."""
+
+    ttl_s: float
+
+    @property
+    def renew_s(self) -> float:
+        """Renewal interval. A broker's members may take nine seconds to elect a new leader."""
+        return self.ttl_s / 8
+
+    @property
+    def retry_s(self) -> float:
+        """Retry interval after a failed renewal."""
+        return self.ttl_s / 20
+
+    @property
+    def margin_s(self) -> float:
+        """How long before its end a lease no longer counts."""
+        return self.ttl_s / 10
+
+
+@record
+class NodeLease:
+    """A lease as its holder knows it. Each event returns the next state."""
+
+    times: LeaseTimes
+    revision: int | None = None
+    """Revision of the entry at the broker; `None` without a lease."""
+    counted_from: float = 0.0
+    """When the last renewal known to be applied was sent."""
+
+    def take_renewal(self, revision: int, sent_at: float) -> NodeLease:
+        """Apply a renewal. A late one doesn't bring back a lost lease."""
+        if self.revision is None:
+            return self
+        return replace(self, revision=revision, counted_from=max(sent_at, self.counted_from))
+
+    def lose(self) -> NodeLease:
+        """End it: rejected by the broker, expired, or released."""
+        return replace(self, revision=None)
+
+    def ends_at(self) -> float:
+        """Return when it stops counting."""
+        return self.counted_from + self.times.ttl_s - self.times.margin_s
+
+    def is_held(self, now: float) -> bool:
+        """Return whether servers may run and answer now."""
+        return self.revision is not None and now < self.ends_at()
+
+    def next_renewal_at(self, tried_at: float | None = None) -> float:
+        """Return when to renew. `tried_at` is when the last renewal failed, if any since the last good one."""
+        due = self.counted_from + self.times.renew_s
+        return due if tried_at is None else max(due, tried_at + self.times.retry_s)
+
+
+# -- membership -------------------------------------------------------------------------------
 
 
 class Membership:
@@ -89,8 +163,6 @@ class Membership:
         report that this process is gone."""
         self.on_restored: Listeners[[]] = Listeners()
         """Called after rewriting a lease entry that someone without the key changed."""
-        self.on_unsealed: Listeners[[str]] = Listeners()
-        """Called once per node name that sends unsealed reports, i.e. runs an earlier version of indus."""
         self.on_regained: Listeners[[]] = Listeners()
         """Called on getting a new lease after a loss."""
         self.on_refused: Listeners[[str]] = Listeners()
@@ -117,7 +189,6 @@ class Membership:
         """The last challenges this process sent."""
         self._challenged: dict[str, float] = {}
         """When we challenged each unknown process."""
-        self._unsealed: set[str] = set()
         # An offering node may only write under its name, so the name comes first.
         instance = secrets.token_hex(6)
         if settings.role == "offers" or settings.offer is not None:
@@ -139,11 +210,7 @@ class Membership:
         return self.is_held() and self.info.lease == lease
 
     def check_write(self) -> None:
-        """Check that this node may share something with the others now.
-
-        Raises:
-            ClusterFault: It has no lease, so the key that seals its data may have been replaced.
-        """
+        """Raise `ClusterFault` without a lease: the key that seals this node's data may have been replaced."""
         if not self.is_held():
             raise ClusterFault("ready", "this node has no lease now, and shares nothing")
 
@@ -157,11 +224,11 @@ class Membership:
         self._incarnation += 1
         self.info = replace(self.info, lease=f"{self.info.instance}-{self._incarnation}")
         self._sent.clear()
-        gone = self.ring.own.seal(self._settings.beats, {"number": _LAST_NUMBER, "gone": self.info.instance})
+        gone = self.ring.own.seal(self._settings.subject("beat"), {"number": _LAST_NUMBER, "gone": self.info.instance})
         self.before_join(self.info.lease, self._seal_entry(self.info.lease, _ENDED), gone)
         self._tried_at, sent_at = None, self._clock()
-        revision = await self._leases.create(self.info.lease, self._build_value(sent_at))
-        self._lease = NodeLease(self.times).take_creation(revision, sent_at)
+        revision = await self._leases.put(self.info.lease, self._build_value(sent_at))
+        self._lease = NodeLease(self.times, revision, sent_at)
         await self.report()
 
     async def renew(self) -> None:
@@ -171,7 +238,7 @@ class Membership:
         lease, sent_at = self._lease, self._clock()
         assert lease.revision is not None
         try:
-            revision = await self._leases.update(self.info.lease, self._build_value(sent_at), lease.revision)
+            revision = await self._leases.put(self.info.lease, self._build_value(sent_at), lease.revision)
         except LostRaceError:
             await self._read_back()
             return
@@ -222,10 +289,7 @@ class Membership:
         sent_at = self._clock()
         value = self._build_value(sent_at)
         try:
-            if entry is None:
-                revision = await self._leases.create(self.info.lease, value)
-            else:
-                revision = await self._leases.update(self.info.lease, value, entry.revision)
+            revision = await self._leases.put(self.info.lease, value, None if entry is None else entry.revision)
         except LostRaceError:
             self._tried_at = self._clock()  # the next renewal looks again
             return
@@ -242,7 +306,7 @@ class Membership:
             while True:
                 try:
                     if self._lease.revision is None:
-                        await self.check_key()
+                        await check_key(self._broker)
                         await self.join()
                         self.on_regained()
                     else:
@@ -255,18 +319,6 @@ class Membership:
                     await self.report()
                 due = self._lease.next_renewal_at(self._tried_at) - self._clock()
                 await asyncio.sleep(max(self.times.retry_s, due))
-
-    async def check_key(self) -> None:
-        """Check that this node's key is still valid.
-
-        Raises:
-            WrongKeyError: It was replaced or revoked.
-            ClusterFault: The broker doesn't answer.
-        """
-        if self.ring.own.author:
-            await check_offer(self._broker, self.ring.own)
-        else:
-            await check_key(self._broker)
 
     async def _watch_lease(self) -> None:
         """Drop the lease when it expires, even while a renewal is pending."""
@@ -288,7 +340,7 @@ class Membership:
         Creates the entry, which the broker allows only if it's gone. A node that slept can't renew it after that.
         """
         try:
-            await self._leases.create(lease, self._seal_entry(lease, _ENDED))
+            await self._leases.put(lease, self._seal_entry(lease, _ENDED))
         except LostRaceError:
             entry = await self._leases.get(lease)
             return entry is not None and await self._open_entry(lease, entry) == _ENDED
@@ -305,8 +357,8 @@ class Membership:
 
     async def _publish(self, value: JsonObject) -> None:
         self._number += 1
-        sealed = self.ring.own.seal(self._settings.beats, {**value, "number": self._number})
-        await self._broker.publish(self._settings.beats, sealed)
+        sealed = self.ring.own.seal(self._settings.subject("beat"), {**value, "number": self._number})
+        await self._broker.publish(self._settings.subject("beat"), sealed)
 
     async def receive(self, message: Msg) -> None:
         """Handle a node's report or a challenge."""
@@ -314,9 +366,8 @@ class Membership:
         if data.startswith(_HELLO):
             await self._take_challenge(data)
             return
-        opened = await self.ring.open(self._settings.beats, data)
+        opened = await self.ring.open(self._settings.subject("beat"), data)
         if opened is None:
-            self._meet_unsealed(data)
             return
         value, number = opened.value, opened.value.get("number")
         waiting, gone = NodeInfo.parse(value.get("waiting")), value.get("gone")
@@ -351,13 +402,6 @@ class Membership:
                 self.on_gone(known[0])
             self.on_joined(info)
 
-    def _meet_unsealed(self, data: bytes) -> None:
-        """Report a node that sends unsealed reports, as earlier versions did, once. It's otherwise ignored."""
-        info = NodeInfo.parse(read_object(data))
-        if info is not None and info.node not in self._unsealed and len(self._unsealed) < _MAX_CHALLENGES:
-            self._unsealed.add(info.node)
-            self.on_unsealed(info.node)
-
     async def _take_challenge(self, data: bytes) -> None:
         """Report this node to a process that doesn't know it yet. A challenge has no other effect."""
         challenge, _, instance = data[len(_HELLO) :].decode("ascii", "replace").partition(" ")
@@ -377,7 +421,7 @@ class Membership:
         challenge = secrets.token_hex(8)
         self._challenges.append(challenge)
         with suppress(ClusterFault):  # its next report triggers another challenge
-            await self._broker.publish(self._settings.beats, _HELLO + f"{challenge} {instance}".encode())
+            await self._broker.publish(self._settings.subject("beat"), _HELLO + f"{challenge} {instance}".encode())
 
     async def ask_nodes(self) -> None:
         """Ask all nodes to report, and wait briefly for the answers."""
@@ -385,12 +429,7 @@ class Membership:
         await asyncio.sleep(_REPORT_WAIT_S + 2 * self._broker.health.round_trip_s)
 
     async def ask(self, instance: str, value: JsonObject, within_s: float | None = None) -> JsonObject:
-        """Send a request to another node and return its answer.
-
-        Raises:
-            UnheardError: There's no such node.
-            ClusterFault: It didn't answer.
-        """
+        """Send a request to another node and return its answer. Raises `UnheardError` if there's no such node."""
         return await self.requests.ask(instance, self.find_seal(instance), value, within_s)
 
     def find_seal(self, instance: str) -> Seal:
@@ -418,9 +457,8 @@ class Membership:
         while True:
             await asyncio.sleep(self.times.retry_s)
             now = self._clock()
-            for instance, (_, seen_at) in [*self._waiting.items()]:
-                if now - seen_at > self.times.ttl_s:
-                    del self._waiting[instance]
+            recent = {one: seen for one, seen in self._waiting.items() if now - seen[1] <= self.times.ttl_s}
+            self._waiting = recent
             for instance, (_, seen_at) in [*self._nodes.items()]:
                 if now - seen_at > self.times.ttl_s or not await self.ring.counts(self.find_seal(instance)):
                     self._drop(instance)
@@ -449,11 +487,7 @@ class Membership:
         return sorted((info for info, _ in self._waiting.values()), key=lambda info: (info.node, info.instance))
 
     async def list_silent(self) -> Sequence[str]:
-        """Name the leaseholders that didn't report: cut off, stopped, or just gone.
-
-        Raises:
-            ClusterFault: The broker doesn't answer.
-        """
+        """Name the leaseholders that didn't report: cut off, stopped, or just gone."""
         if self.ring.own.author:
             return ()  # an offering node can't read others' leases, and doesn't need permission to list them
         known = {info.node for info in self.list_nodes()}  # a node may have left behind the lease of an earlier attempt
@@ -462,11 +496,7 @@ class Membership:
         return sorted({str(value["node"]) for value in values if "node" in value} - known)
 
     async def wait_for_name(self) -> None:
-        """Wait until no other lease has this node's name. A lost machine's lease expires by itself.
-
-        Raises:
-            ClusterFault: A live node has this name, or the broker doesn't answer.
-        """
+        """Wait until no other lease has this node's name. A lost machine's lease expires by itself."""
         name, give_up_at = self.info.node, self._clock() + self.times.ttl_s
         while True:
             is_there = any(info.node == name for info in self.list_nodes())
@@ -477,8 +507,8 @@ class Membership:
             await self.ask_nodes()
 
     async def list_offline(self) -> Sequence[str]:
-        """Name the unreachable brokers among those storing the leases. Raises like `list_silent`."""
-        return await self._leases.list_offline()
+        """Name the unreachable brokers among those storing the leases."""
+        return (await self._leases.read_status()).offline
 
     def find_holder(self, lease: str) -> NodeInfo | None:
         """Find the live node that holds a lease."""
@@ -495,20 +525,20 @@ async def open_membership(
 ) -> AsyncGenerator[Membership]:
     """Follow the cluster's nodes inside the block; the caller runs `run`. An `observer` gets no lease.
 
-    Raises:
-        WrongKeyError: This process has a different key than the cluster.
-        ClusterFault: The cluster isn't prepared, another node has the same name, or the broker doesn't answer.
+    Raises `WrongKeyError` if this process has a different key than the cluster.
     """
     settings: ClusterSettings = broker.settings
-    leases = await broker.open_bucket(settings.leases)
-    times, ring = LeaseTimes(await leases.read_ttl()), await open_ring(broker)
+    leases = await open_bucket(broker, settings.leases)
+    times, ring = LeaseTimes((await leases.read_status()).ttl_s), await open_ring(broker)
     membership = Membership(broker, leases, times, clock, ring, is_observer=observer)
     membership.before_join = before_join
     if not observer:
         broker.check_write = membership.check_write
     stops = [
-        await broker.subscribe(settings.reply_subject(membership.info.instance), membership.requests.take_answer),
-        await broker.subscribe(settings.beats, membership.receive),
+        await broker.subscribe(
+            settings.subject("reply", membership.info.instance, "*"), membership.requests.take_answer
+        ),
+        await broker.subscribe(settings.subject("beat"), membership.receive),
     ]
     try:
         await membership.ask_nodes()

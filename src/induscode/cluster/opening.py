@@ -1,4 +1,7 @@
-"""Options of commands that use a cluster: its brokers and key, from flags or settings."""
+"""Options of commands that use a cluster: its brokers and key, from flags or settings; and its preparation.
+
+Functions that read options raise `click.UsageError` if one is missing or can't be used.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +10,46 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
+from indusagi.core.app_dirs import state_dir
 from indusagi.core.records import record
 from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
-from induscode.cluster.broker import LONGEST_S, PROOF, Broker, check_key, find_proof_place, is_sealed_with, open_broker
+from induscode.cluster.broker import LONGEST_S, STATES, Broker, open_broker
 from induscode.cluster.contract import (
     CREDENTIALS_VARIABLE,
     LEASE_S,
-    PASSWORD_SHOWN,
     ClusterFault,
     ClusterSettings,
     LostRaceError,
-    has_password,
     parse_brokers,
     read_credentials,
 )
-from induscode.cluster.health import STATES
-from induscode.cluster.key import find_key_path, read_key
+from induscode.cluster.jetstream import Bucket, open_bucket
+from induscode.cluster.key import ClusterKey, read_key
+from induscode.cluster.proofs import PROOF, check_key, find_proof_place
 from induscode.launch.options import read_invocation
-from induscode.launch.settings import CLUSTER_BROKERS, CLUSTER_CREDENTIALS, CLUSTER_KEY_FILE
+from induscode.launch.settings import CLUSTER_BROKERS, CLUSTER_CREDENTIALS, CLUSTER_KEY_FILE, Settings
 
 if TYPE_CHECKING:
+    from nats.js import JetStreamContext
     from nats.js.api import StreamConfig
 
     from indusagi.core.cancel import CancelToken
-    from induscode.cluster.bucket import Bucket
-    from induscode.cluster.key import ClusterKey
-    from induscode.launch.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., object])
 _FAILED = 1
+_KEY_FILE = "cluster.key"
+"""File name in the state directory."""
 _CREDENTIALS = "induscode.broker_credentials"
 """Where a command of `indus cluster` stores the value of `--broker-credentials`."""
+_PASSWORD_SHOWN = (
+    "the address of the brokers has a password, which other users of this machine can read in the process list: "
+    f"use --broker-credentials FILE, the setting cluster.credentials_file or the variable {CREDENTIALS_VARIABLE}"
+)
 CREDENTIALS_HELP = (
     f"A file with USER:PASSWORD, a token or NATS credentials; by default the variable {CREDENTIALS_VARIABLE}."
 )
@@ -49,21 +57,16 @@ KEY_HELP = "The key of the cluster; by default the setting cluster.key_file, or 
 
 
 def broker_option(function: _F) -> _F:
-    """Add `--cluster`, the brokers."""
-    text = "The NATS brokers; by default those of the setting cluster.brokers."
-    return click.option("--cluster", "brokers", metavar="URL,…", help=text)(credentials_option(function))
-
-
-def credentials_option(function: _F) -> _F:
-    """Add `--broker-credentials`, the file with the user and password for the brokers."""
+    """Add `--cluster`, the brokers, and `--broker-credentials`, the file with the user and password for them."""
 
     def keep(context: click.Context, _: click.Parameter, value: str | None) -> None:
         context.meta[_CREDENTIALS] = value
 
-    option = click.option(
+    credentials = click.option(
         "--broker-credentials", metavar="FILE", help=CREDENTIALS_HELP, expose_value=False, callback=keep
     )
-    return option(function)
+    text = "The NATS brokers; by default those of the setting cluster.brokers."
+    return click.option("--cluster", "brokers", metavar="URL,…", help=text)(credentials(function))
 
 
 def key_option(function: _F) -> _F:
@@ -77,25 +80,18 @@ def add_credentials(
     """Add this process's broker credentials, from `file`, a variable or the settings.
 
     A password in an address works, with a warning.
-
-    Raises:
-        click.UsageError: The file can't be used.
     """
     try:
         credentials = read_credentials(file or settings.get(CLUSTER_CREDENTIALS))
     except (OSError, ValueError) as exc:
         raise click.UsageError(f"--broker-credentials: {exc}", context) from exc
-    if has_password(cluster.brokers) and not credentials:
-        print_status(PASSWORD_SHOWN)
+    if not credentials and any(urlsplit(address).username for address in cluster.brokers):
+        print_status(_PASSWORD_SHOWN)
     return replace(cluster, credentials=credentials)
 
 
 def read_settings(context: click.Context, brokers: str | None) -> ClusterSettings:
-    """Read the brokers and their credentials from flags, variables or settings.
-
-    Raises:
-        click.UsageError: There are none, or an address is invalid.
-    """
+    """Read the brokers and their credentials from flags, variables or settings."""
     settings = read_invocation(context).settings
     text = brokers or ",".join(settings.get(CLUSTER_BROKERS))
     if not text:
@@ -108,11 +104,7 @@ def read_settings(context: click.Context, brokers: str | None) -> ClusterSetting
 
 
 def read_observer_settings(context: click.Context, brokers: str | None, key_file: str | None) -> ClusterSettings:
-    """Read the brokers, and the key if this machine has one. Without it, only the brokers can be shown.
-
-    Raises:
-        click.UsageError: There are no brokers, or the key can't be used.
-    """
+    """Read the brokers, and the key if this machine has one. Without it, only the brokers can be shown."""
     found, settings = read_settings(context, brokers), read_invocation(context).settings
     if key_file is None and not os.path.exists(find_key_file(settings, None)):
         return found
@@ -120,19 +112,16 @@ def read_observer_settings(context: click.Context, brokers: str | None, key_file
 
 
 def find_key_file(settings: Settings, key_file: str | None) -> str:
-    """Return the path of the key file, or raise `click.UsageError` without a home directory."""
+    """Return the path of the key file."""
+    path = key_file or settings.get(CLUSTER_KEY_FILE)
     try:
-        return find_key_path(key_file or settings.get(CLUSTER_KEY_FILE))
+        return os.path.expanduser(path) if path else os.path.join(state_dir(), _KEY_FILE)
     except OSError as exc:
         raise click.UsageError(str(exc)) from exc
 
 
 def load_key(context: click.Context, settings: Settings, key_file: str | None) -> ClusterKey:
-    """Read the cluster key.
-
-    Raises:
-        click.UsageError: It's missing or can't be used.
-    """
+    """Read the cluster key."""
     path = find_key_file(settings, key_file)
     try:
         return read_key(path)
@@ -144,11 +133,7 @@ def load_key(context: click.Context, settings: Settings, key_file: str | None) -
 
 
 def read_keyed_settings(context: click.Context, brokers: str | None, key_file: str | None) -> ClusterSettings:
-    """Read the brokers and the key.
-
-    Raises:
-        click.UsageError: One of them is missing or can't be used.
-    """
+    """Read the brokers and the key."""
     settings = read_settings(context, brokers)
     return replace(settings, key=load_key(context, read_invocation(context).settings, key_file))
 
@@ -221,12 +206,14 @@ async def prepare_cluster(
     """
     from nats.js.api import KeyValueConfig, StorageType  # noqa: PLC0415 — only with a cluster
 
+    settings, key = broker.settings, broker.settings.key
+    assert key is not None
+    streams = broker.client.jetstream(timeout=_ROUNDS * LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
     made: list[str] = []
-    settings, streams = broker.settings, broker.client.jetstream(timeout=_ROUNDS * LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
     names = (settings.placements, settings.keys, settings.shared)
     for name, ttl in ((settings.leases, lease_s), *((name, None) for name in names)):
         try:
-            await broker.open_bucket(name)
+            await open_bucket(broker, name)
         except ClusterFault as fault:
             if fault.state != "missing":
                 raise
@@ -238,74 +225,69 @@ async def prepare_cluster(
     # What each replica may store; None without a limit.
     share = None if storage.limit is None else storage.limit // replicas
     calls_bytes = _CALLS_BYTES if share is None else min(_CALLS_BYTES, share // _SHARE)
-    calls, is_new = await _prepare_stream(
-        broker, settings.calls, f"{settings.prefix}.calls.>", replicas=replicas, kept_s=_CALLS_S, kept_bytes=calls_bytes
+    calls = await _prepare_stream(
+        broker, streams, made, settings.calls, f"{settings.prefix}.calls.>", replicas, calls_bytes, kept_s=_CALLS_S
     )
-    made += [settings.calls] if is_new else []
     if ledger_bytes is None and share is not None:
         ledger_bytes = max(1, share - share // _SHARE - max(share // _SHARE, calls.max_bytes or 0))
     limit = _NO_LIMIT if ledger_bytes is None else ledger_bytes
-    ledger, is_new = await _prepare_stream(
-        broker, settings.ledger, f"{settings.prefix}.ledger.>", replicas=replicas, kept_bytes=limit
+    ledger = await _prepare_stream(
+        broker, streams, made, settings.ledger, f"{settings.prefix}.ledger.>", replicas, limit
     )
-    made += [settings.ledger] if is_new else []
     before = ledger.max_bytes or _NO_LIMIT
     is_changed = limit != before and limit != _NO_LIMIT and (limit > before or before == _NO_LIMIT)
     if is_changed:
         ledger.max_bytes = limit
         changing = streams.update_stream(ledger)  # pyright: ignore[reportUnknownMemberType] — untyped options
         await broker.run(f"the limit of {settings.ledger} could not be changed", changing, requests=_ROUNDS)
-    key = settings.key
-    if key is None:
-        raise ClusterFault("missing", "a cluster needs a key")
-    keys = await broker.open_bucket(settings.keys)
-    await _prove_key(broker, keys, key)
-    present = limit if is_changed else before
-    leases = await broker.open_bucket(settings.leases)
+    leases = await open_bucket(broker, settings.leases)
+    await _prove_key(broker, leases, key)
+    present, status = limit if is_changed else before, await leases.read_status()
     return Prepared(
         made=made,
         ledger_bytes=None if present == _NO_LIMIT else present,
         is_changed=is_changed,
-        lease_s=await leases.read_ttl(),
-        replicas=await leases.count_replicas(),
+        lease_s=status.ttl_s,
+        replicas=status.replicas,
     )
 
 
-async def _prove_key(broker: Broker, keys: Bucket, key: ClusterKey) -> None:
+async def _prove_key(broker: Broker, leases: Bucket, key: ClusterKey) -> None:
     """Write the proof of the key if it's missing. Replaces an earlier version's proof while no node runs."""
+    keys = await open_bucket(broker, broker.settings.keys)
     sealed, present = key.seal(find_proof_place(broker.settings), PROOF.encode()), await keys.get(PROOF)
     with suppress(LostRaceError):  # another process was first
         if present is None:
-            await keys.create(PROOF, sealed)
-        elif is_sealed_with(key, broker.settings.keys, present.value):
-            leases = await broker.open_bucket(broker.settings.leases)
+            await keys.put(PROOF, sealed)
+        elif key.has_sealed(broker.settings.keys, present.value):
             if await leases.read_all():
                 raise ClusterFault("ready", "nodes of an earlier version of indus run: stop all nodes first")
-            await keys.update(PROOF, sealed, present.revision)
+            await keys.put(PROOF, sealed, present.revision)
     await check_key(broker)
 
 
 async def _prepare_stream(
-    broker: Broker, name: str, subjects: str, *, replicas: int, kept_s: float | None = None, kept_bytes: int = _NO_LIMIT
-) -> tuple[StreamConfig, bool]:
-    """Create a stream if it's missing. Returns its configuration and whether it was missing.
+    broker: Broker,
+    streams: JetStreamContext,
+    made: list[str],
+    name: str,
+    subjects: str,
+    replicas: int,
+    kept_bytes: int,
+    kept_s: float | None = None,
+) -> StreamConfig:
+    """Create a stream if it's missing, and return its configuration.
 
     Without an age limit, a stream rejects messages when it or the broker is full, and single messages can't be
     removed. With one, it drops its oldest messages.
-
-    Raises:
-        ClusterFault: The broker refuses.
     """
     from nats.js.api import DiscardPolicy, StorageType, StreamConfig  # noqa: PLC0415 — only with a cluster
 
-    api = broker.client.jetstream(timeout=_ROUNDS * LONGEST_S)  # pyright: ignore[reportUnknownMemberType] — untyped options
     try:
-        info = await broker.run(f"the stream {name} could not be read", api.stream_info(name))
+        return (await broker.run(f"the stream {name} could not be read", streams.stream_info(name))).config
     except ClusterFault as fault:
         if fault.state != "missing":
             raise
-    else:
-        return info.config, False
     is_limited = kept_s is not None
     config = StreamConfig(
         name=name,
@@ -318,6 +300,7 @@ async def _prepare_stream(
         deny_delete=not is_limited,
         deny_purge=not is_limited,
     )
-    making = api.add_stream(config)  # pyright: ignore[reportUnknownMemberType] — untyped options
+    making = streams.add_stream(config)  # pyright: ignore[reportUnknownMemberType] — untyped options
     await broker.run(f"the stream {name} could not be made", making, requests=_ROUNDS, writes=name)
-    return config, True
+    made.append(name)
+    return config

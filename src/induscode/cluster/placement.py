@@ -21,79 +21,24 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX
-from induscode.cluster.contract import ClusterFault, LostRaceError, NodeInfo, Placement
+from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, StdioServerConfig
+from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from nats.aio.msg import Msg
-
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-    from induscode.cluster.bucket import Bucket, BucketEntry
+    from induscode.cluster.jetstream import Bucket, BucketEntry
     from induscode.cluster.membership import Membership
-    from induscode.cluster.served import ServedServer
-
-
-# -- placement watch --------------------------------------------------------------------------
 
 
 _log = logging.getLogger(__name__)
-
-
-class PlacementWatch:
-    """Checks the placements of this node's servers."""
-
-    def __init__(self, placements: Placements, membership: Membership, served: Mapping[str, ServedServer]) -> None:
-        self._placements = placements
-        self._membership = membership
-        self._served = served
-        """By placement key."""
-
-    async def notice(self, message: Msg) -> None:
-        """Check a placement of this node after the broker's notice that it was written or removed."""
-        served = self._served.get(message.subject.partition(f"{self._placements.name}.")[2])
-        if served is not None:
-            await self.check(served)
-
-    async def check_all(self) -> None:
-        """Check all placements: someone tampered with the lease, so another node may have claimed one."""
-        for served in [*self._served.values()]:
-            await self.check(served)
-
-    async def check(self, served: ServedServer) -> None:
-        """Rewrite a placement that someone without the key changed. A later owner's epoch ends the server."""
-        if served.is_leaving or not self._membership.holds(served.placement.lease):
-            return
-        try:
-            found = await self._placements.restore(served.placement)
-            if found is None:
-                served.end("was taken over by another node", "node_changed")
-            elif served.is_leaving:  # released in the meantime
-                await self._placements.release(found)
-            else:
-                served.placement = found
-        except ClusterFault as fault:
-            _log.debug("the placement of %s is not checked: %s", served.placement.server, fault)
-
-
-# -- placement -------------------------------------------------------------------------------
-
 
 _KEY_CHARS = 32
 _OWN_VARIABLES = frozenset({"INDUS_SERVED_BY"})
 """Variables that the gateway sets for its servers."""
 
 
-def build_server_key(config: StdioServerConfig) -> str:
-    """Return a server's key, a digest of its configuration.
-
-    Equal rows on two nodes are the same server. The digest doesn't reveal secrets without the row.
-    """
-    env = {name: value for name, value in config.env.items() if name not in _OWN_VARIABLES}
-    row = [config.id, config.command, [*config.args], sorted(env.items()), config.cwd]
-    return hashlib.sha256(json.dumps(row).encode()).hexdigest()[:_KEY_CHARS]
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:_KEY_CHARS]
 
 
 def build_replica_key(key: str, number: int) -> str:
@@ -129,9 +74,10 @@ def find_target(config: StdioServerConfig, info: NodeInfo, affinity: str | None 
         offering, _, server = config.command.removeprefix(CLUSTER_PREFIX).partition("/")
     if offering:
         # An offering node may only write under its name, so the name comes first.
-        digest = hashlib.sha256(json.dumps(["offer", offering, server]).encode()).hexdigest()
-        return ServerTarget(f"{offering}.{digest[:_KEY_CHARS]}", offering)
-    return ServerTarget(build_server_key(config), affinity=affinity)
+        return ServerTarget(f"{offering}.{_digest(['offer', offering, server])}", offering)
+    # Equal rows on two nodes are the same server. The digest doesn't reveal secrets without the row.
+    env = sorted((name, value) for name, value in config.env.items() if name not in _OWN_VARIABLES)
+    return ServerTarget(_digest([config.id, config.command, [*config.args], env, config.cwd]), affinity=affinity)
 
 
 def rank_nodes(target: ServerTarget, nodes: Sequence[NodeInfo]) -> Sequence[NodeInfo]:
@@ -155,6 +101,7 @@ class Placements:
     """The placements at the broker."""
 
     def __init__(self, entries: Bucket, membership: Membership) -> None:
+        self.name = entries.name
         self._entries = entries
         self._membership = membership
 
@@ -163,11 +110,6 @@ class Placements:
         if not is_claim:
             value["epoch"] = placement.epoch
         return self._membership.ring.own.seal(self._find_place(placement.key), value)
-
-    @property
-    def name(self) -> str:
-        """Name of the bucket."""
-        return self._entries.name
 
     def _find_place(self, key: str) -> str:
         return f"{self.name}/{key}"
@@ -183,11 +125,7 @@ class Placements:
         return Placement(key, server, node, lease, epoch, entry.revision, opened.seal)
 
     async def find(self, key: str) -> Placement | None:
-        """Read a server's placement. It may have ended with its lease.
-
-        Raises:
-            ClusterFault: The broker doesn't answer.
-        """
+        """Read a server's placement. It may have ended with its lease."""
         entry = await self._entries.get(key)
         return None if entry is None else await self._parse(key, entry)
 
@@ -195,9 +133,6 @@ class Placements:
         """Claim a server for this node. `None` if another node owns it, or this one has lost its lease.
 
         If this node has started draining or become full since, it releases the claim at once.
-
-        Raises:
-            ClusterFault: The broker doesn't answer.
         """
         members = self._membership
         lease, node = members.info.lease, members.info.node
@@ -205,7 +140,7 @@ class Placements:
         try:
             epoch = await self._write(claim, is_claim=True)
             claim = replace(claim, epoch=epoch, revision=epoch, seal=members.ring.own)
-            placement = replace(claim, revision=await self._entries.update(key, self._seal(claim), epoch))
+            placement = replace(claim, revision=await self._entries.put(key, self._seal(claim), epoch))
         except LostRaceError:
             return None
         if not members.holds(lease):
@@ -216,30 +151,22 @@ class Placements:
         return placement
 
     async def _write(self, placement: Placement, *, is_claim: bool) -> int:
-        """Write an entry where there's none or an ended one, and return its revision.
-
-        Raises:
-            LostRaceError: Another node owns it, or was first.
-            ClusterFault: The broker doesn't answer.
-        """
+        """Write an entry where there's none or an ended one. Return its revision, or raise `LostRaceError`."""
         key, value = placement.key, self._seal(placement, is_claim=is_claim)
         try:
-            return await self._entries.create(key, value)
+            return await self._entries.put(key, value)
         except LostRaceError:
             found = await self.find(key)
             if found is None:
                 raise
             if found.lease and found.lease != placement.lease and not await self._membership.end_lease(found.lease):
                 raise
-            return await self._entries.update(key, value, found.revision)
+            return await self._entries.put(key, value, found.revision)
 
     async def restore(self, placement: Placement) -> Placement | None:
         """Check the placement of one of this node's servers, and rewrite it if someone without the key changed it.
 
         Returns it with its current revision, or `None` if another node owns it with a later epoch.
-
-        Raises:
-            ClusterFault: The broker doesn't answer.
         """
         while True:
             found = await self.find(placement.key)
@@ -249,10 +176,7 @@ class Placements:
                 return found
             value = self._seal(placement)
             with suppress(LostRaceError):  # changed again: look again
-                if found is None:
-                    revision = await self._entries.create(placement.key, value)
-                else:
-                    revision = await self._entries.update(placement.key, value, found.revision)
+                revision = await self._entries.put(placement.key, value, None if found is None else found.revision)
                 _log.warning("the placement of %s was changed without the key of the cluster", placement.server)
                 return replace(placement, revision=revision)
 
@@ -262,6 +186,6 @@ class Placements:
             await self._entries.delete(placement.key, placement.revision)
 
     async def list_all(self) -> Sequence[Placement]:
-        """List all placements by server. Raises like `find`."""
+        """List all placements by server."""
         found = [await self._parse(key, entry) for key, entry in (await self._entries.read_all()).items()]
         return sorted((one for one in found if one.lease), key=lambda one: (one.server, one.key))

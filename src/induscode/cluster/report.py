@@ -9,23 +9,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from induscode.cluster.contract import ClusterFault
-from induscode.cluster.health import SLOW_S, STATES, explain_state
+from induscode.cluster.broker import SLOW_S, STATES, Broker, Storage, explain_state
+from induscode.cluster.contract import BrokerState, ClusterFault, NodeInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-
-    from induscode.cluster.broker import Broker, Storage
-    from induscode.cluster.contract import BrokerState, NodeInfo
     from induscode.cluster.membership import Membership
 
 _T = TypeVar("_T")
@@ -64,20 +60,15 @@ class BrokerView:
     @property
     def words(self) -> str:
         """Its state in words, after its name."""
-        if self.state == "away":
+        if self.took_s is None:
             return f"is away: {self.reason}"
-        return f"{'is slow' if self.state == 'slow' else 'answers'}: {1000 * (self.took_s or 0.0):,.0f} ms"
+        return f"{'is slow' if self.state == 'slow' else 'answers'}: {1000 * self.took_s:,.0f} ms"
 
     def to_json(self) -> JsonObject:
         """Return it as a JSON object."""
         took_ms = None if self.took_s is None else round(1000 * self.took_s, 1)
-        return {
-            "name": self.name,
-            "address": self.address,
-            "state": self.state,
-            "took_ms": took_ms,
-            "reason": self.reason,
-        }
+        facts: JsonObject = {"name": self.name, "address": self.address, "state": self.state}
+        return {**facts, "took_ms": took_ms, "reason": self.reason}
 
 
 @record(kw_only=True)
@@ -91,7 +82,7 @@ class BrokerReport:
     """Nodes running without a lease."""
     silent: Sequence[str] = ()
     """Nodes with a lease that don't report themselves."""
-    nodes: Sequence[NodeInfo] = field(default_factory=tuple["NodeInfo", ...])
+    nodes: Sequence[NodeInfo] = ()
 
     @property
     def is_usable(self) -> bool:
@@ -151,36 +142,29 @@ async def read_report(broker: Broker, membership: Membership | None) -> BrokerRe
     async with asyncio.TaskGroup() as tasks:
         views = tasks.create_task(greet_brokers(broker))
         storage = tasks.create_task(_ask(broker.read_storage()))
-        silent = tasks.create_task(_ask(_list_none() if membership is None else membership.list_silent()))
-        offline = tasks.create_task(_ask(_list_none() if membership is None else membership.list_offline()))
-    found = [*views.result()]
-    known = {view.name for view in found}
-    missing = "another broker says so"
-    found += [BrokerView(address="", name=name, reason=missing) for name in offline.result() or () if name not in known]
-    stored = storage.result()
+        silent = None if membership is None else tasks.create_task(_ask(membership.list_silent()))
+        offline = None if membership is None else tasks.create_task(_ask(membership.list_offline()))
+    found, stored = [*views.result()], storage.result()
+    missing = set(() if offline is None else offline.result() or ()) - {view.name for view in found}
+    found += [BrokerView(address="", name=name, reason="another broker says so") for name in sorted(missing)]
+    waiting = () if membership is None else membership.list_waiting()
     state: BrokerState = broker.state
     if state in {"ready", "slow"}:
         if stored is not None and stored.limit is not None and stored.used >= _FULL * stored.limit:
             state = "full"
         elif 2 * sum(view.state == "away" for view in found) > len(found):
             state = "partitioned"  # some reads work without a majority
-        elif membership is not None:
-            # This process doesn't write, but nodes do.
-            for one in membership.list_waiting():
-                if one.brokers != "ready":
-                    state = one.brokers
+        else:  # this process doesn't write, but nodes do
+            for one in waiting:
+                state = one.brokers if one.brokers != "ready" else state
     return BrokerReport(
         state=state,
         brokers=found,
         storage=stored,
-        waiting=() if membership is None else membership.list_waiting(),
-        silent=silent.result() or (),
+        waiting=waiting,
+        silent=() if silent is None else silent.result() or (),
         nodes=() if membership is None else membership.list_nodes(),
     )
-
-
-async def _list_none() -> Sequence[str]:
-    return ()
 
 
 async def _ask(request: Awaitable[_T]) -> _T | None:
@@ -193,7 +177,8 @@ async def _ask(request: Awaitable[_T]) -> _T | None:
 
 async def greet_brokers(broker: Broker) -> Sequence[BrokerView]:
     """Connect to each known broker, and wait for its greeting."""
-    addresses = sorted({f"{one.hostname}:{one.port or _PORT}" for one in map(urlsplit, broker.list_addresses())})
+    known = (*map(urlsplit, broker.settings.brokers), *broker.client.servers)
+    addresses = sorted({f"{one.hostname}:{one.port or _PORT}" for one in known})
     async with asyncio.TaskGroup() as tasks:
         greeting = [tasks.create_task(_greet(address)) for address in addresses]
     views = [task.result() for task in greeting]

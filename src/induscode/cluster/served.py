@@ -16,22 +16,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import describe_error
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.interop.protocol_bridge.client.handlers import (
     ACKNOWLEDGED,
     CALLER,
     HOPS,
-    SUBSCRIPTION,
     UNKNOWN_CALLER,
+    Caller,
     Handlers,
     InputExchange,
     current_caller,
 )
-from indusagi.interop.protocol_bridge.client.session import SUBSCRIPTIONS
+from indusagi.interop.protocol_bridge.client.session import SUBSCRIPTIONS, ClientSession
 from indusagi.interop.protocol_bridge.client.tasks import TASK_STATUSES, TaskExchange
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.interop.protocol_bridge.host.client_requests import ANSWER_S
-from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, RequestDispatcher
+from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, RequestDispatcher
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
     METHOD_NOT_FOUND,
@@ -41,20 +41,16 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RequestTimeoutError,
     RpcError,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import SUBSCRIPTION
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.calls import current_trace, read_trace
-from induscode.cluster.contract import ClusterFault
-from induscode.cluster.seals import is_opening
+from induscode.cluster.contract import ClusterFault, Placement
+from induscode.cluster.key import is_opening
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.client.handlers import Caller
-    from indusagi.interop.protocol_bridge.client.session import ClientSession
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, PendingResult
     from induscode.cluster.channel import Channel
-    from induscode.cluster.contract import Placement
 
 _log = logging.getLogger(__name__)
 
@@ -140,29 +136,20 @@ class PeerSession:
         self._server = server
         self._clients: weakref.WeakValueDictionary[str, _Client] = weakref.WeakValueDictionary()
         self.dispatcher = RequestDispatcher(self._serve, self._receive_notification, _LIMITS)
-
-    def start(self) -> None:
-        """Handle the channel's frames."""
-        self.channel.attach(lambda data: self.dispatcher.receive(data, self.channel), lambda _: None)
+        channel.attach(lambda data: self.dispatcher.receive(data, channel), lambda _: None)
 
     def _serve(self, request: HostRequest) -> JsonObject | PendingResult:
-        if request.method == "ping":
-            return self._report_up()
         request.is_subscription = request.method == "subscriptions/listen"
-        request.is_forwarded = True
+        request.is_forwarded = request.method != "ping"
         return self._run(request)
-
-    async def _report_up(self) -> JsonObject:
-        await self._server.ready.wait()
-        if self._server.session is None:
-            raise RpcError(_FAILED, "the server has ended")
-        return {}
 
     async def _run(self, request: HostRequest) -> JsonObject:
         await self._server.ready.wait()
         session, facts = self._server.session, None if self._server.session is None else self._server.session.facts
         if session is None or facts is None:
             raise RpcError(_FAILED, "the server has ended")
+        if request.method == "ping":  # asks whether the server is up
+            return {}
         if request.method in {"initialize", "server/discover"}:
             if (request.method == "initialize") is (facts.era == "legacy"):
                 return facts.result
@@ -170,22 +157,24 @@ class PeerSession:
         caller = current_caller.set(self._find_caller(request))
         try:
             with request.cancel.guard():
-                if request.is_subscription:
-                    wanted = request.params.get("notifications")
-                    meta: JsonObject = {"_meta": {SUBSCRIPTION: request.id}}
-
-                    def acknowledge(reported: JsonObject) -> None:
-                        request.notify(ACKNOWLEDGED, {**meta, "notifications": reported})
-
-                    try:
-                        await session.listen(acknowledge, **(wanted if is_json_object(wanted) else {}))
-                    except ConnectionClosedError:
-                        raise await self._wait_ended() from None
-                    return {"resultType": "complete"}
-                return await self._forward(session, request)
+                try:
+                    return await (self._listen if request.is_subscription else self._forward)(session, request)
+                except ConnectionClosedError:
+                    await self._server.ended.wait()  # the end of the channel reports an unknown outcome, as here
+                    raise RpcError(_FAILED, "the server has ended") from None
         finally:
             current_caller.reset(caller)
         return {}  # cancelled: there's no response
+
+    async def _listen(self, session: ClientSession, request: HostRequest) -> JsonObject:
+        wanted = request.params.get("notifications")
+        meta: JsonObject = {"_meta": {SUBSCRIPTION: request.id}}
+
+        def acknowledge(reported: JsonObject) -> None:
+            request.notify(ACKNOWLEDGED, {**meta, "notifications": reported})
+
+        await session.listen(acknowledge, **(wanted if is_json_object(wanted) else {}))
+        return {"resultType": "complete"}
 
     async def _forward(self, session: ClientSession, request: HostRequest) -> JsonObject:
         token = request.meta.get("progressToken")
@@ -201,19 +190,12 @@ class PeerSession:
             if request.method in SUBSCRIPTIONS:
                 return await self._server.share_subscription(self, request.method, params)
             return await session.call(request.method, params, report)
-        except ConnectionClosedError:
-            raise await self._wait_ended() from None
         except RequestTimeoutError as exc:
             raise RpcError(_FAILED, describe_error(exc)) from exc
         except InvalidResponseError as exc:
             raise RpcError(INTERNAL_ERROR, describe_error(exc)) from exc
         finally:
             current_trace.reset(trace)
-
-    async def _wait_ended(self) -> RpcError:
-        """Wait for the end of the channel, which reports it with an unknown outcome, as here."""
-        await self._server.ended.wait()
-        return RpcError(_FAILED, "the server has ended")
 
     def _find_caller(self, request: HostRequest) -> PeerCaller | None:
         fields = request.meta.get(CALLER)
@@ -278,7 +260,6 @@ class ServedServer:
             if channel is None:
                 return True  # forged or replayed: no answer
             peer = self._peers[reply] = PeerSession(self, channel)
-            peer.start()
         await peer.channel.receive(message)
         return True
 

@@ -14,30 +14,27 @@ import hashlib
 import hmac
 import json
 import logging
+import secrets
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, HttpRefusal, HttpRequest
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
-from indusagi.interop.protocol_bridge.rpc.transport import decode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd, decode_frame
 from induscode.cluster.contract import ClusterFault
-from induscode.cluster.key import UnsealedError
-from induscode.cluster.seals import is_opening
+from induscode.cluster.key import ClusterKey, UnsealedError, is_opening
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.host.http.request import Headers
-    from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
     from induscode.cluster.channel import Channel
-    from induscode.cluster.key import ClusterKey
     from induscode.cluster.node import ClusterNode
 
 
@@ -82,11 +79,7 @@ class TaskHandles:
         self._node = node
         self._key = key
         self._place = f"{node.broker.settings.prefix} task"
-
-    @property
-    def instance(self) -> str:
-        """Name of this node's process."""
-        return self._node.info.instance
+        self.instance = node.info.instance
 
     def identify_server(self, config: ServerConfig) -> str:
         """Return the digest of a server's row. Nodes with equal rows have the same server."""
@@ -175,7 +168,9 @@ class ClusterSessions:
 
     def __init__(self, node: ClusterNode) -> None:
         self._node = node
-        self._ids = SealedIds(node.info.instance, node.secret)
+        key = node.broker.settings.key
+        # An offering node serves no clients, so it seals nothing for others.
+        self._ids = SealedIds(node.info.instance, secrets.token_bytes(32) if key is None else key.derive("session ids"))
         self._handle: Callable[[HttpRequest], None] | None = None
         self._open: dict[str, ForwardedConnection] = {}
         """Other nodes' requests, by the subject of their end."""
@@ -217,7 +212,7 @@ class ClusterSessions:
             refusal = HttpRefusal(404, _explain_end(end, channel))
             request.respond(refusal.status, refusal.body, refusal.headers)
 
-        subject = self._node.broker.settings.http_subject(node)
+        subject = self._node.broker.settings.subject("http", node)
         channel = self._node.open_channel(subject, node, self._node.membership.find_seal(node))
         channel.attach(receive, finish)
 
@@ -255,7 +250,7 @@ class ClusterSessions:
             if channel is None:
                 return  # forged or repeated
             connection = self._open[reply] = ForwardedConnection(channel)
-            channel.attach(connection.receive(self._handle), lambda _: None)
+            channel.attach(partial(connection.receive, self._handle), lambda _: None)
         await connection.channel.receive(message)
 
     def _forget(self, reply: str) -> None:
@@ -307,25 +302,21 @@ class ForwardedConnection:
         self._request: HttpRequest | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    def receive(self, handle: Callable[[HttpRequest], None] | None) -> Callable[[bytes | JsonValue], None]:
-        """Return the handler of the channel's frames. The first frame is the request."""
-
-        def receive(data: bytes | JsonValue) -> None:
-            frame = decode_frame(data) if isinstance(data, bytes) else data
-            if self._request is not None or not is_json_object(frame):
-                return
-            try:
-                request = self._request = self._build_request(frame)
-                if handle is None:
-                    raise HttpRefusal(503, "the node does not serve clients")
-                handle(request)
-            except HttpRefusal as refusal:
-                self.send_response(refusal.status, refusal.body, refusal.headers)
-            except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
-                _log.error("the host failed in a forwarded request", exc_info=exc)
-                self.send_response(500)
-
-        return receive
+    def receive(self, handle: Callable[[HttpRequest], None] | None, data: bytes | JsonValue) -> None:
+        """Handle a frame of the channel. The first one is the request."""
+        frame = decode_frame(data) if isinstance(data, bytes) else data
+        if self._request is not None or not is_json_object(frame):
+            return
+        try:
+            request = self._request = self._build_request(frame)
+            if handle is None:
+                raise HttpRefusal(503, "the node does not serve clients")
+            handle(request)
+        except HttpRefusal as refusal:
+            self.send_response(refusal.status, refusal.body, refusal.headers)
+        except Exception as exc:  # noqa: BLE001 — boundary: each request is answered
+            _log.error("the host failed in a forwarded request", exc_info=exc)
+            self.send_response(500)
 
     def _build_request(self, frame: JsonObject) -> HttpRequest:
         import h11  # noqa: PLC0415 — with a host over HTTP
@@ -406,13 +397,9 @@ class ForwardedConnection:
 
 @asynccontextmanager
 async def open_sessions(node: ClusterNode) -> AsyncGenerator[ClusterSessions]:
-    """Accept other nodes' requests for this node's sessions inside the block.
-
-    Raises:
-        ClusterFault: The broker is away.
-    """
+    """Accept other nodes' requests for this node's sessions inside the block."""
     sessions = ClusterSessions(node)
-    stop = await node.broker.subscribe(node.broker.settings.http_subject(node.info.instance), sessions.receive)
+    stop = await node.broker.subscribe(node.broker.settings.subject("http", node.info.instance), sessions.receive)
     try:
         yield sessions
     finally:

@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import NotJson, compact_json, is_json_object
 from indusagi.core.process.child import ChildProcess
+from indusagi.core.text import clean_json
 from induscode.code_mode import monty_host
 from induscode.code_mode.contract import (
     EngineUnavailable,
@@ -106,8 +106,7 @@ class ScriptProcess:
     async def start(self) -> None:
         """Start the process, and wait until it's ready.
 
-        Raises:
-            EngineUnavailable: It can't be started, or exits at once.
+        Raises `EngineUnavailable` if it can't be started, or exits at once.
         """
         environment = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
         message: Message | None = None
@@ -334,8 +333,7 @@ class MontyEngine:
     async def run(self, code: str, names: Sequence[str], call: CallFunction, limits: CodeLimits) -> ScriptResult:
         """Run a script in a fresh interpreter. Whatever the script does is a result.
 
-        Raises:
-            EngineUnavailable: The interpreter can't run here.
+        Raises `EngineUnavailable` if the interpreter can't run here.
         """
         if problem := find_engine_problem():
             raise EngineUnavailable(problem)

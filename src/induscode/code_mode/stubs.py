@@ -171,8 +171,7 @@ class ToolFunction:
     def bind(self, call: FunctionCall) -> JsonObject:
         """Build the tool's arguments from a call.
 
-        Raises:
-            ScriptCallError: An argument occurs twice, or there are too many.
+        Raises `ScriptCallError` if an argument occurs twice, or there are too many.
         """
         order = [*self.parameters]
         if len(call.positional) > len(order):
@@ -212,11 +211,7 @@ class FunctionTable:
         return tuple(self._functions.values())
 
     def get(self, name: str) -> ToolFunction:
-        """Return a function by name.
-
-        Raises:
-            ScriptCallError: It doesn't exist.
-        """
+        """Return a function by name; raises `ScriptCallError` if it doesn't exist."""
         function = self._functions.get(name)
         if function is None:
             similar = find_similar_name(name, self._functions)

@@ -9,7 +9,7 @@ import click
 
 from indusagi.core.text import escape_unseen
 from induscode.addons.contract import AddonError, Interceptor
-from induscode.addons.discovery import PROJECT_DIR, AddonConsentStore, ProjectAddon, discover_addons
+from induscode.addons.loader import PROJECT_DIR, AddonConsentStore, ProjectAddon, discover_addons
 from induscode.cli.listing import Listing
 from induscode.cli.output import (
     as_json,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.addons.contract import Addon
-    from induscode.addons.discovery import DiscoveredAddons, InstalledAddon
+    from induscode.addons.loader import DiscoveredAddons, InstalledAddon
     from induscode.core.consent import ConsentState
 
 _DECLINED = 1
@@ -53,10 +53,6 @@ def command() -> None:
     """List, trust and examine addons. Without a command: list."""
 
 
-def _discover(cwd: str) -> DiscoveredAddons:
-    return discover_addons(cwd)
-
-
 def _describe(source: InstalledAddon | ProjectAddon) -> JsonObject:
     if isinstance(source, ProjectAddon):
         state = _STATES[source.consent]
@@ -70,7 +66,7 @@ def _describe(source: InstalledAddon | ProjectAddon) -> JsonObject:
 @click.pass_context
 def list_(context: click.Context, *, as_json: bool, **_: object) -> int:
     """List the addons in the order in which they see calls, without loading them."""
-    found = _discover(read_cwd(context))
+    found = discover_addons(read_cwd(context))
     rows = [_describe(source) for source in (*found.installed, *found.project)]
     print_notes(found.notes)
     return Listing(
@@ -97,14 +93,14 @@ def trust(
 
     Shows the code first. Exit code 1 if you decline one.
     """
-    found = _discover(read_cwd(context))
+    found = discover_addons(read_cwd(context))
     sources = [_find_project_addon(found, name) for name in dict.fromkeys(names)] if names else found.project
     waiting = [source for source in sources if source.consent != "trusted"]
     if yes and not names:
-        raise click.UsageError("--yes takes the names of the addons to consent to", context)
+        raise click.UsageError("--yes takes the names of the addons to consent to")
     if waiting and not yes and (as_json or not can_ask_user()):
         message = "There is no terminal for a question: read the code, then indus addons trust --yes"
-        raise click.UsageError(f"{message} {' '.join(source.name for source in waiting)}", context)
+        raise click.UsageError(f"{message} {' '.join(source.name for source in waiting)}")
     print_notes(found.notes)
     trusted = [source for source in waiting if _ask_consent(source, yes=yes, digests=digests, quiet=as_json)]
     if as_json:
@@ -157,7 +153,7 @@ def _ask_consent(source: ProjectAddon, *, yes: bool, digests: Sequence[str], qui
 def untrust(context: click.Context, names: tuple[str, ...], *, as_json: bool, **_: object) -> int:
     """Revoke the consent to the named addons, or to all of the project."""
     cwd = read_cwd(context)
-    found = _discover(cwd)
+    found = discover_addons(cwd)
     store = AddonConsentStore()
     rows: list[JsonObject] = []
     for name in dict.fromkeys(names or [source.name for source in found.project]):
@@ -185,7 +181,7 @@ def doctor(context: click.Context, *, as_json: bool, **_: object) -> int:
     Exit code 1 if one of them cannot be loaded.
     """
     cwd = read_cwd(context)
-    found = _discover(cwd)
+    found = discover_addons(cwd)
     rows: list[JsonObject] = []
 
     async def work(_: CancelToken) -> int:

@@ -7,8 +7,7 @@ disabled, 128 + n for signal n.
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -21,21 +20,24 @@ from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import ToolCall, ToolOutcome
 from induscode.boot.catalog import find_possible_owners, find_server_of_tool
 from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, load_plan, opened_store, usage_errors
-from induscode.calls.observers import open_observers
-from induscode.calls.record import CallOrigin, find_tool_ref
+from induscode.calls.record import FAULT_CODES, CallOrigin, find_tool_ref
+from induscode.calls.recorder import open_observers
 from induscode.cli.output import build_unknown_name, print_notes, write_json
 from induscode.cli.signals import run_with_signals
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
-from induscode.commands.arguments import (
+from induscode.commands.call_data import (
     ArgumentError,
     check_arguments,
     describe_parameters,
+    format_block,
+    print_blocks,
     read_arguments,
     read_object,
+    save_blocks,
+    to_json,
 )
 from induscode.commands.groups import complete_tool, output_option
-from induscode.commands.outcome import format_block, print_blocks, save_blocks, to_json
 from induscode.deck.catalog import capability_cards, has_capability
 from induscode.deck.contract import Profile
 from induscode.deck.mcp.boot import BootOptions
@@ -43,7 +45,7 @@ from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
 from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import CODE_ENABLED
-from induscode.permissions.gate import build_call_checks
+from induscode.permissions import build_call_checks
 from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
@@ -51,20 +53,17 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolProgress
     from induscode.boot.session import Session
     from induscode.conversations.line_dialog import LineDialog
     from induscode.deck.contract import Capability
-    from induscode.deck.provision import DeckToolBox
     from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import ServerRow
 
 ANSWERED_WITH_ERROR = 1
 MISUSED = 2
 FAULT = 3
-_FAULTS = frozenset({"transport", "protocol", "timeout", "not_connected", "spawn_failed", "drift"})
-"""Error codes that mean the tool's server failed. A native command that times out did answer."""
 _MISUSES = frozenset({"invalid_arguments", "unknown_tool"})
 _PROGRESS_INTERVAL_S = 0.2
 
@@ -112,16 +111,16 @@ def command(
         # Reads stdin, so do it before the event loop starts: Ctrl-C must interrupt it.
         call.object = {} if document is None else read_object(document)
     except ArgumentError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     line, url, headers = ad_hoc["line"], ad_hoc["url"], ad_hoc["header"]
     if tool.startswith(("@", "/")):
         for flag, value in {"--stdio": line, "--url": url, "--header": headers}.items():
             if value:
-                message = f"{flag} means nothing with {tool!r}, which names a configured server: indus mcp add adds one"
-                raise click.UsageError(message, context)
+                message = f"{flag} can't be used with {tool!r}, which names a configured server: indus mcp add adds one"
+                raise click.UsageError(message)
         return call_content(context, tool, arguments, call.object, output, save)
     if line is not None or url is not None or headers:
-        from induscode.servers.new_row import plan_ad_hoc_server  # noqa: PLC0415 — for these options
+        from induscode.servers.plan import plan_ad_hoc_server  # noqa: PLC0415 — for these options
 
         call.plan = plan_ad_hoc_server(context, line, url, headers)
         call.ad_hoc = call.plan.rows[0]
@@ -149,18 +148,14 @@ def command(
 def call_content(
     context: click.Context, text: str, words: Sequence[str], given: JsonObject, output: str, save: str | None
 ) -> int:
-    """Print the resource `@server:uri` or the prompt `/server:name`, and return the exit code.
-
-    Raises:
-        click.UsageError: The server doesn't exist, or the arguments are invalid.
-    """
+    """Print the resource `@server:uri` or the prompt `/server:name`, and return the exit code."""
     from indusagi.interop.protocol_bridge.bridge import make_inert_context  # noqa: PLC0415 — imports the bridge
     from induscode.boot.content import MARKS, fetch_content, open_content, parse_reference  # noqa: PLC0415 — as above
     from induscode.conversations.line_dialog import find_line_dialog  # noqa: PLC0415 — for a call that may ask
     from induscode.conversations.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
 
     if text.startswith("@") and (words or given):
-        raise click.UsageError(f"{text}: a resource takes no arguments: write them into its URI", context)
+        raise click.UsageError(f"{text}: a resource takes no arguments: write them into its URI")
     invocation = read_invocation(context)
     plan = load_plan(invocation)
     server, name = parse_reference(text, plan)
@@ -172,7 +167,7 @@ def call_content(
         # Prompt arguments are strings.
         arguments = read_arguments(words, given, {"type": "object", "additionalProperties": {"type": "string"}})
     except ArgumentError as exc:
-        raise click.UsageError(f"{text}: {exc}", context) from exc
+        raise click.UsageError(f"{text}: {exc}") from exc
 
     async def execute(token: CancelToken) -> int:
         outcomes: list[ToolOutcome] = []
@@ -194,11 +189,7 @@ def call_content(
 
 
 def read_script(word: str) -> str:
-    """Turn `code=@FILE` into `code=CONTENT`; return any other word unchanged.
-
-    Raises:
-        click.UsageError: The file can't be read.
-    """
+    """Turn `code=@FILE` into `code=CONTENT`; return any other word unchanged."""
     key, _, path = word.partition("=@")
     if key != "code" or not path:
         return word
@@ -209,43 +200,35 @@ def read_script(word: str) -> str:
         raise click.UsageError(f"code=@{path}: {getattr(exc, 'strerror', None) or exc}") from exc
 
 
+@dataclass(slots=True)
 class _Call:
     """One call, from the command line to the exit code."""
 
-    def __init__(
-        self,
-        context: click.Context,
-        invocation: Invocation,
-        tool: str,
-        words: Sequence[str],
-        output: str,
-        save: str | None,
-    ) -> None:
-        self._context = context
-        self._invocation = invocation
-        self.tool = tool
-        self._words = words
-        self._output = output
-        self._save = save
-        self._printed: Sequence[Note] = ()
-        """Ledger notes that we've already printed."""
-        self._owners: list[str] = []
-        """Servers that may have the tool."""
-        self.ad_hoc: ServerRow | None = None
-        """The server from `--stdio` or `--url`."""
-        self.object: JsonObject = {}
-        """The arguments from `--json`."""
-        self.plan: ServerPlan | None = None
-        """`None` for a native tool."""
-        self.wrap: Callable[[Capability], Capability] | None = None
-        self.dialog: LineDialog | None = None
-        """Asks the user, if there's a terminal."""
+    context: click.Context
+    invocation: Invocation
+    tool: str
+    words: Sequence[str]
+    output: str
+    save: str | None
+    printed: Sequence[Note] = ()
+    """Ledger notes that we've already printed."""
+    owners: Sequence[str] = ()
+    """Servers that may have the tool."""
+    ad_hoc: ServerRow | None = None
+    """The server from `--stdio` or `--url`."""
+    object: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    """The arguments from `--json`."""
+    plan: ServerPlan | None = None
+    """`None` for a native tool."""
+    wrap: Callable[[Capability], Capability] | None = None
+    dialog: LineDialog | None = None
+    """Asks the user, if there's a terminal."""
 
     def _show(self, text: str) -> str:
         """Strip the generated id of an ad-hoc server from a message."""
         if self.ad_hoc is None:
             return text
-        from induscode.servers.new_row import hide_ad_hoc_id  # noqa: PLC0415 — for these options
+        from induscode.servers.plan import hide_ad_hoc_id  # noqa: PLC0415 — for these options
 
         return hide_ad_hoc_id(text, self.ad_hoc)
 
@@ -259,11 +242,11 @@ class _Call:
             from induscode.conversations.server_requests import build_server_handlers  # noqa: PLC0415 — for a terminal
 
             self.dialog.cancel = token
-            handlers = build_server_handlers(self.dialog, roots=(self._invocation.cwd,))
+            handlers = build_server_handlers(self.dialog, roots=(self.invocation.cwd,))
             options = replace(options, handlers=handlers)
         plan = ServerPlan() if self.plan is None else await self._narrow_plan(self.plan)
         if self.plan is not None and self.tool != RUN_CODE:
-            options = replace(options, only=self._owners)
+            options = replace(options, only=self.owners)
         async with AsyncExitStack() as stack:
             opened: tuple[Session, Capability | None] | None = None
             # On a signal, this scope cancels the opening. A running call and its server only see the token.
@@ -272,7 +255,7 @@ class _Call:
                 profile = Profile.ALL if self.plan is None or self.tool == RUN_CODE else None
                 session = await stack.enter_async_context(
                     open_session(
-                        self._invocation,
+                        self.invocation,
                         plan=plan,
                         wrap=self.wrap,
                         profile=profile,
@@ -281,7 +264,7 @@ class _Call:
                         on_note=lambda note: print_notes([note]),
                     )
                 )
-                print_notes(note for note in session.store.notes if note not in self._printed)
+                print_notes(note for note in session.store.notes if note not in self.printed)
                 print_notes(session.addons.notes)
                 print_notes(session.calls.unopened)
                 opened = session, await self._find_card(session)
@@ -301,15 +284,15 @@ class _Call:
         if plan.configs:
             async with opened_store() as store:
                 known = await find_server_of_tool(plan, self.tool, store)
-            self._printed = store.notes
+            self.printed = store.notes
         servers = [row.id for row in plan.rows]
-        self._owners = find_possible_owners(self.tool, servers) if known is None else [known]
-        return plan.narrow(self._owners) if self._owners else plan
+        self.owners = find_possible_owners(self.tool, servers) if known is None else [known]
+        return plan.narrow(self.owners) if self.owners else plan
 
     async def _find_card(self, session: Session) -> Capability | None:
         for is_awake in (False, True):
             if is_awake:  # a known server may have added tools since the ledger saw it
-                await session.mcp.wake(server for server in self._owners if session.mcp.status_of(server) is not None)
+                await session.mcp.wake(server for server in self.owners if session.mcp.status_of(server) is not None)
             for card in session.deck().tools():
                 if card.name == self.tool:
                     return card
@@ -322,7 +305,7 @@ class _Call:
             return self.print_outcome(ToolOutcome("", refuse_disabled(disabled)))
         if self.tool in session.left_out:
             lacking = session.left_out[self.tool]
-            raise click.UsageError(f"{self.tool} can do nothing here: {lacking}", self._context)
+            raise click.UsageError(f"{self.tool} can do nothing here: {lacking}", self.context)
         plan = session.mcp.plan
         owners = tuple(f"server {row.id!r}" for row in plan.rows)
         reasons = [str(status.fault) for status in session.mcp.status().values() if status.fault is not None]
@@ -333,7 +316,7 @@ class _Call:
                 print_status(self._show("; ".join(reasons)))
                 return FAULT
             name, *names = map(self._show, (self.tool, *tools))
-            raise build_unknown_name(f"the server has no tool {name!r}", name, names, self._context)
+            raise build_unknown_name(f"the server has no tool {name!r}", name, names, self.context)
         message = f"there is no tool {self.tool!r}"
         server, colon, rest = self.tool.partition(":")
         if colon and any(server == row.id for row in plan.rows):
@@ -345,18 +328,18 @@ class _Call:
                 if named
                 else f"a {kind} is called by: indus call {mark}{self.tool}"
             )
-            raise click.UsageError(f"{message}; {meant}", self._context)
-        if reasons and self._owners:
+            raise click.UsageError(f"{message}; {meant}", self.context)
+        if reasons and self.owners:
             print_status(f"{message}: {'; '.join(reasons)}")
             return FAULT
         for reason in reasons:
             print_status(reason)
         if has_capability(self.tool):
             raise click.UsageError(
-                f"--tools leaves out {self.tool!r}: name it there too, or drop --tools", self._context
+                f"--tools leaves out {self.tool!r}: name it there too, or drop --tools", self.context
             )
         names = [*(str(card.id) for card in capability_cards()), *tools]
-        raise build_unknown_name(message, self.tool, names, self._context)
+        raise build_unknown_name(message, self.tool, names, self.context)
 
     async def _run(self, session: Session, card: Capability, token: CancelToken) -> ToolOutcome:
         schema = card.parameters
@@ -364,35 +347,41 @@ class _Call:
             # Native tools accept no extra arguments; their schemas leave this out for brevity.
             schema = {**schema, "additionalProperties": False}
         try:
-            arguments = read_arguments(self._words, self.object, schema)
+            arguments = read_arguments(self.words, self.object, schema)
             if self.plan is not None:  # native tools check their arguments themselves
                 await check_arguments(arguments, card.parameters)
         except ArgumentError as exc:
             message = f"{self._show(card.name)}: {exc}. It takes: {describe_parameters(card.parameters)}"
-            raise click.UsageError(message, self._context) from exc
+            raise click.UsageError(message, self.context) from exc
         deck = session.deck()
         # The result is for the user, not a model: don't truncate it, and let `edit` change files it hasn't read.
         framework = replace(deck.context.framework, read_state=None)
         typed = replace(deck.context, budget=UNLIMITED, framework=framework, keeps_jobs=False)
         box = ToolDeck(deck.tools(), typed).into_tool_box()
         call = ToolCall(f"call_{new_ulid()}", card.name, arguments)
-        current_entry.set(CallEntry(box, call.id, find_denied=partial(_find_denied, box)))
+
+        def find_denied(names: Collection[str]) -> Collection[str]:
+            from induscode.conversations.deck_limit import find_denied_tools  # noqa: PLC0415 — for a script that searches
+
+            return find_denied_tools(box.runner.cards, box.context, names)
+
+        current_entry.set(CallEntry(box, call.id, find_denied=find_denied))
         return await box.runner.run(call, token, on_progress=_build_progress_printer(self._show(card.name)))
 
     def print_outcome(self, outcome: ToolOutcome, card: Capability | None = None) -> int:
         """Print the result and return the exit code."""
         code, reason = 0, outcome.details.get("code")
         if outcome.is_error:
-            is_fault = reason in _FAULTS and "server" in outcome.details
+            is_fault = reason in FAULT_CODES and "server" in outcome.details
             code = MISUSED if reason in _MISUSES else FAULT if is_fault else ANSWERED_WITH_ERROR
-        if code not in {MISUSED, FAULT} and self._save is not None:
+        if code not in {MISUSED, FAULT} and self.save is not None:
             try:
-                for path in save_blocks(outcome.content, self._save, self._show(self.tool)):
+                for path in save_blocks(outcome.content, self.save, self._show(self.tool)):
                     print_status(f"saved {path}")
             except OSError as exc:
-                print_status(f"--save {self._save}: {exc.strerror or exc}")
+                print_status(f"--save {self.save}: {exc.strerror or exc}")
                 code = code or ANSWERED_WITH_ERROR
-        if self._output == "json":
+        if self.output == "json":
             write_json(to_json(outcome))
             return code
         if code in {MISUSED, FAULT}:
@@ -401,16 +390,10 @@ class _Call:
                 message += f". It takes: {describe_parameters(card.parameters)}"
             print_status(message)
             return code
-        print_blocks(outcome.content, raw=self._output == "raw")
+        print_blocks(outcome.content, raw=self.output == "raw")
         if outcome.is_error:
             print_status(f"{self._show(self.tool)} answered with an error ({outcome.details.get('code', 'its own')})")
         return code
-
-
-def _find_denied(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
-    from induscode.conversations.deck_limit import find_denied_tools  # noqa: PLC0415 — for a script that searches
-
-    return find_denied_tools(box, names)
 
 
 def _build_progress_printer(name: str) -> Callable[[ToolProgress], None]:

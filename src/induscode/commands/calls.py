@@ -1,4 +1,4 @@
-"""`indus calls`: lists, summarizes and exports the recorded calls of all runs."""
+"""`indus calls` and `indus top`: list, summarize, export and watch the recorded calls of all runs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,30 @@ from anyio import to_thread
 
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
-from induscode.calls.database import CallFilter, open_calls
+from induscode.calls.database import (
+    GROUPS,
+    CallDatabase,
+    CallFilter,
+    CallStatistics,
+    format_duration,
+    open_calls,
+    read_series,
+    read_statistics,
+    use_calls,
+)
 from induscode.calls.record import COLUMNS, DECLINED, CallRecord, format_name
-from induscode.calls.statistics import GROUPS, CallStatistics, format_duration, read_statistics
-from induscode.cli.console import format_age, stdout_console
-from induscode.cli.listing import Listing
+from induscode.cli.listing import Listing, live_table, print_table
 from induscode.cli.output import as_json, write_json
-from induscode.cli.signals import run_until_signal
-from induscode.cli.terminal import is_reader_gone, print_line, print_status
+from induscode.cli.signals import run_async, run_until_signal
+from induscode.cli.terminal import format_age, is_reader_gone, print_line, print_status, stdout_console
 from induscode.cluster.opening import key_option, read_keyed_settings, run_with_broker
-from induscode.cluster.shared.calls import read_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from indusagi.core.cancel import CancelToken
-    from induscode.calls.database import CallDatabase, Payload
+    from indusagi.core.json import JsonObject
+    from induscode.calls.database import CallSeries, Payload
     from induscode.cluster.broker import Broker
 
 _POLL_S = 0.2
@@ -105,7 +113,7 @@ def command(
         client=wanted["client"],
         failed=wanted["failed"],
         declined=wanted["declined"],
-        since_ms=0 if wanted["since"] is None else parse_since(context, wanted["since"]),
+        since_ms=0 if wanted["since"] is None else parse_since(wanted["since"]),
     )
     if brokers is not None:
         return _list_cluster_calls(context, brokers, key_file, chosen, limit, as_json=as_json)
@@ -120,7 +128,7 @@ def command(
         return 0
     with closing(database):
         if number is not None:
-            return _show_call(context, *database.find(number), number=number, as_json=as_json)
+            return _show_call(*database.find(number), number=number, as_json=as_json)
         if export is not None:
             export_calls(database.latest(chosen, limit) if has_limit else database.stream(chosen), export)
         elif by is not None:
@@ -131,24 +139,24 @@ def command(
 
 
 def _check_flags(context: click.Context, given: Sequence[str], *, has_limit: bool) -> None:
-    """Reject flags that exclude each other. `given` lists the flags that choose a kind of output."""
+    """Reject flags that can't be used together. `given` lists the flags that choose a kind of output."""
     for flag in {"--follow", "NUMBER"}.intersection(given) if has_limit else ():
-        raise click.UsageError(f"--limit means nothing with {flag}", context)
+        raise click.UsageError(f"--limit and {flag} can't be used together")
     params = context.params
     for name in ("server", "tool", "client", "since", "failed", "declined") if "NUMBER" in given else ():
         if params[name]:
-            raise click.UsageError(f"--{name} means nothing with NUMBER", context)
+            raise click.UsageError(f"--{name} and NUMBER can't be used together")
     if params["brokers"] is not None:
         given = ["--cluster", *given]
     elif params["key_file"]:
-        raise click.UsageError("--cluster-key means nothing without --cluster", context)
+        raise click.UsageError("--cluster-key requires --cluster")
     if len(given) > 1:
-        raise click.UsageError(f"{given[0]} and {given[1]} exclude each other", context)
+        raise click.UsageError(f"{given[0]} and {given[1]} can't be used together")
     if params["export"] and params["as_json"]:
-        raise click.UsageError("--export and --json exclude each other", context)
+        raise click.UsageError("--export and --json can't be used together")
 
 
-def parse_since(context: click.Context, text: str) -> int:
+def parse_since(text: str) -> int:
     """Parse an age (`10min`) or a time (RFC 3339) into Unix milliseconds, or raise a usage error."""
     unit = text.lstrip("0123456789")
     try:
@@ -158,7 +166,7 @@ def parse_since(context: click.Context, text: str) -> int:
         moment = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
         return max(0, round(moment.timestamp() * 1_000))
     except (ValueError, OverflowError) as exc:
-        raise click.UsageError(f"--since {text!r}: write 10min, 2h, 7d or 2026-11-15T20:08", context) from exc
+        raise click.UsageError(f"--since {text!r}: write 10min, 2h, 7d or 2026-11-15T20:08") from exc
 
 
 # -- lists --------------------------------------------------------------------------------------
@@ -186,20 +194,18 @@ def _report_dropped(database: CallDatabase) -> None:
 
 def _format_cells(call: CallRecord) -> tuple[object, ...]:
     time = iso_utc(call.at_ms) if stdout_console() is None else format_age(call.at_ms, now_ms())
-    who = " ".join(filter(None, (call.principal, call.client, call.agent))) or call.conversation or "-"
-    outcome = call.outcome if call.code in {"", call.outcome} else f"{call.outcome} ({call.code})"
-    if call.attempt > 1:
-        outcome += f", attempt {call.attempt}"
+    outcome = call.shown_outcome + (f", attempt {call.attempt}" if call.attempt > 1 else "")
     took = format_duration(call.duration_us) if call.outcome != DECLINED else "-"
     if call.waited_us:
         took += f", asked {format_duration(call.waited_us)}"
-    return call.id, time, call.via, who, call.shown_name, took, outcome, call.tokens
+    return call.id, time, call.via, call.caller or "-", call.shown_name, took, outcome, call.tokens
 
 
 def _list_cluster_calls(
     context: click.Context, brokers: str, key_file: str | None, wanted: CallFilter, limit: int, *, as_json: bool
 ) -> int:
     """List the last calls of all nodes, newest last."""
+    from induscode.cluster.shared.state import read_calls  # noqa: PLC0415 — only with --cluster
 
     async def work(broker: Broker) -> int:
         found: list[tuple[str, CallRecord]] = []
@@ -222,41 +228,31 @@ def _list_cluster_calls(
     return run_with_broker(read_keyed_settings(context, brokers or None, key_file), work)
 
 
-def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
+@run_async
+async def follow_calls(wanted: CallFilter, *, as_json: bool) -> int:
     """Print calls as they come, until a signal or (with BrokenPipeError) until the pipe's reader is gone."""
 
     def read_next(after: int) -> list[CallRecord]:
-        database = open_calls()
-        if database is None:
-            return []
-        with closing(database):
-            if after < 0:
-                return database.latest(CallFilter(), 1)
-            return list(database.stream(replace(wanted, after=after)))
+        return use_calls(lambda database: list(database.stream(replace(wanted, after=after)))) or []
 
-    async def follow(_: CancelToken) -> int:
-        newest = max((call.id for call in await to_thread.run_sync(read_next, -1)), default=0)
-        while True:
-            for call in await to_thread.run_sync(read_next, newest):
-                newest = call.id
-                if as_json:
-                    write_json(call.to_json(), indent=None)
-                else:
-                    print_line("  ".join(map(str, _format_cells(call))))
-            if sys.stdout is not None:
-                sys.stdout.flush()  # pipes are buffered
-            if is_reader_gone():
-                raise BrokenPipeError
-            await anyio.sleep(_POLL_S)
-
-    return run_until_signal(follow)
+    newest = await to_thread.run_sync(use_calls, CallDatabase.newest) or 0
+    while True:
+        for call in await to_thread.run_sync(read_next, newest):
+            newest = call.id
+            if as_json:
+                write_json(call.to_json(), indent=None)
+            else:
+                print_line("  ".join(map(str, _format_cells(call))))
+        if sys.stdout is not None:
+            sys.stdout.flush()  # pipes are buffered
+        if is_reader_gone():
+            raise BrokenPipeError
+        await anyio.sleep(_POLL_S)
 
 
-def _show_call(
-    context: click.Context, call: CallRecord | None, payload: Payload | None, *, number: int, as_json: bool
-) -> int:
+def _show_call(call: CallRecord | None, payload: Payload | None, *, number: int, as_json: bool) -> int:
     if call is None:
-        raise click.UsageError(f"There is no call {number}: 'indus calls' lists the last ones", context)
+        raise click.UsageError(f"There is no call {number}: 'indus calls' lists the last ones")
     facts = call.to_json()
     texts = {} if payload is None else {"arguments": payload.arguments, "result": payload.result}
     if as_json:
@@ -312,3 +308,99 @@ def export_calls(calls: Iterable[CallRecord], kind: str) -> None:
             f"'{value}" if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t"} else value
             for value in call.to_json().values()
         )
+
+
+# -- indus top --------------------------------------------------------------------------------------
+
+
+_STEPS = 30
+_TOP_HEADS = ("SERVER", "CALLS", "PER SECOND", "FAILED", "P50", "P95", "TOKENS", "LATENCY OVER TIME")
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@click.command("top")
+@click.option(
+    "--minutes", type=click.IntRange(1, 1440), default=5, show_default=True, metavar="N", help="The time shown."
+)
+@click.option(
+    "--interval", type=click.FloatRange(0.2, 60), default=1.0, show_default=True, metavar="S", help="Seconds."
+)
+@click.option("--once", is_flag=True, help="Show it once, and end; so does output that is not a terminal.")
+@as_json
+def top(*, minutes: int, interval: float, once: bool, as_json: bool) -> int:
+    """Show the calls of every run of this user as they happen, until Ctrl-C.
+
+    The figures match the page (indus ui) and indus calls: all come from the call records.
+    """
+    if as_json:
+        write_json(_build_top_json(_read_series(minutes)))
+        return 0
+    if once or stdout_console() is None:
+        rows, line = _format_top(_read_series(minutes), minutes)
+        if rows:
+            print_table(_TOP_HEADS, rows)
+        print_line(line)
+        return 0
+
+    async def watch(_: CancelToken) -> int:
+        with live_table() as show:
+            while True:
+                rows, line = _format_top(await to_thread.run_sync(_read_series, minutes), minutes)
+                show(_TOP_HEADS, rows, f"{line}  Ctrl-C ends it.")
+                await anyio.sleep(interval)
+
+    return run_until_signal(watch)
+
+
+def _read_series(minutes: int) -> CallSeries | None:
+    """Read the calls of the last `minutes`, or return `None` if there's no database yet. Blocks."""
+    return use_calls(lambda database: read_series(database, now_ms(), minutes * 60_000 // _STEPS, _STEPS))
+
+
+def _format_top(series: CallSeries | None, minutes: int) -> tuple[Sequence[Sequence[object]], str]:
+    """Format a row per server and the summary line."""
+    if series is None or not any(series.calls):
+        return [], f"No call in the last {minutes} min."
+    seconds = minutes * 60
+    rows: list[Sequence[object]] = []
+    for server, values in sorted(series.latency_us.items(), key=lambda item: -series.counts[item[0]]):
+        count, tokens, failed = series.counts[server], sum(series.tokens[server]), series.failures[server]
+        p50, p95 = map(format_duration, series.percentiles_us[server])
+        rows.append((server, count, f"{count / seconds:.2f}", failed, p50, p95, tokens, draw_bars(values)))
+    calls, errors = sum(series.calls), sum(series.errors)
+    counted = [format_count(calls, "call") + f" in {minutes} min", f"{errors:,} failed"]
+    if declined := sum(series.declined):
+        counted.append(f"{declined:,} declined")
+    return rows, f"{', '.join(counted)}, highest p95 {format_duration(max(series.p95_us))}."
+
+
+def draw_bars(values: Sequence[int]) -> str:
+    """Draw values as a sparkline, with blanks for intervals without calls."""
+    top = max(values, default=0)
+    if not top:
+        return ""
+    return "".join(" " if not value else _BARS[min(7, value * 8 // (top + 1))] for value in values)
+
+
+def _build_top_json(series: CallSeries | None) -> JsonObject:
+    if series is None:
+        return {"servers": [], "calls": 0, "errors": 0, "declined": 0}
+    servers: list[JsonObject] = [
+        {
+            "server": name,
+            "calls": count,
+            "failed": series.failures[name],
+            "tokens": sum(series.tokens[name]),
+            "p95_us": series.percentiles_us[name][1],
+            "p50_us": [*series.latency_us[name]],
+        }
+        for name, count in series.counts.items()
+    ]
+    return {
+        "since_ms": series.since_ms,
+        "step_ms": series.step_ms,
+        "servers": [*servers],
+        "calls": sum(series.calls),
+        "errors": sum(series.errors),
+        "declined": sum(series.declined),
+    }

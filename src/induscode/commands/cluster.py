@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 from anyio import to_thread
@@ -14,8 +15,8 @@ from indusagi.core.text import format_count
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, write_json
 from induscode.cli.terminal import print_line, print_status
-from induscode.cluster.broker import check_key
 from induscode.cluster.contract import ClusterFault, NodeInfo
+from induscode.cluster.jetstream import open_bucket
 from induscode.cluster.key import create_key, read_key
 from induscode.cluster.membership import open_membership
 from induscode.cluster.opening import (
@@ -29,11 +30,14 @@ from induscode.cluster.opening import (
     run_with_broker,
 )
 from induscode.cluster.placement import Placements, find_replica
+from induscode.cluster.proofs import check_key
 from induscode.cluster.report import read_report
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import read_invocation
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
     from induscode.cluster.key import ClusterKey
@@ -66,6 +70,22 @@ _POLL_INTERVAL_S = 0.25
 )
 def command() -> None:
     """Prepare and examine a cluster of gateways. Without a command: status."""
+
+
+def cluster_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options for the brokers, the key and JSON, and pass the context."""
+    return broker_option(key_option(as_json(click.pass_context(command))))
+
+
+def with_observed_brokers(command: Callable[..., Awaitable[int]]) -> Callable[..., int]:
+    """Run an async command with the brokers as its first argument; the key is needed only to see the nodes."""
+
+    @wraps(command)
+    def run(context: click.Context, *, brokers: str | None, key_file: str | None, **options: Any) -> int:
+        settings = read_observer_settings(context, brokers, key_file)
+        return run_with_broker(settings, lambda broker: command(broker, **options), checks_key=False)
+
+    return cluster_options(run)
 
 
 @click.command("init")
@@ -180,33 +200,26 @@ async def _find_key(broker: Broker, path: str) -> tuple[ClusterKey, bool]:
 
 
 @click.command("status")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
-def status(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+@with_observed_brokers
+async def status(broker: Broker, *, as_json: bool) -> int:
     """Show how the brokers are, and with the key which nodes there are; UNPUBLISHED: rows of its ledger only it has.
 
     Exit code 1 if the brokers do not answer, or have no storage left.
     """
-
-    async def work(broker: Broker) -> int:
-        try:
-            async with open_membership(broker, observer=True) as membership:
-                report = await read_report(broker, membership)
-                _print_status(report, membership.times.ttl_s, as_json=as_json)
-        except ClusterFault as fault:
-            report = await read_report(broker, None)
-            if as_json:
-                write_json({**report.to_json(), "broker": fault.state, "error": str(fault), "nodes": []})
-            else:
-                for view in report.brokers:
-                    print_line(f"broker {view}")
-                print_status(describe_fault(fault))
-            return _FAILED
-        return 0 if report.is_usable else _FAILED
-
-    return run_with_broker(read_observer_settings(context, brokers, key_file), work, checks_key=False)
+    try:
+        async with open_membership(broker, observer=True) as membership:
+            report = await read_report(broker, membership)
+            _print_status(report, membership.times.ttl_s, as_json=as_json)
+    except ClusterFault as fault:
+        report = await read_report(broker, None)
+        if as_json:
+            write_json({**report.to_json(), "broker": fault.state, "error": str(fault), "nodes": []})
+        else:
+            for view in report.brokers:
+                print_line(f"broker {view}")
+            print_status(describe_fault(fault))
+        return _FAILED
+    return 0 if report.is_usable else _FAILED
 
 
 def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> None:
@@ -214,7 +227,10 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
         "nodes",
         report.nodes,
         ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS"),
-        _format_node,
+        lambda node: (
+            *(node.node, f"{node.owned}/{node.capacity}", node.unpublished),
+            *("draining" if node.draining else _ROLES[node.role], node.url),
+        ),
         to_json=NodeInfo.to_json,
         before={**report.to_json(), "lease_s": lease_s},
     )
@@ -230,83 +246,64 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
     nodes.show(as_json=False)
 
 
-def _format_node(node: NodeInfo) -> tuple[object, ...]:
-    state = "draining" if node.draining else _ROLES[node.role]
-    return node.node, f"{node.owned}/{node.capacity}", node.unpublished, state, node.url
-
-
 @click.command("placements")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
-def placements(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+@with_observed_brokers
+async def placements(broker: Broker, *, as_json: bool) -> int:
     """Show which node runs which server, and since which epoch."""
+    async with open_membership(broker, observer=True) as membership:
+        entries = await open_bucket(broker, broker.settings.placements)
+        found = await Placements(entries, membership).list_all()
+        rows: list[JsonObject] = []
+        for one in found:
+            is_live = membership.find_holder(one.lease) is not None
+            row: JsonObject = {"server": one.server, "node": one.node, "epoch": one.epoch, "live": is_live}
+            rows.append({**row, "key": one.key, "replica": find_replica(one.key)})
+    several = {one.server for one in found if find_replica(one.key) != 1}
 
-    async def work(broker: Broker) -> int:
-        async with open_membership(broker, observer=True) as membership:
-            entries = await broker.open_bucket(broker.settings.placements)
-            found = await Placements(entries, membership).list_all()
-            rows: list[JsonObject] = []
-            for one in found:
-                is_live = membership.find_holder(one.lease) is not None
-                row: JsonObject = {"server": one.server, "node": one.node, "epoch": one.epoch, "live": is_live}
-                rows.append({**row, "key": one.key, "replica": find_replica(one.key)})
-        several = {one.server for one in found if find_replica(one.key) != 1}
+    def format_cells(row: JsonObject) -> tuple[object, ...]:
+        server = f"{row['server']} (replica {row['replica']})" if row["server"] in several else row["server"]
+        return server, row["node"], row["epoch"], row["key"], "" if row["live"] else "its node is gone"
 
-        def format_cells(row: JsonObject) -> tuple[object, ...]:
-            server = f"{row['server']} (replica {row['replica']})" if row["server"] in several else row["server"]
-            return server, row["node"], row["epoch"], row["key"], "" if row["live"] else "its node is gone"
-
-        heads = ("SERVER", "NODE", "EPOCH", "KEY", "")
-        return Listing("placements", rows, heads, format_cells, empty="no server runs").show(as_json=as_json)
-
-    return run_with_broker(read_observer_settings(context, brokers, key_file), work, checks_key=False)
+    heads = ("SERVER", "NODE", "EPOCH", "KEY", "")
+    return Listing("placements", rows, heads, format_cells, empty="no server runs").show(as_json=as_json)
 
 
 @click.command("drain")
 @click.argument("node")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
-def drain(context: click.Context, *, node: str, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+@with_observed_brokers
+async def drain(broker: Broker, *, node: str, as_json: bool) -> int:
     """Move the servers of NODE to other nodes, each once its calls have ended, and place no more there.
 
     It keeps serving clients until you stop it, and may run servers after a restart. Exit code 1 if there is no such
     node, or a server stays.
     """
-
-    async def work(broker: Broker) -> int:
-        async with open_membership(broker, observer=True) as membership:
-            named = [info for info in membership.list_nodes() if info.node == node]
-            if not named:
-                known = ", ".join(info.node for info in membership.list_nodes()) or "none"
-                print_status(f"there is no node {node!r}; there are: {known}")
-                return _FAILED
-            if len(named) > 1:
-                where = ", ".join(info.url or info.instance for info in named)
-                print_status(f"{len(named)} nodes are named {node!r} ({where}): stop all but one")
-                return _FAILED
-            found = named[0]
-            others = [info for info in membership.list_nodes() if info.instance != found.instance]
-            if found.owned and found.role == "offers":
-                print_status(f"no other node may run the servers that {node!r} offers: they end")
-            elif found.owned and not any(info.may_own() and info.owned < info.capacity for info in others):
-                print_status(f"no other node may run servers now: the servers of {node!r} end")
-            count = (await membership.ask(found.instance, {"op": "drain"})).get("owned")
-            if not isinstance(count, int):
-                print_status(f"node {node!r} does not drain: it stops now, or runs another version of indus")
-                return _FAILED
-            left = await _wait_drained(membership, found.instance)
-        if as_json:
-            write_json({"node": node, "servers": count, "left": left})
-        else:
-            moved, stay = format_count(count, "server"), format_count(left, "server")
-            print_line(f"{node}: drained of {moved}" if not left else f"{node}: still runs {stay}")
-        return _FAILED if left else 0
-
-    return run_with_broker(read_observer_settings(context, brokers, key_file), work, checks_key=False)
+    async with open_membership(broker, observer=True) as membership:
+        named = [info for info in membership.list_nodes() if info.node == node]
+        if not named:
+            known = ", ".join(info.node for info in membership.list_nodes()) or "none"
+            print_status(f"there is no node {node!r}; there are: {known}")
+            return _FAILED
+        if len(named) > 1:
+            where = ", ".join(info.url or info.instance for info in named)
+            print_status(f"{len(named)} nodes are named {node!r} ({where}): stop all but one")
+            return _FAILED
+        found = named[0]
+        others = [info for info in membership.list_nodes() if info.instance != found.instance]
+        if found.owned and found.role == "offers":
+            print_status(f"no other node may run the servers that {node!r} offers: they end")
+        elif found.owned and not any(info.may_own() and info.owned < info.capacity for info in others):
+            print_status(f"no other node may run servers now: the servers of {node!r} end")
+        count = (await membership.ask(found.instance, {"op": "drain"})).get("owned")
+        if not isinstance(count, int):
+            print_status(f"node {node!r} does not drain: it stops now, or runs another version of indus")
+            return _FAILED
+        left = await _wait_drained(membership, found.instance)
+    if as_json:
+        write_json({"node": node, "servers": count, "left": left})
+    else:
+        moved, stay = format_count(count, "server"), format_count(left, "server")
+        print_line(f"{node}: drained of {moved}" if not left else f"{node}: still runs {stay}")
+    return _FAILED if left else 0
 
 
 async def _wait_drained(membership: Membership, instance: str) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import wraps
 from getpass import getuser
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from anyio import to_thread
@@ -20,7 +21,6 @@ from induscode.cli.output import as_json, ask_consent, digest_option, print_note
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import find_node_name
 from induscode.cluster.key import write_new_key
-from induscode.cluster.offers import issue_offer_key, revoke_offer_key
 from induscode.cluster.opening import (
     broker_option,
     find_key_file,
@@ -30,9 +30,11 @@ from induscode.cluster.opening import (
     read_settings,
     run_with_broker,
 )
+from induscode.cluster.proofs import issue_offer_key, revoke_offer_key
+from induscode.cluster.shared.ledger import verify_cluster
 from induscode.cluster.shared.rotation import rotate_key
 from induscode.cluster.shared.table import open_table
-from induscode.cluster.shared.verify import verify_cluster
+from induscode.commands.cluster import cluster_options
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.core.consent import build_consent
 from induscode.deck.mcp.store import open_store
@@ -44,28 +46,20 @@ from induscode.servers.config.trust import describe_row
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
+    from induscode.cluster.shared.ledger import ClusterReport
     from induscode.cluster.shared.table import SharedTable
-    from induscode.cluster.shared.verify import ClusterReport
     from induscode.core.consent import Consent
 
 _FAILED = 1
 
 
 @click.command("verify")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
+@cluster_options
 def verify(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Verify the ledgers of all nodes: every row, every anchor, and this machine's ledger against the brokers' copy.
 
     Exit code 1 if anything is not as it was published.
     """
-    return verify_ledgers(context, brokers, key_file, as_json=as_json)
-
-
-def verify_ledgers(context: click.Context, brokers: str | None, key_file: str | None, *, as_json: bool) -> int:
-    """Verify the ledgers of all nodes, print the report, and return the exit code."""
     try:
         has_ledger = os.path.exists(store_path())
     except OSError:
@@ -133,34 +127,38 @@ def _change(
     return run_with_broker(read_keyed_settings(context, brokers, key_file), run)
 
 
+def with_table(command: Callable[..., Awaitable[int]]) -> Callable[..., int]:
+    """Run an async command with the shared table as its first argument."""
+
+    @wraps(command)
+    def run(context: click.Context, *, brokers: str | None, key_file: str | None, **options: Any) -> int:
+        return _change(context, brokers, key_file, lambda table: command(table, **options))
+
+    return broker_option(key_option(click.pass_context(run)))
+
+
 @click.command("show")
-@broker_option
-@key_option
 @as_json
-@click.pass_context
-def show(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
+@with_table
+async def show(table: SharedTable, *, as_json: bool) -> int:
     """Show the servers and rules of the cluster, and how many consents and approved definitions are shared.
 
     Values of variables and headers are not shown.
     """
-
-    async def work(table: SharedTable) -> int:
-        servers = {str(value.get("name")): value for value in table.list("server").values()}
-        rules = [value.get("rules") for value in table.list("rules").values()]
-        counts: JsonObject = {"consents": len(table.list("consent")), "pins": len(table.list("pin"))}
-        if as_json:
-            rows: JsonObject = {name: _describe(value.get("row")) for name, value in sorted(servers.items())}
-            write_json({"servers": rows, "rules": rules[0] if rules else None, **counts})
-            return 0
-        for name, value in sorted(servers.items()):
-            print_line(f"{name}: {_describe(value.get('row'))} ({value.get('by')}, {value.get('at')})")
-        for document in rules:
-            print_line(f"rules: {compact_json(document)}")
-        consents = format_count(len(table.list("consent")), "consent")
-        print_line(f"{consents}, {format_count(len(table.list('pin')), 'approved definition')}")
+    servers = {str(value.get("name")): value for value in table.list("server").values()}
+    rules = [value.get("rules") for value in table.list("rules").values()]
+    counts: JsonObject = {"consents": len(table.list("consent")), "pins": len(table.list("pin"))}
+    if as_json:
+        rows: JsonObject = {name: _describe(value.get("row")) for name, value in sorted(servers.items())}
+        write_json({"servers": rows, "rules": rules[0] if rules else None, **counts})
         return 0
-
-    return _change(context, brokers, key_file, work)
+    for name, value in sorted(servers.items()):
+        print_line(f"{name}: {_describe(value.get('row'))} ({value.get('by')}, {value.get('at')})")
+    for document in rules:
+        print_line(f"rules: {compact_json(document)}")
+    consents = format_count(len(table.list("consent")), "consent")
+    print_line(f"{consents}, {format_count(len(table.list('pin')), 'approved definition')}")
+    return 0
 
 
 def _describe(row: JsonValue) -> str:
@@ -186,7 +184,7 @@ def push(
     This is consent for all nodes, so it shows each server first. The key of the cluster seals values of variables;
     ${NAME} gets its value at the node that runs the server. Exit code 1 if you decline.
     """
-    rows, consent = _read_rows(context, file)
+    rows, consent = _read_rows(file)
     question = f"Start {', '.join(rows)} on the nodes of the cluster from now on?"
     if not ask_consent(consent, question, yes=yes, digests=digests):
         return _FAILED
@@ -201,20 +199,20 @@ def push(
     return _change(context, brokers, key_file, work)
 
 
-def _read_rows(context: click.Context, file: str) -> tuple[Mapping[str, JsonObject], Consent]:
+def _read_rows(file: str) -> tuple[Mapping[str, JsonObject], Consent]:
     """Read and check the servers of a file, and build the consent question."""
     try:
         found = read_named_rows(file)
     except UnusableFileError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     document = read_config_file(file).document
     servers = document.get("mcpServers") if is_json_object(document) else None
     if not is_json_object(servers):
-        raise click.UsageError(f'{file}: write the servers as {{"mcpServers": {{…}}}}', context)
+        raise click.UsageError(f'{file}: write the servers as {{"mcpServers": {{…}}}}')
     rows = [row for row in found.rows if row.id in servers]
     print_notes(found.notes)
     if not rows:
-        raise click.UsageError(f"{file}: there is no server in it", context)
+        raise click.UsageError(f"{file}: there is no server in it")
     questions = {row.id: describe_row(row) for row in rows}
     lines = [line for name, one in questions.items() for line in (f"server {name}", *(f"  {it}" for it in one.details))]
     facts: JsonObject = {name: one.digest for name, one in questions.items()}
@@ -225,23 +223,17 @@ def _read_rows(context: click.Context, file: str) -> tuple[Mapping[str, JsonObje
 
 @click.command("remove")
 @click.argument("names", nargs=-1, required=True, metavar="NAME…")
-@broker_option
-@key_option
-@click.pass_context
-def remove(context: click.Context, *, names: tuple[str, ...], brokers: str | None, key_file: str | None) -> int:
+@with_table
+async def remove(table: SharedTable, *, names: tuple[str, ...]) -> int:
     """Remove servers from the cluster: all nodes stop them. Exit code 1 if one is not there."""
-
-    async def work(table: SharedTable) -> int:
-        unknown = [name for name in names if table.build_key("server", name) not in table.list("server")]
-        for name in dict.fromkeys(names):
-            if name not in unknown:
-                await table.remove(table.build_key("server", name))
-                print_line(f"removed: {name}")
-        if unknown:
-            print_status(f"not in the cluster: {', '.join(unknown)}")
-        return _FAILED if unknown else 0
-
-    return _change(context, brokers, key_file, work)
+    unknown = [name for name in names if table.build_key("server", name) not in table.list("server")]
+    for name in dict.fromkeys(names):
+        if name not in unknown:
+            await table.put(table.build_key("server", name), None)
+            print_line(f"removed: {name}")
+    if unknown:
+        print_status(f"not in the cluster: {', '.join(unknown)}")
+    return _FAILED if unknown else 0
 
 
 @click.command("rules")
@@ -258,13 +250,13 @@ def rules(
     They can only restrict: a file with `allow` is rejected, and so is a call that needs approval: no user is there.
     """
     if (file is None) is not is_removed:
-        raise click.UsageError("name a FILE, or use --remove", context)
-    document = None if file is None else _read_rules(context, file)
+        raise click.UsageError("name a FILE, or use --remove")
+    document = None if file is None else _read_rules(file)
 
     async def work(table: SharedTable) -> int:
         key = table.build_key("rules")
         if document is None:
-            await table.remove(key)
+            await table.put(key, None)
         else:
             await table.put(key, {"rules": document, "by": getuser(), "at": iso_utc(now_ms())})
         print_line("the cluster has no rules any more" if document is None else f"the cluster has the rules of {file}")
@@ -273,15 +265,15 @@ def rules(
     return _change(context, brokers, key_file, work)
 
 
-def _read_rules(context: click.Context, file: str) -> JsonValue:
+def _read_rules(file: str) -> JsonValue:
     found = read_config_file(file)
     if found.trouble is not None:
-        raise click.UsageError(f"{file}: {found.trouble}", context)
+        raise click.UsageError(f"{file}: {found.trouble}")
     if is_json_object(found.document) and found.document.get("allow"):
-        raise click.UsageError(f"{file}: the rules of a cluster only take away: leave 'allow' out of it", context)
+        raise click.UsageError(f"{file}: the rules of a cluster only take away: leave 'allow' out of it")
     _, notes = parse_settings(found.document, file, RuleOrigin.PROJECT)
     if notes:
-        raise click.UsageError(str(notes[0]), context)
+        raise click.UsageError(str(notes[0]))
     return found.document
 
 
@@ -289,10 +281,7 @@ def _read_rules(context: click.Context, file: str) -> JsonValue:
 
 
 @click.command("rotate-key")
-@broker_option
-@key_option
-@as_json
-@click.pass_context
+@cluster_options
 def rotate(context: click.Context, *, brokers: str | None, key_file: str | None, as_json: bool) -> int:
     """Replace the key of the cluster, after it has leaked or from time to time. All nodes have to be stopped.
 
@@ -344,12 +333,12 @@ def offer_key(
     try:
         find_node_name(node)
     except ValueError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     if out_file is not None and is_revoked:
-        raise click.UsageError("--out and --revoke can't be used together", context)
+        raise click.UsageError("--out and --revoke can't be used together")
     path = out_file or f"{node}.key"
     if not is_revoked and os.path.lexists(path):
-        raise click.UsageError(f"{path} is there already: name another file with --out", context)
+        raise click.UsageError(f"{path} is there already: name another file with --out")
     settings = read_keyed_settings(context, brokers, key_file)
 
     async def work(broker: Broker) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
 from anyio import to_thread
@@ -18,6 +17,7 @@ from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.auth.metadata import is_loopback
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, ask_consent, build_unknown_name, digest_option, write_json
 from induscode.cli.signals import run_until_signal
@@ -30,8 +30,16 @@ from induscode.commands.groups import (
     print_signed_out,
     sign_in_options,
 )
-from induscode.connectors.auth import AUTH_FORMS, check_variable, parse_auth
-from induscode.connectors.oauth import CONNECTOR_GRANTS, SECRET_METHODS, OAuthReference, parse_scopes
+from induscode.connectors.auth import (
+    AUTH_FORMS,
+    CONNECTOR_GRANTS,
+    SECRET_METHODS,
+    OAuthReference,
+    check_variable,
+    find_unset,
+    parse_auth,
+    parse_scopes,
+)
 from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.store import ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
@@ -42,12 +50,11 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.oauth import ConnectorAuth, ConnectorGrant, SecretMethod
+    from induscode.connectors.auth import ConnectorAuth, ConnectorGrant, SecretMethod
     from induscode.connectors.sources import DocumentChange, SourceReading
     from induscode.connectors.store import ConnectorRow
-    from induscode.servers.sign_in.prompts import SignInWay
+    from induscode.servers.sign_in import SignInWay
 
-_LOOPBACK_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 _PROBLEM = 1
 _FAULT = 3
 _MAX_NOTES = 5
@@ -143,9 +150,9 @@ def add(
         check_name(name)
         reference = _parse_auth(auth, client_id, client_secret, client_auth, grant, scopes)
     except ConnectorFault as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     if name in _read_rows(store):
-        raise click.UsageError(f"There is a connector {name!r} already: indus connectors remove {name}", context)
+        raise click.UsageError(f"There is a connector {name!r} already: indus connectors remove {name}")
 
     async def work(web: WebSettings, _: CancelToken) -> int:
         from induscode.connectors.sources import examine_source, normalize_source, read_bytes  # noqa: PLC0415 — imports the web client
@@ -169,11 +176,7 @@ def _parse_auth(
     grant: ConnectorGrant | None,
     scopes: str,
 ) -> ConnectorAuth | None:
-    """Parse `--auth` and the options of its OAuth form.
-
-    Raises:
-        ConnectorFault: The options contradict each other.
-    """
+    """Parse `--auth` and the options of its OAuth form; `ConnectorFault` if they contradict each other."""
     kind, _, scheme = (auth or "").partition(":")
     if kind != "oauth":
         if client_id or variable or method or grant or scopes:
@@ -221,7 +224,7 @@ def _report_added(reading: SourceReading, problem: str | None, *, as_json: bool)
 def remove(context: click.Context, name: str, *, as_json: bool, **_: object) -> int:
     """Remove a connector, its approved document and its sign-in."""
     store = ConnectorStore()
-    row = _get_row(context, store, name)
+    row = _get_row(store, name)
     if row.oauth is not None:
         _run(context, lambda web, _: _sign_out(store, row, web, is_needed=False))
     store.remove(name)
@@ -243,7 +246,7 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, **_: obje
     Exit code 1 if one of them has a problem.
     """
     store = ConnectorStore()
-    rows = _read_rows(store) if name is None else {name: _get_row(context, store, name)}
+    rows = _read_rows(store) if name is None else {name: _get_row(store, name)}
 
     async def work(web: WebSettings, _: CancelToken) -> int:
         findings = [await _examine(store, row, web) for row in rows.values()]
@@ -298,7 +301,7 @@ def approve(
 ) -> int:
     """Show how the document of a connector has changed, and approve it as it is now."""
     store = ConnectorStore()
-    row = _get_row(context, store, name)
+    row = _get_row(store, name)
 
     async def work(web: WebSettings, _: CancelToken) -> int:
         from induscode.connectors.sources import compare_rows, diff_operations, examine_again, read_bytes  # noqa: PLC0415 — imports the web client
@@ -347,7 +350,7 @@ def login(context: click.Context, name: str, *, way: SignInWay | None, port: int
     indus stores the sign-in and refreshes it automatically; see it with `indus connectors list`.
     """
     store = ConnectorStore()
-    row = _get_row(context, store, name)
+    row = _get_row(store, name)
 
     async def work(web: WebSettings, cancel: CancelToken) -> int:
         from induscode.connectors.sign_in import ConnectorSignIn  # noqa: PLC0415 — for a sign-in
@@ -367,7 +370,7 @@ def login(context: click.Context, name: str, *, way: SignInWay | None, port: int
 def logout(context: click.Context, name: str, **_: object) -> int:
     """Sign out of the service of the connector NAME: its tokens are revoked at the issuer, and deleted here."""
     store = ConnectorStore()
-    row = _get_row(context, store, name)
+    row = _get_row(store, name)
     return _run(context, lambda web, _: _sign_out(store, row, web, is_needed=True))
 
 
@@ -395,7 +398,7 @@ async def _read_sign_in(store: ConnectorStore, row: ConnectorRow) -> JsonObject 
 
 def _run(context: click.Context, work: Callable[[WebSettings, CancelToken], Awaitable[int]]) -> int:
     """Run a command in an event loop. Connector faults exit with 3, sign-in faults with 1."""
-    from induscode.boot.live_connectors import web_settings  # noqa: PLC0415 — for requests to a service
+    from induscode.connectors.live import web_settings  # noqa: PLC0415 — for requests to a service
 
     web = web_settings(read_invocation(context).settings)
 
@@ -416,10 +419,10 @@ def _read_rows(store: ConnectorStore) -> Mapping[str, ConnectorRow]:
     return rows
 
 
-def _get_row(context: click.Context, store: ConnectorStore, name: str) -> ConnectorRow:
+def _get_row(store: ConnectorStore, name: str) -> ConnectorRow:
     rows = _read_rows(store)
     if name not in rows:
-        raise build_unknown_name(f"There is no connector {name!r}", name, tuple(rows), context)
+        raise build_unknown_name(f"There is no connector {name!r}", name, tuple(rows))
     return rows[name]
 
 
@@ -444,8 +447,8 @@ def _to_json(row: ConnectorRow) -> JsonObject:
 
 
 async def _find_address_problem(row: ConnectorRow, web: WebSettings) -> str | None:
-    from indusagi.capabilities.ports import FetchError  # noqa: PLC0415 — imports the web client
-    from indusagi.capabilities.web.client import WebClient  # noqa: PLC0415 — imports the web client
+    from indusagi.net.client import WebClient  # noqa: PLC0415 — imports the web client
+    from indusagi.net.policy import FetchError  # noqa: PLC0415 — imports the web client
 
     try:
         await WebClient(web).check_address(row.base_url)
@@ -457,7 +460,7 @@ async def _find_address_problem(row: ConnectorRow, web: WebSettings) -> str | No
 def _list_warnings(row: ConnectorRow, problem: str | None) -> Sequence[str]:
     warnings = [] if problem is None else [problem]
     if row.auth is not None:
-        warnings += [f"the variable {name} is not set here" for name in row.auth.find_missing(os.environ)]
-        if row.base_url.startswith("http://") and urlsplit(row.base_url).hostname not in _LOOPBACK_HOSTS:
+        warnings += [f"the variable {name} is not set here" for name in find_unset(row.auth.variables, os.environ)]
+        if row.base_url.startswith("http://") and not is_loopback(row.base_url):
             warnings.append(f"{row.base_url} is not encrypted: the credentials can be read on the way")
     return warnings

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.auth.contract import CredentialStore
     from induscode.launch.invocation import Invocation
-    from induscode.servers.sign_in.prompts import PersonPrompt, SignInWay
-    from induscode.servers.sign_in.servers import SignInFacts
+    from induscode.servers.sign_in import PersonPrompt, SignInFacts, SignInWay
 
 HELP = ("-h", "--help")
 no_check = click.option("--no-check", is_flag=True, help="Start no server, not even an unknown one.")
@@ -80,11 +79,7 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command by name.
-
-        Raises:
-            click.UsageError: It doesn't exist, or doesn't take one of the flags.
-        """
+        """Find a command by name, and check that it takes the flags given before it."""
         if args and args[0] not in self.table:
             raise build_unknown_name(f"There is no command {args[0]!r}", args[0], tuple(self.table), ctx)
         resolved = super().resolve_command(ctx, args)
@@ -98,7 +93,7 @@ class CommandGroup(click.Group):
 def complete_server(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the name of a configured server, without starting any."""
     from induscode.boot.plans import load_plan  # noqa: PLC0415 — for a completion only
-    from induscode.servers.listing import find_switched_off  # noqa: PLC0415 — for a completion only
+    from induscode.servers.plan import find_switched_off  # noqa: PLC0415 — for a completion only
 
     def list_names(invocation: Invocation) -> Iterable[tuple[str, str]]:
         for row in load_plan(invocation).rows:
@@ -151,7 +146,7 @@ def sign_in_options(command: Command) -> Command:
 def open_prompt(way: SignInWay, cancel: CancelToken) -> PersonPrompt:
     """Prompt the user on the terminal, or else on standard input."""
     from induscode.conversations.line_dialog import find_line_dialog  # noqa: PLC0415 — for a sign-in
-    from induscode.servers.sign_in.prompts import PersonPrompt, StandardInputDialog  # noqa: PLC0415 — for a sign-in
+    from induscode.servers.sign_in import PersonPrompt, StandardInputDialog  # noqa: PLC0415 — for a sign-in
 
     return PersonPrompt(find_line_dialog(cancel) or StandardInputDialog(), paste=way == "paste")
 

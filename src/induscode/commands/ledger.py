@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.boot.plans import opened_store
-from induscode.cli.console import find_shortest_prefix, format_age, stdout_console
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
-from induscode.cli.signals import run_until_signal
-from induscode.cli.terminal import print_line, print_status, print_text
+from induscode.cli.signals import run_async
+from induscode.cli.terminal import format_age, print_line, print_status, print_text, stdout_console
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.deck.mcp.store.events import document_addresses
 from induscode.deck.mcp.store.history import deck_at
@@ -22,7 +22,6 @@ from induscode.deck.mcp.store.history import deck_at
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.deck.mcp.store.events import Row, RunFacts
@@ -30,6 +29,8 @@ if TYPE_CHECKING:
 
 _DAMAGED = 1
 _KEY_LENGTH = 15
+_RUN_LENGTH = 12
+"""Letters of a run's name on a terminal: the time, and a bit more. `--run` takes them."""
 _EMPTY = "No events yet. They appear after the first session or indus serve."
 
 run_option = click.option("--run", "run", metavar="RUN", help="Only this run (or the first letters of its name).")
@@ -51,20 +52,20 @@ def command() -> None:
     """Show the history of tools, and what the model saw. Without a command: timeline."""
 
 
-def _run_with_store(work: Callable[[ThreadedStore], Awaitable[int]]) -> int:
-    async def work_with_store(_: CancelToken) -> int:
-        async with opened_store() as store:
-            return await work(store)
+def with_store(command: Callable[..., Awaitable[int]]) -> Callable[..., int]:
+    """Run an async command with the ledger as its first argument."""
 
-    return run_until_signal(work_with_store)
+    @run_async
+    @wraps(command)
+    async def run(*args: Any, **options: Any) -> int:
+        async with opened_store() as store:
+            return await command(store, *args, **options)
+
+    return run
 
 
 async def _find_run(store: ThreadedStore, name: str) -> RunFacts:
-    """Find a run by its name or a unique prefix of it.
-
-    Raises:
-        click.UsageError: No run matches, or several do.
-    """
+    """Find a run by its name or a unique prefix of it."""
     runs = await store.runs()
     matches = [run for run in runs if run.run.startswith(name.upper())]
     exact = [run for run in runs if run.run == name]
@@ -96,25 +97,22 @@ async def _read_documents(store: ThreadedStore, rows: Sequence[Row]) -> dict[str
     help="The last N rows.",
 )  # fmt: skip
 @as_json
-def timeline(*, run: str | None, server: str | None, limit: int, as_json: bool) -> int:
+@with_store
+async def timeline(store: ThreadedStore, /, *, run: str | None, server: str | None, limit: int, as_json: bool) -> int:
     """List the events, the newest last."""
+    rows = await _read_latest(store, run, server, limit)
+    is_terminal, now = stdout_console() is not None, now_ms()
 
-    async def work(store: ThreadedStore) -> int:
-        rows = await _read_latest(store, run, server, limit)
-        is_terminal, now = stdout_console() is not None, now_ms()
-        length = find_shortest_prefix([row.run for row in rows]) if is_terminal else None
+    def format_cells(row: Row) -> tuple[object, ...]:
+        time, run_name = row.at, row.run
+        if is_terminal:  # the age, and a short name that `--run` takes
+            run_name = run_name[:_RUN_LENGTH]
+            time = format_age(round(datetime.fromisoformat(time).timestamp() * 1000), now)
+        return time, run_name, row.op, _format_subject(row), _format_detail(row)
 
-        def format_cells(row: Row) -> tuple[object, ...]:
-            time = row.at
-            if is_terminal:  # the age, and a short name that `--run` takes
-                time = format_age(round(datetime.fromisoformat(time).timestamp() * 1000), now)
-            return time, row.run[:length], row.op, _format_subject(row), _format_detail(row)
-
-        heads = ("AT", "RUN", "EVENT", "SUBJECT", "DETAIL")
-        listing = Listing("rows", rows, heads, format_cells, to_json=_build_json, empty=_EMPTY)
-        return listing.show(as_json=as_json)
-
-    return _run_with_store(work)
+    heads = ("AT", "RUN", "EVENT", "SUBJECT", "DETAIL")
+    listing = Listing("rows", rows, heads, format_cells, to_json=_build_json, empty=_EMPTY)
+    return listing.show(as_json=as_json)
 
 
 async def _read_latest(store: ThreadedStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
@@ -179,34 +177,31 @@ def _format_detail(row: Row) -> str:
 @click.command("show")
 @click.argument("key")
 @as_json
-def show(key: str, *, as_json: bool) -> int:
+@with_store
+async def show(store: ThreadedStore, /, key: str, *, as_json: bool) -> int:
     """Show the events of KEY: the key of an enrolment, a tool, or the number of a row."""
-
-    async def work(store: ThreadedStore) -> int:
-        rows = [row for run in await store.runs() for row in await store.rows(run.run)]
-        matches: list[Row] = []
-        for row in rows:
-            enrolled = row.facts.get("key")
-            tool = f"{row.facts.get('server')}/{row.facts.get('tool')}"
-            is_prefix = key.startswith("bk_") and isinstance(enrolled, str) and enrolled.startswith(key)
-            if is_prefix or key in (enrolled, row.facts.get("name"), tool, str(row.position)):
-                matches.append(row)
-        if not matches:
-            names = {str(row.facts.get("name", "")) for row in rows} - {""}
-            raise build_unknown_name(f"The ledger has nothing about {key!r}", key, sorted(names))
-        documents = await _read_documents(store, matches)
-        if as_json:
-            write_json({"rows": [_build_json(row) for row in matches], "documents": documents})
-            return 0
-        for row in matches:
-            print_line(f"{row.position}  {row.at}  {row.run}  {row.op}  {_format_subject(row)}  {_format_detail(row)}")
-        for address, text in documents.items():
-            print_line("")
-            print_line(f"{address}:")
-            print_text(text)
+    rows = [row for run in await store.runs() for row in await store.rows(run.run)]
+    matches: list[Row] = []
+    for row in rows:
+        enrolled = row.facts.get("key")
+        tool = f"{row.facts.get('server')}/{row.facts.get('tool')}"
+        is_prefix = key.startswith("bk_") and isinstance(enrolled, str) and enrolled.startswith(key)
+        if is_prefix or key in (enrolled, row.facts.get("name"), tool, str(row.position)):
+            matches.append(row)
+    if not matches:
+        names = {str(row.facts.get("name", "")) for row in rows} - {""}
+        raise build_unknown_name(f"The ledger has nothing about {key!r}", key, sorted(names))
+    documents = await _read_documents(store, matches)
+    if as_json:
+        write_json({"rows": [_build_json(row) for row in matches], "documents": documents})
         return 0
-
-    return _run_with_store(work)
+    for row in matches:
+        print_line(f"{row.position}  {row.at}  {row.run}  {row.op}  {_format_subject(row)}  {_format_detail(row)}")
+    for address, text in documents.items():
+        print_line("")
+        print_line(f"{address}:")
+        print_text(text)
+    return 0
 
 
 # -- at and turn ------------------------------------------------------------------------------
@@ -216,7 +211,8 @@ def show(key: str, *, as_json: bool) -> int:
 @click.argument("time")
 @run_option
 @as_json
-def at(time: str, *, run: str | None, as_json: bool) -> int:
+@with_store
+async def at(store: ThreadedStore, /, time: str, *, run: str | None, as_json: bool) -> int:
     """Show the deck as it was at TIME, such as 2026-11-15T20:08 (UTC, unless it says otherwise)."""
     try:
         wanted = datetime.fromisoformat(time)  # RFC 3339 §5.6
@@ -225,40 +221,33 @@ def at(time: str, *, run: str | None, as_json: bool) -> int:
     except (ValueError, OverflowError) as exc:
         message = f"{time!r} is not a time: write 2026-11-15T20:08 or 2026-11-15T21:08+01:00"
         raise click.UsageError(message) from exc
-
-    async def work(store: ThreadedStore) -> int:
-        if run is not None:
-            one = await _find_run(store, run)
-        else:
-            earlier = [facts for facts in await store.runs() if facts.began <= moment]
-            if not earlier:
-                raise click.UsageError(f"No run had begun by {moment}: 'indus ledger' lists what there is")
-            one = earlier[-1]
-        record = await deck_at(store, one.run, at=moment)
-        if record is None:
-            raise click.UsageError(f"The run {one.run} had not begun by {moment}")
-        return _print_deck(record, as_json=as_json)
-
-    return _run_with_store(work)
+    if run is not None:
+        one = await _find_run(store, run)
+    else:
+        earlier = [facts for facts in await store.runs() if facts.began <= moment]
+        if not earlier:
+            raise click.UsageError(f"No run had begun by {moment}: 'indus ledger' lists what there is")
+        one = earlier[-1]
+    record = await deck_at(store, one.run, at=moment)
+    if record is None:
+        raise click.UsageError(f"The run {one.run} had not begun by {moment}")
+    return _print_deck(record, as_json=as_json)
 
 
 @click.command("turn")
 @click.argument("number", type=click.IntRange(min=1), metavar="N")
 @run_option
 @as_json
-def turn(number: int, *, run: str | None, as_json: bool) -> int:
+@with_store
+async def turn(store: ThreadedStore, /, number: int, *, run: str | None, as_json: bool) -> int:
     """Show the deck that a model saw at turn N, of the last run that had one."""
-
-    async def work(store: ThreadedStore) -> int:
-        runs = await _find_runs(store, run)
-        for one in reversed(runs):
-            record = await deck_at(store, one.run, turn=number)
-            if record is not None:
-                return _print_deck(record, as_json=as_json)
-        where = f"The run {runs[0].run}" if run is not None else "The ledger"
-        raise click.UsageError(f"{where} has no turn {number}: 'indus ledger' lists what there is")
-
-    return _run_with_store(work)
+    runs = await _find_runs(store, run)
+    for one in reversed(runs):
+        record = await deck_at(store, one.run, turn=number)
+        if record is not None:
+            return _print_deck(record, as_json=as_json)
+    where = f"The run {runs[0].run}" if run is not None else "The ledger"
+    raise click.UsageError(f"{where} has no turn {number}: 'indus ledger' lists what there is")
 
 
 def _print_deck(record: DeckRecord, *, as_json: bool) -> int:
@@ -296,40 +285,34 @@ def _print_deck(record: DeckRecord, *, as_json: bool) -> int:
 
 @click.command("verify")
 @as_json
-def verify(*, as_json: bool) -> int:
+@with_store
+async def verify(store: ThreadedStore, /, *, as_json: bool) -> int:
     """Check that every row of the ledger is as it was written. Exit code 1 if not."""
-
-    async def work(store: ThreadedStore) -> int:
-        # Opening a damaged ledger sets it aside and leaves a note.
-        damage = [str(note) for note in (*store.notes, *await store.verify())]
-        rows = sum(run.rows for run in await store.runs())
-        if as_json:
-            write_json({"file": store.path, "rows": rows, "damage": damage})
-        elif not damage:
-            print_line(f"{store.path}: all {rows} rows are as they were written")
-        for one in damage[len(store.notes) :]:
-            print_status(one)
-        return _DAMAGED if damage else 0
-
-    return _run_with_store(work)
+    # Opening a damaged ledger sets it aside and leaves a note.
+    damage = [str(note) for note in (*store.notes, *await store.verify())]
+    rows = sum(run.rows for run in await store.runs())
+    if as_json:
+        write_json({"file": store.path, "rows": rows, "damage": damage})
+    elif not damage:
+        print_line(f"{store.path}: all {rows} rows are as they were written")
+    for one in damage[len(store.notes) :]:
+        print_status(one)
+    return _DAMAGED if damage else 0
 
 
 @click.command("export")
 @run_option
 @as_json
-def export(*, run: str | None, as_json: bool) -> int:
+@with_store
+async def export(store: ThreadedStore, /, *, run: str | None, as_json: bool) -> int:
     """Write everything as JSON, one row per line and then the documents; one value with --json."""
-
-    async def work(store: ThreadedStore) -> int:
-        rows = [row for one in await _find_runs(store, run) for row in await store.rows(one.run)]
-        documents = await _read_documents(store, rows)
-        if as_json:
-            write_json({"rows": [_build_json(row) for row in rows], "documents": documents})
-            return 0
-        for row in rows:
-            write_json(_build_json(row), indent=None)
-        for address, text in documents.items():
-            write_json({"document": address, "text": text}, indent=None)
+    rows = [row for one in await _find_runs(store, run) for row in await store.rows(one.run)]
+    documents = await _read_documents(store, rows)
+    if as_json:
+        write_json({"rows": [_build_json(row) for row in rows], "documents": documents})
         return 0
-
-    return _run_with_store(work)
+    for row in rows:
+        write_json(_build_json(row), indent=None)
+    for address, text in documents.items():
+        write_json({"document": address, "text": text}, indent=None)
+    return 0

@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 _PROMPT = 'indus -p "…"'
 _COMMANDS = {
     "tools": LazyCommand("list, show and search the tools of the deck", "induscode.commands.tools"),
-    "resources": LazyCommand("list and read the resources of servers", "induscode.commands.content:resources"),
-    "prompts": LazyCommand("list the prompts of servers, and get their messages", "induscode.commands.content:prompts"),
+    "resources": LazyCommand("list and read the resources of servers", "induscode.commands.tools:resources"),
+    "prompts": LazyCommand("list the prompts of servers, and get their messages", "induscode.commands.tools:prompts"),
     "call": LazyCommand("call one tool, read a resource, or get a prompt", "induscode.commands.call"),
     "serve": LazyCommand("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
     "cluster": LazyCommand("prepare and examine a cluster of gateways", "induscode.commands.cluster"),
-    "ui": LazyCommand("look at servers, tools, calls and the ledger in a browser", "induscode.commands.ui"),
+    "ui": LazyCommand("look at servers, tools, calls and the ledger in a browser", "induscode.commands.serve:ui"),
     "acp": LazyCommand("work in an editor: the Agent Client Protocol over stdio", "induscode.frontends.acp.command"),
     "mcp": LazyCommand("add, trust and check MCP servers", "induscode.commands.mcp"),
     "connectors": LazyCommand(
         "add, examine and approve services described by OpenAPI", "induscode.commands.connectors"
     ),
     "addons": LazyCommand("list, trust and examine addons", "induscode.commands.addons"),
-    "search": LazyCommand("fetch the model by which tools are found by meaning", "induscode.commands.search"),
+    "search": LazyCommand("fetch the model by which tools are found by meaning", "induscode.commands.tools:model"),
     "ledger": LazyCommand("history of tools, and what the model saw", "induscode.commands.ledger"),
     "calls": LazyCommand("recent tool calls: duration, result, errors", "induscode.commands.calls"),
-    "top": LazyCommand("the calls of every server as they happen", "induscode.commands.top"),
+    "top": LazyCommand("the calls of every server as they happen", "induscode.commands.calls:top"),
     "rewind": LazyCommand("return files and conversation to the state before a prompt", "induscode.commands.rewind"),
     "settings": LazyCommand("show, find and check the settings", "induscode.commands.settings"),
     "completion": LazyCommand("print the completion script of a shell", "induscode.commands.program"),
@@ -108,11 +108,11 @@ def _indus(context: click.Context, **_: object) -> int:
     if invocation.prompt is not None:
         return _run_agent(invocation)
     if "--output-format" in list_given_flags(context):
-        raise click.UsageError(f"--output-format needs a prompt ({_PROMPT})", context)
+        raise click.UsageError(f"--output-format needs a prompt ({_PROMPT})")
     if not is_interactive():
-        raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command", context)
+        raise click.UsageError(f"There is no terminal: give a prompt ({_PROMPT}) or a command")
     if os.environ.get("TERM") in {"dumb", ""}:
-        raise click.UsageError(f"A terminal of type 'dumb' cannot show a session: give a prompt ({_PROMPT})", context)
+        raise click.UsageError(f"A terminal of type 'dumb' cannot show a session: give a prompt ({_PROMPT})")
     return _run_agent(invocation)
 
 

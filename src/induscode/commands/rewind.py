@@ -63,7 +63,7 @@ def command(
     """
     cwd = read_cwd(context)
     if number is None and (dry_run or yes or insist):
-        raise click.UsageError("--dry-run, --yes and --insist need --to N", context)
+        raise click.UsageError("--dry-run, --yes and --insist need --to N")
     paths = [os.path.abspath(os.path.join(cwd, path)) for path in insist]
     try:
         with ExitStack() as stack:
@@ -72,10 +72,10 @@ def command(
                 return session.show_points(json=as_json)
             wanted = [point for point in session.points if point.number == number]
             if not wanted:
-                raise click.UsageError(f"There is no point {number}: `indus rewind` lists them", context)
+                raise click.UsageError(f"There is no point {number}: `indus rewind` lists them")
             return session.run(wanted[0], cast("RewindScope", scope), paths, dry_run=dry_run, yes=yes, json=as_json)
     except ConversationError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     except OSError as exc:
         print_status(str(exc))
         return _LEFT

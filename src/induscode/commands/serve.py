@@ -1,4 +1,4 @@
-"""`indus serve`: serves the deck and all configured servers as one MCP server.
+"""`indus serve` and `indus ui`: serve the deck and all configured servers as one MCP server, the latter with a page.
 
 Standard output carries only the protocol; status lines go to standard error.
 """
@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import click
 
-from induscode.gateway.flags import SERVE_FLAGS
-from induscode.gateway.options import read_serve_options
-from induscode.launch.options import add_flags, flags, read_invocation
+from induscode.gateway.options import (
+    CONNECTIONS,
+    REQUESTS,
+    REQUESTS_PER_TOKEN,
+    SERVE_FLAGS,
+    SESSIONS,
+    ServeOptions,
+    read_serve_options,
+)
+from induscode.launch.options import ProfileChoice, add_flags, flags, read_invocation
 
 
 @flags(*("--tools", "--mcp", "--no-mcp", "--no-addons", "--allow", "--approval", "--sandbox", "--web-allow", "--cwd"))
@@ -36,3 +43,42 @@ def command(context: click.Context, **_: object) -> int:
     from induscode.gateway.run import run_serve  # noqa: PLC0415 — brings the bridge
 
     return run_serve(invocation, options)
+
+
+# -- indus ui ---------------------------------------------------------------------------------------
+
+
+@flags("--mcp", "--no-mcp", "--tools", "--no-tools", "--no-addons", "--allow", "--cwd")
+@click.command("ui")
+@click.option("--port", type=click.IntRange(0, 65_535), default=0, metavar="N", help="The port; a free one by default.")
+@click.option("--no-browser", is_flag=True, help="Only print the address.")
+@click.option("--read-only", is_flag=True, help="For looking: nothing can be called, started or approved.")
+@click.option(
+    "--profile", type=ProfileChoice(), default="read-only", show_default=True, help="The native tools that are shown."
+)
+@click.pass_context
+def ui(context: click.Context, *, port: int, no_browser: bool, read_only: bool, profile: str, **_: object) -> int:
+    """Show servers, tools, changed definitions, calls and the ledger on a page in the browser, until Ctrl-C.
+
+    The page is served on 127.0.0.1 and opens with the address that is printed. MCP clients can use the same address
+    with the path /mcp, as with indus serve --http.
+    """
+    from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings  # noqa: PLC0415 — imports the bridge
+    from induscode.gateway.run import run_serve  # noqa: PLC0415 — imports the bridge
+
+    settings = HttpSettings(
+        port=port,
+        sessions=SESSIONS,
+        streams=SESSIONS,
+        connections=CONNECTIONS,
+        requests=REQUESTS,
+        requests_each=REQUESTS_PER_TOKEN,
+    )
+    options = ServeOptions(
+        profile=profile,
+        settings=settings,
+        page="read-only" if read_only else "full",
+        opens_browser=not no_browser,
+        is_ui=True,
+    )
+    return run_serve(read_invocation(context), options)

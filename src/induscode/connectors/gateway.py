@@ -18,24 +18,22 @@ from anyio import to_thread
 
 from indusagi.capabilities.arguments import ArgumentChecker
 from indusagi.capabilities.budget import SessionDir
-from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.body import decode_text
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebRequest
+from indusagi.capabilities.web.page import decode_text
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import compact_json, content_hash
 from indusagi.core.records import record
-from indusagi.core.text import cut_text, make_visible
+from indusagi.core.text import clean_json, cut_text, make_visible
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.storage import CredentialFiles
+from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest, get_media_type
+from indusagi.net.policy import FetchError
 from induscode.connectors.auth import AuthReference, Credentials
-from induscode.connectors.openapi import ConnectorFault
+from induscode.connectors.openapi import ConnectorFault, abbreviate_schema
 from induscode.connectors.operations import OperationIndex, build_arguments_schema
 from induscode.connectors.requests import build_request
-from induscode.connectors.schemas import abbreviate_schema
 from induscode.connectors.sources import find_change, is_url, list_approved_operations, read_bytes
 from induscode.deck.contract import ActionError, ActionTarget
 
@@ -43,9 +41,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.capabilities.ports import WebSettings
-    from indusagi.capabilities.web.client import WebResponse
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.auth.contract import CredentialStore
+    from indusagi.net.client import WebResponse
     from induscode.connectors.operations import OperationSpec
     from induscode.connectors.requests import ApiRequest
     from induscode.connectors.store import ConnectorRow, ConnectorStore
@@ -80,14 +78,7 @@ class LoadedConnector:
 
 
 class ConnectorGateway:
-    """Finds and executes connector operations.
-
-    Args:
-        store: The registered connectors.
-        web: Reachable addresses and limits.
-        environ: Variables that credentials refer to.
-        sign_ins: This user's sign-ins; defaults to the files all commands use.
-    """
+    """Finds and executes connector operations. Sign-ins are by default in the files all commands use."""
 
     def __init__(
         self,
@@ -111,10 +102,8 @@ class ConnectorGateway:
     async def discover(self, query: str | None, toolkits: Sequence[str]) -> Sequence[Mapping[str, JsonValue]]:
         """Find operations by description. A slug as the query returns its complete schema.
 
-        Without a query, list the toolkits' operations, or the connectors if there are no toolkits either.
-
-        Raises:
-            ActionError: A toolkit is unknown.
+        Without a query, list the toolkits' operations, or the connectors if there are no toolkits either. Raises
+        `ActionError` if a toolkit is unknown.
         """
         connectors = await self._load()
         for name in toolkits:
@@ -138,9 +127,8 @@ class ConnectorGateway:
     async def execute(self, slug: str, arguments: JsonObject) -> JsonValue:
         """Send an operation's request, and return the answer's status and parsed body.
 
-        Raises:
-            ActionError: The slug is unknown, the arguments are invalid, the request isn't allowed, or the service
-                returned an error.
+        Raises `ActionError` if the slug is unknown, the arguments are invalid, the request isn't allowed, or the
+        service returned an error.
         """
         connector, operation = await self._find(slug)
         await self._check_arguments(connector, operation, arguments)
@@ -155,7 +143,12 @@ class ConnectorGateway:
             sends = 0
             while True:
                 sends += 1
-                credentials = await self._read_credentials(connector, operation, tokens, request)
+                if tokens is not None:
+                    credentials = await tokens.build_credentials(operation, request.url)
+                elif isinstance(row.auth, AuthReference):
+                    credentials = row.auth.read_credentials(self._environ)
+                else:
+                    credentials = Credentials()
                 answer = await self._send(connector, operation, request, credentials)
                 wants_retry = tokens is not None and await tokens.handle_answer(operation, credentials, answer)
                 if not wants_retry or sends == _MAX_SENDS:
@@ -168,8 +161,7 @@ class ConnectorGateway:
     async def _find_tokens(self, connector: LoadedConnector) -> ConnectorTokens | None:
         """Return the tokens of a connector with a sign-in, opening them on its first request.
 
-        Raises:
-            ConnectorFault: The variable with the client secret isn't set.
+        Raises `ConnectorFault` if the variable with the client secret isn't set.
         """
         row = connector.row
         if row.oauth is None:
@@ -189,27 +181,12 @@ class ConnectorGateway:
                 )
             return self._tokens[row.name]
 
-    async def _read_credentials(
-        self, connector: LoadedConnector, operation: OperationSpec, tokens: ConnectorTokens | None, request: ApiRequest
-    ) -> Credentials:
-        """Read the credentials for one request.
-
-        Raises:
-            ConnectorFault: A variable isn't set.
-            AuthFault: The user has to sign in.
-        """
-        if tokens is not None:
-            return await tokens.build_credentials(operation, request.url)
-        auth = connector.row.auth
-        return auth.read_credentials(self._environ) if isinstance(auth, AuthReference) else Credentials()
-
     async def _send(
         self, connector: LoadedConnector, operation: OperationSpec, request: ApiRequest, credentials: Credentials
     ) -> WebResponse:
         """Send one request, only to the origin of the base URL.
 
-        Raises:
-            ActionError: There was no answer, or a redirect to another origin.
+        Raises `ActionError` if there was no answer, or a redirect to another origin.
         """
         row, slug, url = connector.row, operation.slug, request.url
         if credentials.query is not None:
@@ -219,7 +196,7 @@ class ConnectorGateway:
         headers = {"Accept": _ACCEPT, **request.headers, **credentials.headers}
         sent = WebRequest(url, operation.method, headers, request.body, follow="origin")
         try:
-            answer = await WebClient(self._web).send(sent, cap=lambda _: self._web.hard_bytes)
+            answer = await WebClient(self._web).send(sent)
         except FetchError as exc:
             message = credentials.hide_text(f"{slug}: {exc}")
             if exc.code == "timeout" and not operation.is_reading:
@@ -342,7 +319,7 @@ class ConnectorGateway:
         self, connector: LoadedConnector, operation: OperationSpec, answer: WebResponse, credentials: Credentials
     ) -> JsonValue:
         result: dict[str, JsonValue] = {"status": answer.status}
-        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+        kind = get_media_type(answer.headers)
         if answer.body:
             result["contentType"] = kind
         headers = {name: answer.headers[name] for name in _SHOWN_HEADERS if name in answer.headers}

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 from indusagi.core.faults import Note
 from indusagi.core.json import exact_hash, is_json_object
 from indusagi.core.records import record
-from induscode.connectors.oauth import is_public, list_alternatives
-from induscode.connectors.openapi import DocumentFault, expand_server, find_path_problem, resolve_object
-from induscode.connectors.schemas import SchemaBuilder
+from induscode.connectors.auth import is_public, list_alternatives
+from induscode.connectors.openapi import DocumentFault, SchemaBuilder, expand_server, find_path_problem, resolve_object
 from induscode.search.index import ToolIndex
-from induscode.search.items import SearchItem, build_item
-from induscode.search.lexical import HUMP
+from induscode.search.items import HUMP, SearchItem, build_item
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -122,16 +120,8 @@ def list_operations(
 ) -> tuple[Sequence[OperationSpec], Sequence[Note]]:
     """List a document's operations in order, with notes about skipped ones.
 
-    Args:
-        root: The document.
-        connector: Connector name, the prefix of every slug.
-        base_url: Where requests go.
-        source: The document's file or address.
-        hidden: Parameters the connector sends itself, as (place, lower-case name).
-        scheme: The security scheme the connector signs in with.
-
-    Raises:
-        DocumentFault: A path could lead out of the base URL.
+    The connector's name is the prefix of every slug. `hidden` parameters are sent by the connector itself, as (place,
+    lower-case name). Raises `DocumentFault` if a path could lead out of the base URL.
     """
     operations: list[OperationSpec] = []
     notes: list[Note] = []
@@ -275,8 +265,7 @@ def _list_parameters(
 def _list_query_names(root: JsonObject, name: str, schema: JsonValue) -> frozenset[str]:
     """List the query parameters an exploded object can become, or nothing if the parameter isn't an object.
 
-    Raises:
-        DocumentFault: It could become parameters with any name.
+    Raises `DocumentFault` if it could become parameters with any name.
     """
     names: set[str] = set()
     pending, is_object = [schema], False
@@ -345,8 +334,7 @@ def _get_text(row: JsonObject, name: str) -> str:
 def build_arguments_schema(root: JsonObject, operation: OperationSpec) -> JsonObject:
     """Build the schema of an operation's arguments.
 
-    Raises:
-        DocumentFault: A reference leads out of the document or to nothing, or a schema is nested too deeply.
+    Raises `DocumentFault` if a reference leads out of the document or to nothing, or a schema is nested too deeply.
     """
     builder = SchemaBuilder(root)
     properties: dict[str, JsonValue] = {}
@@ -373,8 +361,7 @@ def build_arguments_schema(root: JsonObject, operation: OperationSpec) -> JsonOb
 def digest_definitions(root: JsonObject, operations: Sequence[OperationSpec], base_url: str) -> dict[str, str]:
     """Digest by slug everything a model or a request depends on, ignoring responses and examples.
 
-    Raises:
-        NotJson: The document contains a value that JSON can't represent.
+    Raises `NotJson` if the document contains a value that JSON can't represent.
     """
     digests = {"": exact_hash(base_url)}
     for operation in operations:

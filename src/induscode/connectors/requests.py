@@ -39,8 +39,7 @@ class ApiRequest:
 def build_request(operation: OperationSpec, base_url: str, arguments: JsonObject) -> ApiRequest:
     """Build an operation's request from arguments that fit its schema.
 
-    Raises:
-        ConnectorFault: A value can't be sent where its parameter belongs.
+    Raises `ConnectorFault` if a value can't be sent where its parameter belongs.
     """
     path, query, headers = operation.path, list[tuple[str, str]](), dict[str, str]()
     for parameter in operation.parameters:

@@ -14,7 +14,7 @@ from induscode.connectors.auth import check_values
 from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.operations import list_operations
 from induscode.connectors.store import ConnectorStore
-from induscode.servers.sign_in.servers import read_facts, sign_in_again, sign_out
+from induscode.servers.sign_in import read_facts, sign_in_again, sign_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,18 +24,11 @@ if TYPE_CHECKING:
     from indusagi.interop.auth.steps import Challenge
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.connectors.store import ConnectorRow
-    from induscode.servers.sign_in.servers import SignInFacts
+    from induscode.servers.sign_in import SignInFacts
 
 
 class ConnectorSignIn:
-    """The sign-in of one connector.
-
-    Args:
-        connectors: The registered connectors.
-        row: The connector.
-        environ: Holds the variable with the client secret.
-        proxy: For requests to the issuer.
-    """
+    """The sign-in of one connector. `environ` holds the variable with its client secret."""
 
     def __init__(
         self, connectors: ConnectorStore, row: ConnectorRow, environ: Mapping[str, str], proxy: str | None = None
@@ -46,9 +39,8 @@ class ConnectorSignIn:
     async def sign_in(self, prompt: SignInPrompt, *, device: bool = False, port: int | None = None) -> None:
         """Sign the user in, for the scopes requested before and those operations have asked for since.
 
-        Raises:
-            ConnectorFault: The connector has no sign-in or no usable document, or its variable isn't set.
-            AuthFault: It failed.
+        Raises `ConnectorFault` if the connector has no sign-in or no usable document, or its variable isn't set, and
+        `AuthFault` if it failed.
         """
         if self._row.oauth is not None:
             check_values(self._row.oauth.variables, self._environ)
@@ -64,9 +56,8 @@ class ConnectorSignIn:
     async def sign_out(self) -> bool | None:
         """Revoke and delete the sign-in. Return whether the issuer confirmed it, None if there was none.
 
-        Raises:
-            ConnectorFault: The connector has no sign-in, or no usable document.
-            AuthFault: The sign-in can't be deleted.
+        Raises `ConnectorFault` if the connector has no sign-in, or no usable document, and `AuthFault` if the sign-in
+        can't be deleted.
         """
         driver, _ = await self._open_driver(None)
         return await sign_out(driver)
@@ -81,8 +72,7 @@ class ConnectorSignIn:
     async def _open_driver(self, prompt: SignInPrompt | None) -> tuple[AuthDriver, Challenge]:
         row = self._row
         if row.oauth is None:
-            message = f"connector {row.name!r} has no sign-in: it was not added with --auth oauth"
-            raise ConnectorFault(message)
+            raise ConnectorFault(f"connector {row.name!r} has no sign-in: it was not added with --auth oauth")
         scheme = row.oauth.scheme
 
         def build() -> tuple[AuthDriver, Challenge]:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from anyio import to_thread
 
-from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
-from indusagi.capabilities.web.url import parse_url
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.metadata import is_loopback
-from induscode.connectors.oauth import OAuthReference, choose_scheme
+from indusagi.net.address import parse_url
+from indusagi.net.client import CrossSiteRedirect, WebClient
+from indusagi.net.policy import FetchError
+from induscode.connectors.auth import OAuthReference, choose_scheme
 from induscode.connectors.openapi import (
     LARGEST_BYTES,
     ConnectorFault,
@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.oauth import ConnectorAuth
+    from induscode.connectors.auth import ConnectorAuth
     from induscode.connectors.operations import OperationSpec
     from induscode.core.consent import Consent
 
-_RATIO: Final = 200
-"""Documents are repetitive, so they may compress better than web pages."""
 _OK: Final = 200
 _MAX_NAMED: Final = 3
 """Slugs named in a message about a change."""
@@ -94,20 +92,16 @@ def is_url(source: str) -> bool:
 
 
 async def read_bytes(source: str, web: WebSettings) -> bytes:
-    """Read a source; URLs go through the guarded client.
-
-    Raises:
-        ConnectorFault: It can't be read.
-    """
+    """Read a source; URLs go through the guarded client; raises `ConnectorFault` if it can't be read."""
     if not is_url(source):
         try:
             return await to_thread.run_sync(read_small_file, source, LARGEST_BYTES)
         except OSError as exc:
             raise ConnectorFault(f"the document {source!r} cannot be read: {exc.strerror or exc}") from exc
-    settings = replace(web, hard_bytes=LARGEST_BYTES, ratio=_RATIO)
+    settings = replace(web, hard_bytes=LARGEST_BYTES)
     try:
         accept = "application/json, application/yaml;q=0.9, */*;q=0.5"
-        answer = await WebClient(settings).fetch(source, accept=accept, cap=lambda _: LARGEST_BYTES)
+        answer = await WebClient(settings).fetch(source, accept=accept)
     except FetchError as exc:
         raise ConnectorFault(f"the document cannot be fetched: {exc}") from exc
     if isinstance(answer, CrossSiteRedirect):
@@ -128,8 +122,7 @@ def examine_source(
 ) -> SourceReading:
     """Parse a source, and build the row of a connector using its current content. Blocks.
 
-    Raises:
-        ConnectorFault: The document can't be used, or there's no usable base URL or no such sign-in.
+    Raises `ConnectorFault` if the document can't be used, or there's no usable base URL or no such sign-in.
     """
     document = parse_document(data)
     base = base_url or find_server_url(document, source)
@@ -173,8 +166,7 @@ def examine_source(
 def examine_again(row: ConnectorRow, data: bytes) -> SourceReading:
     """Parse the current bytes of a connector's source. Blocks.
 
-    Raises:
-        ConnectorFault: The document can't be used any more.
+    Raises `ConnectorFault` if the document can't be used any more.
     """
     return examine_source(row.name, row.source, data, row.base_url if row.own_base_url else None, row.auth)
 
@@ -187,8 +179,7 @@ def digest_bytes(data: bytes) -> str:
 def find_change(row: ConnectorRow, data: bytes) -> DocumentChange | None:
     """Compare a source with the approved document. None if the difference affects no request. Blocks.
 
-    Raises:
-        ConnectorFault: The document can't be used any more.
+    Raises `ConnectorFault` if the document can't be used any more.
     """
     if digest_bytes(data) == row.source_digest:
         return None

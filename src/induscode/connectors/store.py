@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.oauth import ConnectorAuth, OAuthReference
+    from induscode.connectors.auth import ConnectorAuth, OAuthReference
+
 
 _VERSION: Final = 1
 _MAX_FILE_BYTES: Final = 64 * 1024 * 1024
@@ -54,7 +55,7 @@ class ConnectorRow:
     @property
     def oauth(self) -> OAuthReference | None:
         """Its OAuth sign-in, if it has one."""
-        from induscode.connectors.oauth import OAuthReference  # noqa: PLC0415 — for runs with a connector
+        from induscode.connectors.auth import OAuthReference  # noqa: PLC0415 — for runs with a connector
 
         return self.auth if isinstance(self.auth, OAuthReference) else None
 
@@ -93,11 +94,7 @@ class ConnectorStore:
 
     @property
     def folder(self) -> str:
-        """The directory of the file.
-
-        Raises:
-            OSError: There's no home directory.
-        """
+        """The directory of the file; raises `OSError` if there's no home directory."""
         return self._folder or state_dir()
 
     def has_rows(self) -> bool:
@@ -122,9 +119,7 @@ class ConnectorStore:
     def add(self, row: ConnectorRow, document: JsonObject, *, replace: bool = False) -> None:
         """Store a connector with its approved document.
 
-        Raises:
-            ConnectorFault: The name is taken, and `replace` isn't set.
-            OSError: A file can't be written.
+        Raises `ConnectorFault` if the name is taken, and `replace` isn't set, and `OSError` if a file can't be written.
         """
         with self._file().change() as rows:
             if row.name in rows and not replace:
@@ -137,19 +132,14 @@ class ConnectorStore:
     def update(self, row: ConnectorRow) -> None:
         """Store the result of a comparison. A connector removed in the meantime stays removed.
 
-        Raises:
-            OSError: The file can't be written.
+        Raises `OSError` if the file can't be written.
         """
         with self._file().change() as rows:
             if row.name in rows and rows[row.name].source_digest == row.source_digest:
                 rows[row.name] = row
 
     def remove(self, name: str) -> bool:
-        """Remove a connector, and return whether it existed.
-
-        Raises:
-            OSError: A file can't be removed or written.
-        """
+        """Remove a connector, and return whether it existed; raises `OSError` if a file can't be removed or written."""
         if not self.has_rows():
             return False
         with self._file().change() as rows:
@@ -162,11 +152,7 @@ class ConnectorStore:
         return is_known
 
     def read_document(self, name: str) -> JsonObject:
-        """Read a connector's approved document.
-
-        Raises:
-            ConnectorFault: It's missing or damaged.
-        """
+        """Read a connector's approved document; raises `ConnectorFault` if it's missing or damaged."""
         try:
             document: JsonValue = json.loads(
                 read_small_file(self._document_path(name), 2 * LARGEST_BYTES, follow=False)
@@ -202,7 +188,7 @@ def _parse_row(name: str, row: JsonValue) -> ConnectorRow | None:
     checked, source_digest, sign_in_at = row.get("checkedMs"), row.get("sourceDigest"), row.get("signInAt")
     if not isinstance(source, str) or not isinstance(base_url, str) or not is_json_object(digests):
         return None
-    from induscode.connectors.oauth import parse_stored_auth  # noqa: PLC0415 — for runs with a connector
+    from induscode.connectors.auth import parse_stored_auth  # noqa: PLC0415 — for runs with a connector
 
     try:
         reference = parse_stored_auth(auth)

@@ -16,15 +16,14 @@ from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import Refusal, ServerAuth
 from indusagi.interop.auth.driver import AuthDriver
 from indusagi.interop.auth.steps import Challenge, find_oauth_challenge, parse_challenges
-from induscode.connectors.auth import Credentials, check_values
-from induscode.connectors.oauth import choose_scheme
+from induscode.connectors.auth import Credentials, check_values, choose_scheme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from indusagi.capabilities.web.client import WebResponse
     from indusagi.core.json import JsonObject
     from indusagi.interop.auth.contract import CredentialStore, SignInPrompt
+    from indusagi.net.client import WebResponse
     from induscode.connectors.operations import OperationSpec
     from induscode.connectors.store import ConnectorRow
 
@@ -43,8 +42,7 @@ def build_driver(
 ) -> AuthDriver:
     """Build the driver that signs in to a connector's service.
 
-    Raises:
-        ConnectorFault: The document doesn't have its scheme.
+    Raises `ConnectorFault` if the document doesn't have its scheme.
     """
     reference = row.oauth
     assert reference is not None
@@ -90,8 +88,7 @@ class ConnectorTokens:
     async def build_credentials(self, operation: OperationSpec, url: str) -> Credentials:
         """Build one request's credentials. Without a sign-in, they're empty if the operation is public.
 
-        Raises:
-            AuthFault: The user has to sign in, or the token couldn't be renewed.
+        Raises `AuthFault` if the user has to sign in, or the token couldn't be renewed.
         """
         headers = await self._authorizer.build_headers(operation.method, url)
         if not headers and not operation.is_public:
@@ -105,8 +102,7 @@ class ConnectorTokens:
     async def handle_answer(self, operation: OperationSpec, credentials: Credentials, answer: WebResponse) -> bool:
         """Return whether to resend a rejected request: after a refresh, or a sign-in with more scopes.
 
-        Raises:
-            AuthFault: The user has to sign in, or the token couldn't be renewed.
+        Raises `AuthFault` if the user has to sign in, or the token couldn't be renewed.
         """
         sent, nonce = dict(credentials.headers), answer.headers.get("dpop-nonce", "")
         if answer.status not in _REFUSALS:
@@ -153,11 +149,7 @@ async def open_tokens(
     environ: Mapping[str, str],
     proxy: str | None,
 ) -> ConnectorTokens:
-    """Open a connector's tokens.
-
-    Raises:
-        ConnectorFault: The variable with the client secret isn't set.
-    """
+    """Open a connector's tokens; raises `ConnectorFault` if the variable with the client secret isn't set."""
 
     def build() -> ConnectorTokens:
         if row.oauth is not None:

@@ -197,12 +197,8 @@ async def compact_transcript(
 ) -> CompactionReport:
     """Replace the older messages of a conversation with a summary.
 
-    Args:
-        transcript: The conversation.
-        summarise: Sends the model a prompt in a separate request.
-        save: Appends rows to the transcript.
-        window: The model's context window in tokens.
-        instructions: The user's instructions for the summary.
+    `summarise` sends the model a prompt in a separate request, and `save` appends rows to the transcript. `window` is
+    the model's context window in tokens, and `instructions` are the user's for the summary.
 
     Raises:
         NothingToCompactError: There's nothing to replace.

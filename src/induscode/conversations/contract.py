@@ -12,7 +12,7 @@ from indusagi.core.records import record
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from indusagi.adapters.content import Attachment
+    from indusagi.adapters.calls import Attachment
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolDescriptor

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.core.ids import new_ulid
 from indusagi.core.json import estimate_tokens
+from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from induscode.cli.terminal import print_status
+from induscode.conversations.agents.delegate import SubSessions
 from induscode.conversations.agents.sub_session import ParentSession
 from induscode.conversations.compaction import (
     AUTOMATIC_SHARE,
@@ -32,23 +35,24 @@ from induscode.conversations.models import choose_agent_model, choose_model
 from induscode.conversations.prompt import SystemPrompt
 from induscode.conversations.server_requests import SamplingModel
 from induscode.conversations.servers import LateServers, SessionServers
-from induscode.conversations.transcript import Transcript, add_session_note
+from induscode.conversations.transcript import ConversationReadState, Transcript, add_session_note
+from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.contract import DelegateRequest
 from induscode.deck.provision import DeckRunner, DeckToolBox
+from induscode.deck.stores import FileCheckpoints
 from induscode.permissions.plan_mode import PlanMode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 
-    from indusagi.adapters.content import Attachment
+    from indusagi.adapters.calls import Attachment
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
-    from induscode.conversations.agents.files import AgentDefinition
+    from induscode.conversations.agents.files import AgentDefinition, AgentFiles
     from induscode.conversations.compaction import CompactionReport
     from induscode.conversations.contract import EventSink, RunResult
-    from induscode.conversations.mentions import SessionResources
     from induscode.conversations.model_loop import ModelLoop
     from induscode.conversations.models import ModelChoice
     from induscode.launch.invocation import Invocation
@@ -147,11 +151,11 @@ class Conversation:
         await self._compact_if_full(prompt, cancel)
         budget = budget or RequestBudget(self.invocation.max_requests)
         session = self.session
-        turns = TurnRecorder(session, self.transcript, await self.resources.begin_node(self.notes.report))
+        record_turn = partial(self._record_turn, await self.resources.begin_node(self.notes.report))
         tasks, late = self.resources.delegate, self.late_servers
         take_notices = lambda: [*late.take_notices(), *tasks.take_notices()]  # noqa: E731 — two lists as one
         self.sampling.attach(partial(loop.complete_message, budget=budget))
-        self._attach_tasks(loop, budget, sink, turns)
+        self._attach_tasks(loop, budget, sink, record_turn)
         plan = RunPlan(
             toolbox=lambda: self.search.open_box(session.deck()),
             system_prompt=self.render_system_prompt,
@@ -159,7 +163,7 @@ class Conversation:
             budget=budget,
             history=self.transcript.messages(),
             sink=sink,
-            on_turn=turns.record,
+            on_turn=record_turn,
             on_message=self._save_message,
             attachments=attachments,
             notices=take_notices,
@@ -183,7 +187,20 @@ class Conversation:
 
     # -- tasks ----------------------------------------------------------------------------------
 
-    def _attach_tasks(self, loop: ModelLoop, budget: RequestBudget, sink: EventSink, turns: TurnRecorder) -> None:
+    async def _record_turn(self, node: str, descriptors: Sequence[ToolDescriptor]) -> None:
+        """Record the tools of the model's next request in the ledger and in the conversation."""
+        journal = self.session.mcp.journal
+        digest = journal.record_turn(descriptors)
+        mark = partial(self.transcript.mark, "turn", node=node, run=journal.run, turn=journal.turns, deck=digest)
+        await to_thread.run_sync(mark)
+
+    def _attach_tasks(
+        self,
+        loop: ModelLoop,
+        budget: RequestBudget,
+        sink: EventSink,
+        record_turn: Callable[[Sequence[ToolDescriptor]], Awaitable[None]],
+    ) -> None:
         """Connect tasks to the model and budget of the coming turn."""
         self.resources.delegate.attach(
             ParentSession(
@@ -193,7 +210,7 @@ class Conversation:
                 system_prompt=self.system_prompt,
                 budget=budget,
                 sink=sink,
-                on_turn=turns.record,
+                on_turn=record_turn,
                 leases=self.session.mcp.fleet.leases,
                 search=self.search,
                 open_runner=self._open_agent_model,
@@ -202,12 +219,7 @@ class Conversation:
 
     @asynccontextmanager
     async def _open_agent_model(self, agent: AgentDefinition) -> AsyncGenerator[ModelLoop]:
-        """Open an agent's model. Its usage counts towards the conversation.
-
-        Raises:
-            NoModelError: The model is unknown, or a project agent names another provider's model.
-            InvalidAddressError: The model server's address is invalid.
-        """
+        """Open an agent's model, see `choose_agent_model`. Its usage counts towards the conversation."""
         from induscode.conversations.model_loop import open_loop  # noqa: PLC0415 — imported by `loading`
 
         choice = await choose_agent_model(
@@ -227,7 +239,7 @@ class Conversation:
         loop = await self._open_loop()
         budget = RequestBudget(self.invocation.max_requests)
         node = await self.resources.begin_node(self.notes.report)
-        self._attach_tasks(loop, budget, _ignore, TurnRecorder(self.session, self.transcript, node))
+        self._attach_tasks(loop, budget, _ignore, partial(self._record_turn, node))
         request = DelegateRequest(objective=objective, resume=identity, background=True)
         report = await self.resources.delegate.run(request, self.session.native.context)
         return f"task {identity} goes on in the background" if report.ok else report.text
@@ -245,12 +257,7 @@ class Conversation:
     # -- compaction -----------------------------------------------------------------------------
 
     async def compact(self, instructions: str = "", *, cancel: CancelToken) -> CompactionReport:
-        """Replace older messages with a summary, which the model writes in one request.
-
-        Raises:
-            NothingToCompactError: There's nothing to replace.
-            CompactionError: The model returned no summary or storing it failed. Nothing changed.
-        """
+        """Replace older messages with a summary, which the model writes in one request. See `compact_transcript`."""
         loop = await self._open_loop()
 
         async def summarise(text: str) -> str:
@@ -316,9 +323,7 @@ class Conversation:
     async def switch_model(self, name: str) -> None:
         """Use another model from the next turn on, with the tools that fit its context window.
 
-        Raises:
-            NoModelError: The model is unknown.
-            InvalidAddressError: The model server's address is invalid.
+        `NoModelError` or `InvalidAddressError` if it can't be used.
         """
         invocation = replace(self.invocation, model=name)
         choice = await choose_model(invocation, os.environ)
@@ -383,17 +388,36 @@ async def _ignore(_: object) -> None:
     pass
 
 
-class TurnRecorder:
-    """Records the deck of each turn in the ledger and in the conversation."""
+# -- stores -------------------------------------------------------------------------------------
 
-    def __init__(self, session: Session, transcript: Transcript, node: str) -> None:
-        self._journal = session.mcp.journal
-        self._transcript, self._node = transcript, node
 
-    async def record(self, descriptors: Sequence[ToolDescriptor]) -> None:
-        """Record the tools of the model's next request."""
-        digest = self._journal.record_turn(descriptors)
-        mark = partial(
-            self._transcript.mark, "turn", node=self._node, run=self._journal.run, turn=self._journal.turns, deck=digest
-        )
-        await to_thread.run_sync(mark)
+@record
+class SessionResources:
+    """A session's stores for the cards of its deck."""
+
+    memory: FileMemory
+    checkpoints: FileCheckpoints
+    """Closed by the caller of `build_resources`."""
+    delegate: SubSessions
+    read_state: ConversationReadState
+
+    async def begin_node(self, note: Callable[[str], None]) -> str:
+        """Start a rewind point and return its id, reporting a failure to `note`."""
+        node = new_ulid()
+        try:
+            await to_thread.run_sync(self.checkpoints.begin, node)
+        except OSError as exc:
+            note(f"what files held before isn't kept, so a rewind can't restore it: {exc}")
+        return node
+
+
+def build_resources(
+    cwd: str, transcript: Transcript, agents: AgentFiles, on_task_end: Callable[[str], None]
+) -> SessionResources:
+    """Build the resources of a session in `cwd`. Files open on first use."""
+    return SessionResources(
+        FileMemory(os.path.join(cwd, MEMORY_NAME)),
+        FileCheckpoints(os.path.join(transcript.directory, "checkpoints"), cwd),
+        SubSessions(os.path.join(transcript.directory, "tasks"), cwd, agents, on_end=on_task_end),
+        ConversationReadState(transcript),
+    )

@@ -23,9 +23,8 @@ from induscode.deck.catalog import has_capability
 from induscode.deck.contract import SECOND_NAMES, LeanCard, describe
 from induscode.deck.provision import DeckRunner, DeckToolBox, ToolDeck
 from induscode.search.background import BackgroundIndex
-from induscode.search.cards import build_search_cards, resolve_call
-from induscode.search.finder import ToolFinder
-from induscode.search.options import SearchOptions, estimate_definition, read_search_options
+from induscode.search.cards import ToolFinder, build_search_cards, resolve_call
+from induscode.search.options import SearchOptions, estimate_definition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,12 +32,10 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolCall, ToolDescriptor
-    from induscode.conversations.models import ModelChoice
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.launch.invocation import Invocation
-    from induscode.search.finder import SearchReport
+    from induscode.search.cards import SearchReport
 
 SMALL_WINDOW = 32_768
 """The largest context window, in tokens, that limits listed cards to a quarter."""
@@ -51,11 +48,7 @@ ESSENTIAL_CARDS = ("read", "grep", "edit", "write", "ls", "bash", "task")
 class DeckLimit:
     """Limits a session's listed cards to fit the model's context window.
 
-    Args:
-        model: The model's name, for the note.
-        window: Its context window in tokens, if known.
-        named: Native tools that the user named, to list always.
-        search: When to use search, and which cards stay listed.
+    The native tools that the user `named` are always listed. `search` says when to use search, and what stays listed.
     """
 
     def __init__(
@@ -85,7 +78,10 @@ class DeckLimit:
         cards = deck.shown()
         can_search = self._search.mode != "off" and (self.window is None or self.window >= LEAST_SEARCHED)
         listed = self._select_small(cards, can_search=can_search) if is_small else None
-        if listed is None and can_search and self._is_large(cards):
+        if listed is None and can_search:
+            # A deck that once needed search keeps it, so that the model's list is stable.
+            self._is_searched = self._is_searched or self._search.applies_to([*map(describe, cards)], self.window)
+        if listed is None and can_search and self._is_searched:
             listed = {card.name for card in cards if has_capability(card.name) or self._is_kept(card)}
         if listed is None or len(listed) == len(cards):
             return deck
@@ -100,11 +96,6 @@ class DeckLimit:
         )
         kept = (card for card in deck.tools() if {card.name, SECOND_NAMES.get(card.name)} & listed)
         return ToolDeck(kept, deck.context, (*deck.notes, note))
-
-    def _is_large(self, cards: Sequence[Capability]) -> bool:
-        """Return whether the deck needs search. Once it does, it stays so, to keep the model's list stable."""
-        self._is_searched = self._is_searched or self._search.applies_to([*map(describe, cards)], self.window)
-        return self._is_searched
 
     def _is_kept(self, card: Capability) -> bool:
         if card.name == RUN_CODE:  # a user who turns scripts on wants the model to know about them
@@ -134,12 +125,6 @@ class DeckLimit:
         return listed
 
 
-def build_deck_limit(choice: ModelChoice, invocation: Invocation) -> DeckLimit:
-    """Build the limit for a model from the tools and search settings of the invocation."""
-    options = read_search_options(invocation.settings)
-    return DeckLimit(choice.label, choice.context_window, invocation.tools or (), options)
-
-
 def _estimate_card(card: Capability) -> int:
     return estimate_definition(describe(card))
 
@@ -153,8 +138,7 @@ def _estimate_card(card: Capability) -> int:
 class DeckSearch:
     """Opens the toolboxes of a session or sub-session, with search if cards are hidden.
 
-    Args:
-        bridge: The servers, if any. Their journal records each search.
+    The journal of the servers (`bridge`) records each search.
     """
 
     def __init__(self, bridge: BootedBridge | None = None) -> None:
@@ -209,23 +193,18 @@ class _SearchedDeck:
         return find_tool_ref(self._cards.get(name))
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
-        return find_denied_cards(self._cards, self._context, names)
+        return find_denied_tools(self._cards, self._context, names)
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         return [tool for tool in self._disabled if tool.ref.kind == "tool"]
 
 
-def find_denied_cards(cards: Mapping[str, Capability], context: ToolContext, names: Collection[str]) -> Collection[str]:
+def find_denied_tools(cards: Mapping[str, Capability], context: ToolContext, names: Collection[str]) -> Collection[str]:
     """Return the names of cards that a rule denies the current caller."""
     from induscode.permissions.check import is_denied  # noqa: PLC0415 — loads the table of programs
 
     workspace = os.path.realpath(context.cwd)
     return {name for name in names if name in cards and is_denied(cards[name], workspace)}
-
-
-def find_denied_tools(box: DeckToolBox, names: Collection[str]) -> Collection[str]:
-    """Return the names of a box's tools that a rule denies the current caller."""
-    return find_denied_cards(box.runner.cards, box.context, names)
 
 
 def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:

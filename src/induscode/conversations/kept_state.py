@@ -16,8 +16,7 @@ from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from induscode.conversations.transcript import build_row
-from induscode.permissions.rules import Rule, RuleOrigin
-from induscode.permissions.store import dump_rule, parse_rule_row
+from induscode.permissions.rules import Rule, RuleOrigin, dump_rule, parse_rule_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +75,7 @@ class KeptState:
 
         A rewind doesn't undo the user's rules, only the rest of the state.
         """
-        from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
+        from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         self._stored = {}
         rules: dict[str, Rule] = {}
@@ -140,7 +139,7 @@ class KeptState:
             await to_thread.run_sync(self._transcript.append_rows, rows)
 
     def _describe(self) -> dict[str, JsonObject]:
-        from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
+        from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         own: list[JsonValue] = [item.to_json() for item in checklist_of(self._context).items]
         state: dict[str, JsonObject] = {

@@ -59,12 +59,7 @@ def find_line_dialog(cancel: CancelToken | None = None) -> LineDialog | None:
 
 
 class LineDialog:
-    """A dialog on a terminal in line mode.
-
-    Args:
-        path: The terminal's device.
-        cancel: Cancels an open question.
-    """
+    """A dialog on a terminal in line mode. `path` is the terminal's device."""
 
     def __init__(self, path: str = _TERMINAL, cancel: CancelToken | None = None) -> None:
         self._path = path

@@ -1,7 +1,8 @@
-"""Resources of a session: server resources that a message mentions as `@server:uri`, and the deck's stores.
+"""Mentions in a message: files as `@path` or `@"a path with spaces"`, and server resources as `@server:uri`.
 
-A mention must name a configured server, so other words with an `@` are just text. The permission check treats a read as
-a call of the server's `read_resource`. Server text is untrusted, so it goes into a block that it can't close.
+The message stays as typed, and each block follows it: what's mentioned is untrusted, so it can't close its own block. A
+path that names no file, and a word that names no configured server, are just text. The permission check treats reading
+a resource as a call of the server's `read_resource`.
 """
 
 from __future__ import annotations
@@ -9,32 +10,148 @@ from __future__ import annotations
 import html
 import os
 import re
+import stat
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.core.ids import new_ulid
-from indusagi.core.records import record
-from indusagi.core.text import clean_text, cut_text, format_count, make_visible
+from indusagi.capabilities.files.codec import HEAD_BYTES, decode_lossless, sniff
+from indusagi.capabilities.files.lines import format_path
+from indusagi.capabilities.files.openat import open_at, real_path
+from indusagi.capabilities.files.policy import workspace_policy
+from indusagi.capabilities.ports import PathRefused
+from indusagi.core.app_dirs import parts_below
+from indusagi.core.text import cut_text, make_visible
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
-from induscode.conversations.agents.delegate import SubSessions
-from induscode.conversations.transcript import ConversationReadState
-from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.mcp.content import ContentRefused, ServerContent, find_text
-from induscode.deck.stores import FileCheckpoints
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from indusagi.capabilities.leftovers import Receipt
     from induscode.boot.session import Session
-    from induscode.conversations.agents.files import AgentFiles
-    from induscode.conversations.transcript import Transcript
 
 MAX_RESOURCE_CHARS = 50 * 1024
-MAX_MENTIONS = 20
+MAX_RESOURCES = 20
+MAX_FILE_BYTES = 50 * 1024
+MAX_TOTAL_BYTES = 200 * 1024
+_MAX_FILES = 100
 _PUNCTUATION = ".,;:!?)]}>'"
-_MENTION = re.compile(r"(?<![^\s(\[{<,;\"'])@(?:\"(?P<quoted>[^\"\n]+)\"|(?P<bare>[^\s\"]+))")
+_MENTION = re.compile(r"""(?<![^\s(\[{<,;"'])@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))""")
+"""A mention starts a word, unlike the `@` of an e-mail address."""
+
+
+def _enclose(tag: str, text: str) -> str:
+    """Escape the closing tag, or the text after it would pass for the user's message."""
+    return re.sub(rf"</(?={tag}\b)", r"<\\/", text, flags=re.IGNORECASE)
+
+
+async def attach_mentions(text: str, session: Session) -> tuple[str, Sequence[str]]:
+    """Attach the files and the resources that a message mentions, not those that attached texts mention."""
+    with_files, notes = await attach_files(text, session.invocation.cwd)
+    with_resources, remarks = await attach_resources(text, session)
+    return with_files + with_resources.removeprefix(text), (*notes, *remarks)
+
+
+# -- files --------------------------------------------------------------------------------------
+
+
+async def attach_files(text: str, cwd: str) -> tuple[str, Sequence[str]]:
+    """Attach the text files a message mentions; return the message for the model and notes for the user.
+
+    The message stays as typed, and each file follows as a `<file path="…">` block, limited to 50 KiB per file and 200
+    KiB in total. A path that names no file stays as typed; a file that isn't attached leaves a note.
+    """
+    return await to_thread.run_sync(_read_files, text, cwd, abandon_on_cancel=True)
+
+
+def _read_files(text: str, cwd: str) -> tuple[str, Sequence[str]]:
+    root = real_path(cwd)
+    blocks: dict[str, str] = {}
+    notes: list[str] = []
+    left = MAX_TOTAL_BYTES
+    for match in [*_MENTION.finditer(text)][:_MAX_FILES]:
+        path = _find_mentioned(match["quoted"] or match["bare"], root, is_quoted=match["quoted"] is not None)
+        if path is None or path in blocks:
+            continue
+        name = format_path(path)
+        try:
+            data, size = _read_start(path, root, min(left, MAX_FILE_BYTES))
+        except PathRefused as exc:
+            cause = "it is outside the workspace" if exc.refusal == "outside" else "it is protected"
+            notes.append(f"@{name} is not attached: {cause}")
+            continue
+        except OSError as exc:
+            notes.append(f"@{name} is not attached: {exc.strerror or exc}")
+            continue
+        kind = sniff(data[:HEAD_BYTES])
+        if kind is not None:
+            notes.append(f"@{name} is named, not attached: {kind.name}, {size:,} bytes")
+        elif size and not data:
+            notes.append(
+                f"@{name} is named, not attached: the attached files are {MAX_TOTAL_BYTES // 1024} KiB already"
+            )
+        else:
+            blocks[path] = _format_block(name, data, size)
+            left -= len(data)
+            if len(data) < size:
+                notes.append(f"@{name} is attached in part: {len(data):,} of {size:,} bytes")
+    return "\n\n".join([text, *blocks.values()]), tuple(notes)
+
+
+def _find_mentioned(written: str, root: str, *, is_quoted: bool) -> str | None:
+    """Find the existing file a mention names, ignoring trailing punctuation."""
+    while written and "\0" not in written:
+        path = os.path.expanduser(written) if written.startswith("~/") else written
+        try:
+            found = os.path.lexists(os.path.join(root, path))
+            if found and not os.path.isdir(os.path.join(root, path)):
+                return path
+        except (OSError, ValueError):  # not a path
+            return None
+        if found or is_quoted or written[-1] not in _PUNCTUATION:
+            return None
+        written = written[:-1]
+    return None
+
+
+def _read_start(path: str, root: str, limit: int) -> tuple[bytes, int]:
+    """Read the start of a file up to a line end, and return it with the file's size.
+
+    `PathRefused` if the workspace policy denies tools to read it, `OSError` if it's unreadable or no regular file.
+    """
+    resolved = real_path(os.path.join(root, path))
+    base = workspace_policy(root).find_base(path, resolved, writing=False)
+    with open_at(base, parts_below(resolved, base), resolved) as target:
+        handle = target.open(os.O_RDONLY)
+    with os.fdopen(handle, "rb") as file:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(0, "it is not a regular file")
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        cut = data[:limit]
+        data = cut[: cut.rfind(b"\n") + 1] or cut
+    return data, max(status.st_size, len(data))
+
+
+def _format_block(name: str, data: bytes, size: int) -> str:
+    # The data may end in the middle of a character.
+    text = data.decode("utf-8", "ignore") if len(data) < size and _is_utf8_start(data) else decode_lossless(data)[0]
+    visible = make_visible(text.replace("\r\n", "\n"))[0]
+    body = _enclose("file", visible)
+    cut = f"\n[cut: {len(data):,} of {size:,} bytes; read shows the rest]" if len(data) < size else ""
+    return f'<file path="{html.escape(name)}">\n{body.removesuffix(chr(10))}{cut}\n</file>'
+
+
+def _is_utf8_start(data: bytes) -> bool:
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as exc:
+        return exc.start >= len(data) - 3
+    return True
+
+
+# -- server resources ---------------------------------------------------------------------------
 
 
 def open_server_content(session: Session) -> ServerContent:
@@ -51,7 +168,7 @@ async def attach_resources(text: str, session: Session) -> tuple[str, Sequence[s
     servers = sorted((row.id for row in session.mcp.plan.rows), key=len, reverse=True)
     blocks: dict[tuple[str, str], str] = {}
     notes: list[str] = []
-    for match in [*_MENTION.finditer(text)][:MAX_MENTIONS]:
+    for match in [*_MENTION.finditer(text)][:MAX_RESOURCES]:
         mention = match["quoted"] or match["bare"].rstrip(_PUNCTUATION)
         server = next((server for server in servers if mention.startswith(f"{server}:")), None)
         uri = "" if server is None else mention[len(server) + 1 :]
@@ -62,66 +179,7 @@ async def attach_resources(text: str, session: Session) -> tuple[str, Sequence[s
         except (ContentRefused, ProtocolFault) as exc:
             notes.append(f"@{mention} is not attached: {exc}")
             continue
-        body = make_visible(cut_text(find_text(result), MAX_RESOURCE_CHARS))[0]
-        # If it could close its own block, the rest would pass for the user's message.
-        body = re.sub(r"</(?=resource\b)", r"<\\/", body, flags=re.IGNORECASE)
+        body = _enclose("resource", make_visible(cut_text(find_text(result), MAX_RESOURCE_CHARS))[0])
         named = f'server="{html.escape(server)}" uri="{html.escape(uri)}"'
         blocks[server, uri] = f"<resource {named}>\n{body}\n</resource>"
     return "\n\n".join([text, *blocks.values()]), tuple(notes)
-
-
-# -- the deck's stores --------------------------------------------------------------------------
-
-_MAX_COMMAND_CHARS = 60
-
-
-@record
-class SessionResources:
-    """A session's stores for the cards of its deck."""
-
-    memory: FileMemory
-    checkpoints: FileCheckpoints
-    """Closed by the caller of `build_resources`."""
-    delegate: SubSessions
-    read_state: ConversationReadState
-
-    async def begin_node(self, note: Callable[[str], None]) -> str:
-        """Start a rewind point and return its id, reporting a failure to `note`."""
-        node = new_ulid()
-        try:
-            await to_thread.run_sync(self.checkpoints.begin, node)
-        except OSError as exc:
-            note(f"what files held before isn't kept, so a rewind can't restore it: {exc}")
-        return node
-
-
-def build_resources(
-    cwd: str, transcript: Transcript, agents: AgentFiles, on_task_end: Callable[[str], None]
-) -> SessionResources:
-    """Build the resources of a session in `cwd`. Files open on first use."""
-    return SessionResources(
-        FileMemory(os.path.join(cwd, MEMORY_NAME)),
-        FileCheckpoints(os.path.join(transcript.directory, "checkpoints"), cwd),
-        SubSessions(os.path.join(transcript.directory, "tasks"), cwd, agents, on_end=on_task_end),
-        ConversationReadState(transcript),
-    )
-
-
-def find_leftovers() -> Sequence[Receipt]:
-    """Find jobs that still run without a session. An unusable state directory yields none. Blocks."""
-    from indusagi.capabilities.leftovers import find_leftover_jobs  # noqa: PLC0415 — loaded with the tools
-
-    try:
-        return find_leftover_jobs()
-    except OSError:  # the ledger store reports an unusable state directory
-        return []
-
-
-def list_leftover_jobs() -> list[str]:
-    """Describe jobs that still run after a crash, and how to end them. Blocks."""
-    jobs = find_leftovers()
-    if not jobs:
-        return []
-    command = cut_text(" ".join(clean_text(jobs[0].command)[0].split()), _MAX_COMMAND_CHARS)
-    count = format_count(len(jobs), "job of a run that crashed runs", "jobs of runs that crashed run")
-    return [f"{count} on, such as {command!r}: `indus mcp doctor --end-leftovers` ends it"]

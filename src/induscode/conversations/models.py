@@ -12,6 +12,7 @@ import anyio
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,14 +70,6 @@ class ModelChoice:
         return self.name if self.api == "compatible" else f"{self.api}:{self.name}"
 
 
-@record
-class ServedModel:
-    """A model in a server's list."""
-
-    name: str
-    context_window: int | None = None
-
-
 async def choose_model(
     invocation: Invocation, environ: Mapping[str, str], ports: Sequence[int] = LOCAL_PORTS
 ) -> ModelChoice:
@@ -121,8 +114,7 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
         served = await _probe_server(base_url)
         if served is None:
             raise NoModelError(f"{base_url} does not list its models: name one with --model")
-        choice = ModelChoice("compatible", served.name, base_url, context_window=served.context_window)
-        return _add_key(choice, environ)
+        return _add_key(served, environ)
     if environ.get("ANTHROPIC_API_KEY"):
         return _parse_model(f"anthropic:{ANTHROPIC_DEFAULT}", None, from_flag=False, environ=environ)
     if environ.get("OPENAI_API_KEY"):
@@ -131,16 +123,13 @@ async def _choose(invocation: Invocation, environ: Mapping[str, str], ports: Seq
 
 
 def _check_address(address: str) -> None:
-    from urllib.parse import urlsplit  # noqa: PLC0415 — needed with an address only
+    from indusagi.net.address import parse_url  # noqa: PLC0415 — needed with an address only
 
     try:
-        parts = urlsplit(address)
-        host = (parts.hostname or "").encode("idna")
-        is_valid = parts.scheme in {"http", "https"} and host and parts.port != 0
-    except ValueError:
-        is_valid = False
-    if not is_valid or not address.isprintable() or " " in address:
-        raise InvalidAddressError(f"{address!r} is not a server address: write it as http://127.0.0.1:8080/v1")
+        parse_url(address, with_user=True)
+    except FetchError:
+        message = f"{address!r} is not a server address: write it as http://127.0.0.1:8080/v1"
+        raise InvalidAddressError(message) from None
 
 
 def _parse_model(model: str, base_url: str | None, *, from_flag: bool, environ: Mapping[str, str]) -> ModelChoice:
@@ -186,7 +175,7 @@ def _add_key(choice: ModelChoice, environ: Mapping[str, str]) -> ModelChoice:
 
 async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
     urls = [f"http://127.0.0.1:{port}/v1" for port in ports]
-    models: dict[str, ServedModel | None] = {}
+    models: dict[str, ModelChoice | None] = {}
 
     async def probe(url: str) -> None:
         models[url] = await _probe_server(url, limit_s=_PORT_PROBE_S)
@@ -196,8 +185,7 @@ async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
             tasks.start_soon(probe, url)
     for url in urls:
         if (served := models[url]) is not None:
-            note = f"no key is set: using {served.name} at {url}"
-            return ModelChoice("compatible", served.name, url, None, note, served.context_window)
+            return replace(served, note=f"no key is set: using {served.name} at {url}")
     raise NoModelError(
         "no model is set up. Set ANTHROPIC_API_KEY or OPENAI_API_KEY; or start a server on this machine "
         "(`ollama serve`, `llama-server`), which indus detects; or name one with --base-url URL --model NAME"
@@ -206,14 +194,14 @@ async def _find_local_model(ports: Sequence[int]) -> ModelChoice:
 
 async def _probe_server(
     base_url: str, name: str | None = None, *, limit_s: float = _ADDRESS_PROBE_S
-) -> ServedModel | None:
+) -> ModelChoice | None:
     """Look up model `name`, or the first one, in a server's list. Return `None` if it doesn't respond in time.
 
     https://platform.openai.com/docs/api-reference/models/list
     """
     with anyio.move_on_after(limit_s):
         try:
-            return _find_model(await _get(base_url.rstrip("/") + "/models"), name)
+            return _find_model(base_url, await _get(base_url.rstrip("/") + "/models"), name)
         except (OSError, ValueError, anyio.EndOfStream, anyio.BrokenResourceError):
             return None
     return None
@@ -241,7 +229,7 @@ async def _get(url: str) -> bytes:
     return body
 
 
-def _find_model(body: bytes, wanted: str | None) -> ServedModel | None:
+def _find_model(base_url: str, body: bytes, wanted: str | None) -> ModelChoice | None:
     # Some servers send chunks even over HTTP/1.0, so take the part in braces.
     text = body.decode("utf-8", "replace")
     page = cast("JsonValue", json.loads(text[text.find("{") : text.rfind("}") + 1]))
@@ -254,6 +242,6 @@ def _find_model(body: bytes, wanted: str | None) -> ServedModel | None:
             for key in _WINDOW_KEYS:
                 window = facts.get(key)
                 if isinstance(window, int) and not isinstance(window, bool) and window > 0:
-                    return ServedModel(name, window)
-            return ServedModel(name)
+                    return ModelChoice("compatible", name, base_url, context_window=window)
+            return ModelChoice("compatible", name, base_url)
     return None

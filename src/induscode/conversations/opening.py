@@ -12,24 +12,23 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from shutil import rmtree
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
+from indusagi.capabilities.leftovers import find_leftover_jobs, make_owned_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
-from induscode.boot.config_watch import ConfigFiles, list_config_files
-from induscode.boot.plans import check_named_configs
+from indusagi.core.text import clean_text, cut_text, format_count
+from induscode.boot.plans import ConfigFiles, check_named_configs, list_config_files
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
 from induscode.conversations.agents.files import load_agents
 from induscode.conversations.compaction import measure_context
-from induscode.conversations.conversation import Conversation, ConversationNotes
-from induscode.conversations.deck_limit import DeckSearch, build_deck_limit
+from induscode.conversations.conversation import Conversation, ConversationNotes, build_resources
+from induscode.conversations.deck_limit import DeckLimit, DeckSearch
 from induscode.conversations.kept_state import KeptState
-from induscode.conversations.mentions import build_resources, find_leftovers, list_leftover_jobs
 from induscode.conversations.models import choose_model
 from induscode.conversations.prompt import SystemPrompt, read_project_instructions
 from induscode.conversations.server_requests import SamplingModel, build_server_handlers
@@ -40,16 +39,19 @@ from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.permissions import load_permissions
 from induscode.permissions.plan_mode import PlanMode
+from induscode.search.options import read_search_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
+    from indusagi.capabilities.leftovers import Receipt
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.cli.dialog import Dialog
     from induscode.launch.invocation import Invocation
     from induscode.permissions import PermissionSetup
 
 _SAVE_TIMEOUT_S = 2.0
+_MAX_COMMAND_CHARS = 60
 
 
 @asynccontextmanager
@@ -84,10 +86,11 @@ async def open_conversation(
     async with AsyncExitStack() as stack:
         await to_thread.run_sync(check_named_configs, invocation)
         choice = await choose_model(invocation, os.environ)
-        limit = build_deck_limit(choice, invocation)
+        search_options = read_search_options(invocation.settings)
+        limit = DeckLimit(choice.label, choice.context_window, invocation.tools or (), search_options)
         sampling, approver, handlers = SamplingModel(), None, None
         if dialog is not None:
-            from induscode.permissions.approver import PersonApprover  # noqa: PLC0415 — loads the table of programs
+            from induscode.permissions.confirm import PersonApprover  # noqa: PLC0415 — loads the table of programs
 
             approver = PersonApprover(dialog)
             handlers = build_server_handlers(dialog, sampling.complete, (invocation.cwd,))
@@ -140,6 +143,9 @@ async def open_conversation(
         warnings.extend(facts)
         if state.last_model not in {"", choice.label}:
             warnings.append(f"this conversation started with {state.last_model}")
+        servers = None
+        if follow_config:
+            servers = await to_thread.run_sync(SessionServers, invocation, session.mcp, config_files, phases)
         conversation = Conversation(
             invocation=invocation,
             session=session,
@@ -157,7 +163,7 @@ async def open_conversation(
             sampling=sampling,
             state=state,
             facts=facts,
-            servers=SessionServers(invocation, session.mcp, config_files, phases) if follow_config else None,
+            servers=servers,
             late_servers=LateServers(session.mcp),
             plan_told=mode.active,
             context_tokens=await to_thread.run_sync(measure_context, transcript),
@@ -169,14 +175,32 @@ async def open_conversation(
             await resources.delegate.aclose()
             with anyio.move_on_after(_SAVE_TIMEOUT_S, shield=True):
                 await state.save()
-            if conversation.servers is not None:
-                await conversation.servers.aclose()
+            if servers is not None:
+                await servers.aclose()
+
+
+def _find_leftovers() -> Sequence[Receipt]:
+    """Find jobs that still run without a session. An unusable state directory yields none. Blocks."""
+    try:
+        return find_leftover_jobs()
+    except OSError:  # the ledger store reports an unusable state directory
+        return []
+
+
+def list_leftover_jobs() -> list[str]:
+    """Describe jobs that still run after a crash, and how to end them. Blocks."""
+    jobs = _find_leftovers()
+    if not jobs:
+        return []
+    command = cut_text(" ".join(clean_text(jobs[0].command)[0].split()), _MAX_COMMAND_CHARS)
+    count = format_count(len(jobs), "job of a run that crashed runs", "jobs of runs that crashed run")
+    return [f"{count} on, such as {command!r}: `indus mcp doctor --end-leftovers` ends it"]
 
 
 def _restore_state(state: KeptState) -> list[str]:
     """Restore stored state, and describe jobs that ended or lost their session. Blocks."""
     lost = state.restore()
-    marks = {job.mark for job in find_leftovers()} if lost else set[str]()
+    marks = {job.mark for job in _find_leftovers()} if lost else set[str]()
     return [f"background job {replace(job, runs=job.mark in marks)}" for job in lost]
 
 
@@ -192,7 +216,7 @@ async def _open_stored(invocation: Invocation, notes: list[str]) -> AsyncGenerat
             if invocation.resume is not None or invocation.continue_last:
                 raise
             notes.append(f"this conversation cannot be kept: {exc}")
-            folder = await to_thread.run_sync(partial(mkdtemp, prefix="indus-"))
+            folder = await to_thread.run_sync(make_owned_dir)
             stack.push_async_callback(to_thread.run_sync, partial(rmtree, folder))
             path = os.path.join(folder, new_ulid())
             transcript = await to_thread.run_sync(Transcript, path, invocation.cwd)

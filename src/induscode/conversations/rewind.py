@@ -78,9 +78,6 @@ def list_rewind_points(
     """List the points of a conversation, oldest first, optionally including `hidden` ones. Blocks.
 
     Rewinding to a hidden point is valid too, for example to restore a file that the first attempt skipped.
-
-    Raises:
-        OSError: The checkpoints can't be read.
     """
     points = find_rewind_points(transcript.rows(), checkpoints.changed_paths)
     visible = {index for index, _ in transcript.visible_rows()}
@@ -128,11 +125,7 @@ def _find_prompt(rows: Sequence[JsonObject], node: str) -> str:
 async def preview_rewind(
     point: RewindPoint, scope: RewindScope, transcript: Transcript, checkpoints: FileCheckpoints, fs: Fs
 ) -> RewindPreview:
-    """Determine the effects of a rewind.
-
-    Raises:
-        OSError: The checkpoints can't be read or don't have this point.
-    """
+    """Determine the effects of a rewind; `OSError` if the checkpoints can't be read or don't have this point."""
     steps: tuple[RestoreStep, ...] = ()
     notes: tuple[str, ...] = ()
     if scope != "talk":
@@ -154,10 +147,7 @@ def rewind_conversation(
     """Hide everything from a point on, and return `count_hidden_messages`. Blocks.
 
     A prompt starts a turn, and all calls before it have results, so calls and results stay paired. `node` is the
-    checkpoint node to undo the file changes of the same rewind.
-
-    Raises:
-        OSError: The transcript can't be written.
+    checkpoint node to undo the file changes of the same rewind. `OSError` if the transcript can't be written.
     """
     hidden = 0
     facts: dict[str, str | int] = {"scope": scope, "to": point.number}

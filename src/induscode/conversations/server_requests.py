@@ -19,7 +19,7 @@ import anyio
 from indusagi.core.faults import CoreError
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets.names import asks_for_secret
+from indusagi.core.secrets import asks_for_secret
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_server
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from induscode.cli.dialog import Choice, Question
@@ -37,8 +37,6 @@ REFUSED = -1
 """Error code of a refused sampling request:
 https://modelcontextprotocol.io/specification/2025-06-18/client/sampling#error-handling."""
 _NO_MODEL = -32000
-_MAX_FORM_ROUNDS = 10
-"""Times the user may revise the answers to one form."""
 _MAX_SHOWN_LINES = 400
 _DECLINE = Choice(key="n", label="no, decline", refuses=True)
 
@@ -48,10 +46,8 @@ def build_server_handlers(
 ) -> Handlers:
     """Build the handlers for server requests.
 
-    Args:
-        dialog: Asks the user.
-        sample: Completes a sampling request with a model. If `None`, the client doesn't advertise sampling.
-        roots: Directories to disclose to servers. If `None`, the client doesn't advertise roots.
+    `sample` completes a sampling request with a model, and `roots` are the directories to disclose to servers. If one
+    is `None`, the client doesn't advertise it.
     """
     requests = ServerRequests(dialog, sample, roots or ())
     return Handlers(
@@ -72,11 +68,7 @@ class SamplingModel:
         self._complete = complete
 
     async def complete(self, params: JsonObject) -> JsonObject:
-        """Complete a sampling request.
-
-        Raises:
-            RpcError: No model is open, or it didn't answer.
-        """
+        """Complete a sampling request; `RpcError` if no model is open, or it didn't answer."""
         if self._complete is None:
             raise RpcError(_NO_MODEL, "there is no model before the first turn")
         return await self._complete(params)
@@ -95,11 +87,7 @@ class ServerRequests:
         """Keeps the questions of one request together."""
 
     async def elicit(self, params: JsonObject) -> JsonObject:
-        """Answer `elicitation/create`: https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation.
-
-        Raises:
-            RpcError: The request is invalid.
-        """
+        """Answer `elicitation/create`: https://modelcontextprotocol.io/specification/2025-11-25/client/elicitation."""
         server = _get_server()
         async with self._lock:
             if params.get("mode", "form") == "url":
@@ -129,7 +117,7 @@ class ServerRequests:
             return {"action": "cancel" if action is None else "decline"}
         if not fields:
             return {"action": "accept", "content": {}}
-        for _ in range(_MAX_FORM_ROUNDS):
+        while True:
             content: JsonObject = {}
             for field in fields:
                 reply = await self._dialog.ask(field.build_question(server))
@@ -144,7 +132,6 @@ class ServerRequests:
                 return {"action": "accept", "content": content}
             if action != "c":
                 return {"action": "cancel" if action is None else "decline"}
-        return {"action": "cancel"}
 
     async def _ask_url(self, server: str, params: JsonObject) -> JsonObject:
         """Ask for consent to a web address. The user opens it, never this program."""
@@ -257,6 +244,8 @@ _LIMITS = {
     "maxLength": "at most {} characters",
     "minimum": "not below {}",
     "maximum": "not above {}",
+    "minItems": "at least {} values",
+    "maxItems": "at most {} values",
     "format": "format: {}",
 }
 
@@ -339,11 +328,7 @@ class FormField:
         return None
 
     def parse_reply(self, reply: Reply) -> JsonObject:
-        """Convert an answer to its part of the form's content, which is empty for a skipped field.
-
-        Raises:
-            ValueError: The answer is invalid.
-        """
+        """Convert a valid answer to its part of the form's content, which is empty for a skipped field."""
         if reply.key == _SKIP:
             return {}
         if reply.key:
@@ -369,19 +354,19 @@ class FormField:
             raise ValueError(f"Type {_KINDS[self.kind]}") from None
         if not math.isfinite(number):
             raise ValueError("Type a finite number")
-        low, high = self.schema.get("minimum"), self.schema.get("maximum")
-        if isinstance(low, (int, float)) and number < low:
-            raise ValueError(f"It must not be below {low}")
-        if isinstance(high, (int, float)) and number > high:
-            raise ValueError(f"It must not be above {high}")
+        self._check_size(number, "minimum", "maximum")
         return number
 
+    def _check_size(self, size: float, least: str, most: str) -> None:
+        """Check a size against two limits of the schema."""
+        low, high = self.schema.get(least), self.schema.get(most)
+        if isinstance(low, (int, float)) and size < low:
+            raise ValueError(f"Allowed: {_LIMITS[least].format(low)}")
+        if isinstance(high, (int, float)) and size > high:
+            raise ValueError(f"Allowed: {_LIMITS[most].format(high)}")
+
     def _check_string(self, text: str) -> None:
-        shortest, longest = self.schema.get("minLength"), self.schema.get("maxLength")
-        if isinstance(shortest, int) and len(text) < shortest:
-            raise ValueError(f"It needs at least {shortest} characters")
-        if isinstance(longest, int) and len(text) > longest:
-            raise ValueError(f"It may have at most {longest} characters")
+        self._check_size(len(text), "minLength", "maxLength")
         match self.schema.get("format"):
             case "email" if not re.fullmatch(r"[^@\s]+@[^@\s]+", text):
                 raise ValueError("Type an address such as ada@example.org")
@@ -409,11 +394,7 @@ class FormField:
                 raise ValueError("Choose one value")
             return values[0]
         values = [*dict.fromkeys(map(str, values))]
-        fewest, most = self.schema.get("minItems"), self.schema.get("maxItems")
-        if isinstance(fewest, int) and len(values) < fewest:
-            raise ValueError(f"Choose at least {fewest} values")
-        if isinstance(most, int) and len(values) > most:
-            raise ValueError(f"Choose at most {most} values")
+        self._check_size(len(values), "minItems", "maxItems")
         return values
 
 
@@ -425,11 +406,7 @@ def _parse_time(parse: Callable[[str], object], text: str, example: str) -> None
 
 
 def parse_form(schema: JsonValue) -> list[FormField]:
-    """Parse the schema of a form.
-
-    Raises:
-        InvalidFormError: It isn't flat, or MCP doesn't allow a field's type.
-    """
+    """Parse the schema of a form; `InvalidFormError` if it isn't flat, or MCP doesn't allow a field's type."""
     properties = schema.get("properties", {}) if is_json_object(schema) else None
     if not is_json_object(schema) or not is_json_object(properties):
         raise InvalidFormError("the form has no schema")

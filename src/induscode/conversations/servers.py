@@ -14,15 +14,14 @@ from anyio import to_thread
 
 from indusagi.core.tasks import BackgroundTask, run_shielded
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
-from induscode.boot.config_watch import BrokenConfigError, ConsentedRows, reread_plan
-from induscode.boot.plans import FIRST_PROMPT_LIMIT_S
+from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, BrokenConfigError, ConsentedRows, reread_plan
 from induscode.boot.runners import explain_slow_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
-    from induscode.boot.config_watch import ConfigFiles
+    from induscode.boot.plans import ConfigFiles
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import ServerRow
@@ -113,11 +112,7 @@ class LateServers:
 class SessionServers:
     """The servers of an open session. Don't call its methods concurrently.
 
-    Args:
-        invocation: The invocation of the session.
-        mcp: The booted servers. The user has consented to the rows of its plan.
-        files: The configuration files, with signatures from before they were read.
-        phases: Receives fleet events.
+    The user has consented to the rows of the plan of `mcp`. The signatures of `files` are from before they were read.
     """
 
     def __init__(self, invocation: Invocation, mcp: BootedBridge, files: ConfigFiles, phases: ServerPhases) -> None:
@@ -150,11 +145,7 @@ class SessionServers:
             return str(exc).splitlines()
 
     async def read_plan(self) -> ServerPlan:
-        """Read the current configuration.
-
-        Raises:
-            BrokenConfigError: A file, or the row of a current server, is missing or broken.
-        """
+        """Read the configuration; `BrokenConfigError` if a file or a current server's row is missing or broken."""
         switched_on = tuple(self.switched_on)
         return await to_thread.run_sync(reread_plan, self._invocation, self._files.files, self.plan, None, switched_on)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
-from indusagi.adapters.content import ModelContent, to_model_content
+from indusagi.adapters.calls import ModelContent, to_model_content
 from indusagi.core.faults import CoreError
 from indusagi.core.json import NotJson, compact_json
 from indusagi.core.tasks import ReadWriteLock
@@ -52,8 +52,7 @@ class RepeatDetector:
     repetition.
     """
 
-    def __init__(self, warn_at: int = WARN_AT, stop_at: int = STOP_AT) -> None:
-        self._warn_at, self._stop_at = warn_at, stop_at
+    def __init__(self) -> None:
         self._seen: set[str] = set()
         self._repeats: Counter[str] = Counter()
 
@@ -71,23 +70,15 @@ class RepeatDetector:
             return "continue"
         self._repeats[key] += 1
         times = self._repeats[key] + 1
-        if times >= self._stop_at:
+        if times >= STOP_AT:
             return "stop"
-        return "warn" if times == self._warn_at else "continue"
-
-
-def describe_repetition(name: str, times: int = WARN_AT) -> str:
-    """Write the model's warning about a repeated result."""
-    return (
-        f"[{name} has given this same answer to this same call {times} times. It will not change "
-        "by itself: do something else, or say what is in the way.]"
-    )
+        return "warn" if times == WARN_AT else "continue"
 
 
 class ToolCalls:
     """Runs the calls of a run, reports them as events, and ends the run on repetition."""
 
-    def __init__(self, sink: EventSink, cancel: CancelToken, notices: Callable[[], Sequence[str]] = tuple) -> None:
+    def __init__(self, sink: EventSink, cancel: CancelToken, notices: Callable[[], Sequence[str]]) -> None:
         """Connect the event sink, the token that ends calls, and the notices to send with results."""
         self._sink, self._cancel, self._notices = sink, cancel, notices
         self._repeats = RepeatDetector()
@@ -105,8 +96,10 @@ class ToolCalls:
         traits = toolbox.runner.traits.get(call.name)
         async with self._order.hold(shared=traits is None or traits.can_overlap(call.input)):
             content = await self._run(toolbox, call)
-        text = add_session_note(content.text, self._notices())
-        return ModelContent(text, content.attachments, content.is_error)
+        if notices := self._notices():
+            text = add_session_note(content.text, notices)
+            return ModelContent(text, content.attachments, content.is_error)
+        return content
 
     async def _run(self, toolbox: DeckToolBox, call: ToolCall) -> ModelContent:
         await self._sink(ToolCalled(call.id, call.name, call.input))
@@ -135,7 +128,7 @@ class ToolCalls:
 
                 tasks.start_soon(report_progress)
                 current_call.set(call.id)
-                find_denied = partial(find_denied_tools, toolbox)
+                find_denied = partial(find_denied_tools, toolbox.runner.cards, toolbox.context)
                 current_entry.set(CallEntry(toolbox, call.id, find_denied=find_denied))
                 current_wait.set(wait)
                 outcome = await toolbox.runner.run(call, self._cancel, on_progress=buffer_progress)
@@ -153,16 +146,15 @@ class ToolCalls:
         if action == "stop":
             raise RepeatedCallError(call.name)
         if action == "warn":
-            text = f"{content.text}\n\n{describe_repetition(call.name)}"
-            return ModelContent(text, content.attachments, content.is_error)
+            warning = (
+                f"[{call.name} has given this same answer to this same call {WARN_AT} times. It will not change "
+                "by itself: do something else, or say what is in the way.]"
+            )
+            return ModelContent(f"{content.text}\n\n{warning}", content.attachments, content.is_error)
         return content
 
     async def report_unknown_tool(self, call_id: str, name: str, message: str) -> None:
-        """Report a call of a tool that isn't in the deck.
-
-        Raises:
-            RepeatedCallError: The model called the tool too often.
-        """
+        """Report a call of a tool that isn't in the deck; `RepeatedCallError` if the model repeats it too often."""
         await self._sink(ToolAnswered(call_id, name, message, is_error=True, code="unknown_tool"))
         if self._repeats.record(name, None, message) == "stop":
             raise RepeatedCallError(name)

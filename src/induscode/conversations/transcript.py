@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections import deque
 from contextlib import suppress
+from itertools import islice
 from shutil import copytree, ignore_patterns, rmtree
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -223,11 +224,7 @@ class ConversationReadState(ReadState):
 
 
 def conversations_dir() -> str:
-    """Return the directory of all conversations.
-
-    Raises:
-        OSError: The user has no home directory.
-    """
+    """Return the directory of all conversations; `OSError` if the user has no home directory."""
     return os.path.join(state_dir(), "conversations")
 
 
@@ -271,10 +268,7 @@ def open_transcript(
 def fork_conversation(name: str, root: str) -> str:
     """Copy a conversation's directory and return the id of the copy. Blocks.
 
-    Copying an open conversation is safe because its files only ever grow.
-
-    Raises:
-        OSError: Copying failed. The partial copy is gone.
+    Copying an open conversation is safe because its files only ever grow. A copy that failed is removed.
     """
     copy = new_ulid()
     path = os.path.join(root, copy)
@@ -370,6 +364,7 @@ class ConversationSummary:
     """A stored conversation."""
 
     id: str
+    cwd: str
     modified_ms: int
     title: str
     """The first words of its first prompt."""
@@ -377,30 +372,24 @@ class ConversationSummary:
     """Number of messages in its log."""
 
 
-def list_conversations(
-    cwd: str, *, limit: int, directory: str | None = None, without: str | None = None
-) -> Sequence[ConversationSummary]:
-    """List the most recent conversations of a working directory, newest first. Blocks.
+def list_conversations(cwd: str | None, *, limit: int, without: str = "") -> Sequence[ConversationSummary]:
+    """List the most recent conversations of a working directory, or of all, except `without`. Blocks.
 
-    `directory` overrides the directory of all conversations; `without` excludes a conversation.
+    The newest comes first. Conversations without messages are left out.
     """
-    root = directory or conversations_dir()
-    summaries: list[ConversationSummary] = []
-    for modified_ns, name in list_by_age(root):
-        if len(summaries) == limit:
-            break
-        path = os.path.join(root, name)
-        if name == without or find_cwd(path) != cwd:
-            continue
-        summary = summarise_log(path, modified_ns // _MS_NS)
-        if summary is not None and summary.messages:
-            summaries.append(summary)
-    return summaries
+    root = conversations_dir()
+    found = ((modified_ns, os.path.join(root, name)) for modified_ns, name in list_by_age(root) if name != without)
+    summaries = (
+        summarise_log(path, modified_ns // _MS_NS)
+        for modified_ns, path in found
+        if cwd is None or find_cwd(path) == cwd
+    )
+    return [*islice((summary for summary in summaries if summary is not None and summary.messages), limit)]
 
 
 def summarise_log(directory: str, modified_ms: int) -> ConversationSummary | None:
     """Summarise the log in a directory, decoding only the first prompt. Blocks."""
-    title, messages = "", 0
+    title, messages, cwd = "", 0, find_cwd(directory) or ""
     try:
         with open(os.path.join(directory, LOG_NAME), "rb") as file:
             for line in file:
@@ -415,7 +404,8 @@ def summarise_log(directory: str, modified_ms: int) -> ConversationSummary | Non
     except OSError:
         return None
     shown = cut_text(" ".join(clean_text(title)[0].split()), _MAX_TITLE)
-    return ConversationSummary(id=os.path.basename(directory), modified_ms=modified_ms, title=shown, messages=messages)
+    identity = os.path.basename(directory)
+    return ConversationSummary(id=identity, cwd=cwd, modified_ms=modified_ms, title=shown, messages=messages)
 
 
 def find_prompt_text(message: JsonObject) -> str:

@@ -50,11 +50,7 @@ class Consent:
         return (*self.lines, *(f"WARNING: {warning}" for warning in self.warnings))
 
     def check_digest(self, digest: str) -> None:
-        """Check the (full) digest that a yes carries.
-
-        Raises:
-            ConsentChangedError: The user said yes to something else.
-        """
+        """Raise `ConsentChangedError` if a yes carries the (full) digest of something else."""
         if digest != self.digest:
             raise ConsentChangedError(f"{self.subject}: it has changed since you looked; look at it again")
 

@@ -5,8 +5,8 @@ The framework defines a tool's behaviour; the deck adds title, summary and profi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import TypeAlias, cast
@@ -15,9 +15,9 @@ from indusagi.capabilities.arguments import find_similar_name
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import DefinedTool
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.core.records import record
 from indusagi.runtime.contract import JsonSchema, ToolCall, ToolDescriptor, ToolResult
 from induscode.deck.contract import (
+    BuildFn,
     Capability,
     CapabilityCard,
     CapabilityId,
@@ -31,7 +31,9 @@ from induscode.deck.contract import (
 READ_ONLY: tuple[Profile, ...] = (Profile.AUTHORING, Profile.SURVEY)
 MUTATING: tuple[Profile, ...] = (Profile.SURVEY,)
 
-BridgeBuilder: TypeAlias = Callable[[DeckContext], Capability]
+BridgeBuilder: TypeAlias = BuildFn
+BuiltinDescriptor: TypeAlias = CapabilityCard
+"""One row of the table, and of the catalog."""
 
 
 class BuiltinCard:
@@ -56,21 +58,6 @@ class BuiltinCard:
         """Run the tool."""
         call = ToolCall(f"{self.name}-builtin", self.name, arguments)
         return (await self._tool.invoke(call, ctx)).result
-
-
-@record
-class BuiltinDescriptor:
-    """One row of the table."""
-
-    id: CapabilityId
-    title: str
-    summary: str
-    profiles: tuple[Profile, ...]
-    build: BridgeBuilder = field(compare=False, repr=False)
-
-    def card(self) -> CapabilityCard:
-        """Return the row of the catalog."""
-        return CapabilityCard(self.id, self.title, self.summary, self.profiles, self.build)
 
 
 def _row(name: str, title: str, summary: str, profiles: tuple[Profile, ...]) -> BuiltinDescriptor:
@@ -120,7 +107,7 @@ def builtin_profiles() -> Mapping[CapabilityId, tuple[Profile, ...]]:
 
 def builtin_cards() -> Sequence[CapabilityCard]:
     """Return the rows of the catalog."""
-    return tuple(row.card() for row in builtin_descriptors())
+    return builtin_descriptors()
 
 
 def build_builtin(identity: str, ctx: DeckContext) -> Capability:
@@ -128,7 +115,7 @@ def build_builtin(identity: str, ctx: DeckContext) -> Capability:
     row = builtin_bridge().get(cast("CapabilityId", identity))
     if row is None:
         raise UnknownCapability(identity, find_similar_name(identity, builtin_ids()))
-    return build_card(row.card(), ctx)
+    return build_card(row, ctx)
 
 
 def build_builtins_for_profile(profile: Profile | str, ctx: DeckContext) -> Sequence[Capability]:

@@ -36,11 +36,7 @@ class CapabilityId(str):
     __slots__ = ()
 
     def __new__(cls, name: str) -> Self:
-        """Validate the name.
-
-        Raises:
-            DeckFault: It's empty, too long, or has invisible characters or spaces.
-        """
+        """Validate the name; raises `DeckFault` if it's empty, too long, or has invisible characters or spaces."""
         is_text = isinstance(cast("object", name), str)  # untyped callers may pass anything
         if not is_text or not 0 < len(name) <= _MAX_ID_CHARS or not name.isprintable() or " " in name:
             raise DeckFault(

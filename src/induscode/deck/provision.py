@@ -48,9 +48,7 @@ def cards_for_deck_profile(profile: Profile | str) -> Sequence[CapabilityCard]:
 def build_selected(cards: Iterable[CapabilityCard], ctx: DeckContext) -> Sequence[Capability]:
     """Build the cards of rows. With a checkpoint store, cards that change files or run commands use it.
 
-    Raises:
-        BackendFault: A handle of the context is unusable.
-        BuildFailed: A card couldn't be built.
+    Raises `BackendFault` if a handle of the context is unusable, and `BuildFailed` if a card couldn't be built.
     """
     ctx.framework.check()
     ctx = replace(ctx, in_deck=True)
@@ -77,18 +75,14 @@ class ToolDeck:
         self, cards: Iterable[Capability], context: ToolContext, notes: Iterable[Note] = (), hidden: Iterable[str] = ()
     ) -> None:
         self._cards = tuple(cards)
-        self._notes = tuple(notes)
+        self.notes = tuple(notes)
+        """Skipped cards, with reasons."""
         self.context = context
         self.hidden = frozenset(hidden)
         """Names of cards missing from the model's list; it finds them by searching."""
 
     def __repr__(self) -> str:
         return f"ToolDeck({', '.join(card.name for card in self._cards)})"
-
-    @property
-    def notes(self) -> Sequence[Note]:
-        """Skipped cards, with reasons."""
-        return self._notes
 
     def tools(self) -> list[Capability]:
         """Return the cards as a new list."""
@@ -101,13 +95,13 @@ class ToolDeck:
 
     def hide(self, names: Iterable[str]) -> ToolDeck:
         """Remove cards from the model's list; it can still find them by searching."""
-        return ToolDeck(self._cards, self.context, self._notes, names)
+        return ToolDeck(self._cards, self.context, self.notes, names)
 
     def graft(self, extra: Iterable[Capability]) -> ToolDeck:
         """Append cards, skipping ones with a taken name with a note."""
         names = {card.name for card in self._cards}
         added: list[Capability] = []
-        notes = list(self._notes)
+        notes = list(self.notes)
         for card in extra:
             if card.name in names:
                 message = "left out: the deck has a card of this name already"
@@ -119,13 +113,13 @@ class ToolDeck:
 
     def map_capabilities(self, change: Callable[[Capability], Capability]) -> ToolDeck:
         """Replace every card with `change(card)`."""
-        return ToolDeck((change(card) for card in self._cards), self.context, self._notes, self.hidden)
+        return ToolDeck((change(card) for card in self._cards), self.context, self.notes, self.hidden)
 
     def retain(self, keep: Callable[[Capability], bool]) -> ToolDeck:
         """Keep the cards for which `keep` returns True."""
         kept = [card for card in self._cards if keep(card)]
         names = {card.name for card in kept}
-        return ToolDeck(kept, self.context, self._notes, self.hidden & names)
+        return ToolDeck(kept, self.context, self.notes, self.hidden & names)
 
     def into_tool_box(self) -> DeckToolBox:
         """Return the deck as a toolbox, always the same one."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -12,13 +13,13 @@ from induscode.boot.catalog import list_native_tools
 from induscode.boot.plans import load_plan
 from induscode.cli.terminal import print_line, print_status
 from induscode.conversations.contract import ExitCode
-from induscode.gateway.flags import SERVE_FLAGS
+from induscode.gateway.options import SERVE_FLAGS
 from induscode.gateway.recursion import EVERYWHERE
-from induscode.launch.flags import FlagKind
-from induscode.launch.options import is_given, is_given_at_any_level, read_invocation
-from induscode.servers.clients.entry import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
+from induscode.launch.flags import FlagKind, flag_specs
+from induscode.launch.options import collect_values, read_invocation
+from induscode.servers.clients import CLIENTS, TOKEN_VARIABLE, Address, Entry, build_own_command
 from induscode.servers.clients.install import InstallError, find_client_file, plan_install, plan_uninstall
-from induscode.servers.listing import find_row
+from induscode.servers.plan import find_row
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,23 +33,29 @@ _ENTRY_FLAGS = ("stdio", "print_config", "install", "uninstall", "dry_run")
 
 
 def change_entry(context: click.Context, options: ServeOptions) -> int:
-    """Print, install or uninstall the entry, depending on the flags."""
-    print_config, install, uninstall, dry_run = (
-        context.params[key] for key in ("print_config", "install", "uninstall", "dry_run")
-    )
-    if print_config is not None:
-        return print_entry(context, options, print_config)
-    if install is not None:
-        return install_entry(context, options, install, dry_run=dry_run)
-    return uninstall_entry(context, options, uninstall, dry_run=dry_run)
+    """Print, install or uninstall the entry, depending on the flags; with `--dry-run` show the change."""
+    params, name = context.params, options.name
+    if (client := params["print_config"]) is not None:
+        return print_entry(context, options, client)
+    client = params["install"] or params["uninstall"]
+    path = find_client_file(CLIENTS[client], os.environ)
+    if params["install"] is None:
+        url = None if options.settings is None else _build_address(options.settings, "--uninstall").url
+        plan = partial(plan_uninstall, CLIENTS[client], name, path, url)
+        done, unchanged = f"Removed server {name!r} from {path}", f"{path} has no server {name!r}"
+        return _apply_change(plan, done, unchanged, dry_run=params["dry_run"])
+    entry = _build_entry(context, options, client, "--install")
+    plan = partial(plan_install, CLIENTS[client], entry, path)
+    done, unchanged = f"Added server {name!r} to {path}", f"{path} has server {name!r} already"
+    code = _apply_change(plan, done, unchanged, dry_run=params["dry_run"])
+    if code == 0 and not params["dry_run"]:
+        print_status(f"{CLIENTS[client].title} uses it after its next start")
+        _explain_http(entry, client)
+    return code
 
 
 def print_entry(context: click.Context, options: ServeOptions, client: str) -> int:
-    """Print the entry to standard output and its location to standard error.
-
-    Raises:
-        click.UsageError: The client's format can't express these flags.
-    """
+    """Print the entry to standard output and its location to standard error."""
     entry = _build_entry(context, options, client, "--print-config")
     print(CLIENTS[client].format(entry))  # noqa: T201 — the result of the command, unescaped
     print_status(f"paste this into {CLIENTS[client].place}")
@@ -58,39 +65,6 @@ def print_entry(context: click.Context, options: ServeOptions, client: str) -> i
         print_status(f"or: {' '.join(map(quote, add(entry)))}")
     _explain_http(entry, client)
     return 0
-
-
-def install_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
-    """Add the entry to the client's file, or with `dry_run` show the change.
-
-    Raises:
-        click.UsageError: The client's format can't express these flags.
-    """
-    entry = _build_entry(context, options, client, "--install")
-    path = find_client_file(CLIENTS[client], os.environ)
-    code = _apply_change(
-        lambda: plan_install(CLIENTS[client], entry, path),
-        f"Added server {entry.name!r} to {path}",
-        f"{path} has server {entry.name!r} already",
-        dry_run=dry_run,
-    )
-    if code == 0 and not dry_run:
-        print_status(f"{CLIENTS[client].title} uses it after its next start")
-        _explain_http(entry, client)
-    return code
-
-
-def uninstall_entry(context: click.Context, options: ServeOptions, client: str, *, dry_run: bool) -> int:
-    """Remove the entry from the client's file, or with `dry_run` show the change."""
-    settings = options.settings
-    url = None if settings is None else _build_address(context, settings, "--uninstall").url
-    path = find_client_file(CLIENTS[client], os.environ)
-    return _apply_change(
-        lambda: plan_uninstall(CLIENTS[client], options.name, path, url),
-        f"Removed server {options.name!r} from {path}",
-        f"{path} has no server {options.name!r}",
-        dry_run=dry_run,
-    )
 
 
 def _apply_change(plan: Callable[[], Change], done: str, unchanged: str, *, dry_run: bool) -> int:
@@ -111,28 +85,20 @@ def _apply_change(plan: Callable[[], Change], done: str, unchanged: str, *, dry_
 
 def _build_entry(context: click.Context, options: ServeOptions, client: str, flag: str) -> Entry:
     """Build the entry; `click.UsageError` if the client can't express the flags or the gateway wouldn't start."""
-    _check_flags(context, options)
-    address = None if options.settings is None else _build_address(context, options.settings, flag)
-    command = (*build_own_command(), "serve", *_format_flags(context))
-    entry = Entry(name=options.name, command=command, address=address)
-    obstacle = CLIENTS[client].find_obstacle(entry)
-    if obstacle is not None:
-        raise click.UsageError(f"{flag} {client}: {obstacle}", context)
-    return entry
-
-
-def _check_flags(context: click.Context, options: ServeOptions) -> None:
-    """Check names the gateway resolves at startup, as an entry that never starts is useless.
-
-    Raises:
-        click.UsageError: A file of `--mcp`, a tool of `--tools` or the server of `--transparent` doesn't exist.
-    """
+    # Check names the gateway resolves at startup, as an entry that never starts is useless.
     invocation = read_invocation(context)
     plan = load_plan(invocation)
     if options.transparent is not None:
         find_row(plan, options.transparent)
     if invocation.tools:
         list_native_tools(invocation)
+    address = None if options.settings is None else _build_address(options.settings, flag)
+    command = (*build_own_command(), "serve", *_format_flags(context))
+    entry = Entry(name=options.name, command=command, address=address)
+    obstacle = CLIENTS[client].find_obstacle(entry)
+    if obstacle is not None:
+        raise click.UsageError(f"{flag} {client}: {obstacle}")
+    return entry
 
 
 def _explain_http(entry: Entry, client: str) -> None:
@@ -144,9 +110,9 @@ def _explain_http(entry: Entry, client: str) -> None:
         print_status(f"set {TOKEN_VARIABLE} to the token that the gateway prints when it creates one")
 
 
-def _build_address(context: click.Context, settings: HttpSettings, flag: str) -> Address:
+def _build_address(settings: HttpSettings, flag: str) -> Address:
     if settings.port == 0:
-        raise click.UsageError(f"{flag} needs a fixed port", context)
+        raise click.UsageError(f"{flag} needs a fixed port")
     host = "127.0.0.1" if settings.host in EVERYWHERE else settings.host
     name = f"[{host}]" if ":" in host else host
     url = f"http://{name}:{settings.port}{settings.path}"
@@ -159,38 +125,17 @@ def _build_address(context: click.Context, settings: HttpSettings, flag: str) ->
 
 def _format_flags(context: click.Context) -> list[str]:
     """Format the given flags as words with absolute paths, as the client may start anywhere."""
-    invocation = read_invocation(context)
+    invocation, (values, given) = read_invocation(context), collect_values(context)
+    files = [os.path.join(invocation.cwd, os.path.expanduser(path)) for path in invocation.mcp or ()]
+    values |= {"cwd": invocation.cwd, "mcp": tuple(map(os.path.normpath, files)), "tools": invocation.tools}
     words: list[str] = []
-    if is_given_at_any_level(context, "cwd"):
-        words += ["--cwd", invocation.cwd]
-    for path in invocation.mcp or ():
-        absolute = os.path.join(invocation.cwd, os.path.expanduser(path))
-        words += ["--mcp", os.path.normpath(absolute)]
-    for tool in invocation.tools or ():
-        words += ["--tools", tool]
-    for rule in invocation.allow:
-        words += ["--allow", rule]
-    if is_given_at_any_level(context, "web_allow"):
-        for host in context.params["web_allow"] or context.find_root().params["web_allow"]:
-            words += ["--web-allow", host]
-    words += ["--no-mcp"] * invocation.no_mcp
-    words += ["--no-addons"] * invocation.no_addons
-    words += ["--code"] * is_given_at_any_level(context, "code")
-    for key in ("approval", "sandbox", "model", "base_url"):
-        if is_given_at_any_level(context, key):
-            words += [f"--{key.replace('_', '-')}", str(getattr(invocation, key))]
-    return [*words, *_format_serve_flags(context)]
-
-
-def _format_serve_flags(context: click.Context) -> list[str]:
-    words: list[str] = []
-    for spec in SERVE_FLAGS:
-        if is_given(context, spec.key) and spec.key not in _ENTRY_FLAGS:
-            value = context.params[spec.key]
-            if spec.kind is FlagKind.SWITCH:
-                words.append(spec.name)
-            elif spec.kind is FlagKind.MANY:
-                words += [word for one in value for word in (spec.name, one)]
-            else:
-                words += [spec.name, str(value)]
+    for spec in (*flag_specs(), *SERVE_FLAGS):
+        if spec.key not in given or spec.key in _ENTRY_FLAGS:
+            continue
+        if spec.kind is FlagKind.SWITCH:
+            words.append(spec.name)
+        else:
+            value = values[spec.key]
+            for one in cast("tuple[object, ...]", value if isinstance(value, tuple) else (value,)):
+                words += [spec.name, str(one)]
     return words

@@ -7,6 +7,7 @@ everything it serves, `open_gateway` opens the session behind it. A `GatewayOpen
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.app_dirs import state_dir
+from indusagi.core.faults import Note
 from indusagi.interop.protocol_bridge.host import create_provider_host
 from induscode.boot.session import open_session
 from induscode.calls.record import CallOrigin
@@ -22,26 +24,23 @@ from induscode.deck.contract import DeckFramework, Profile
 from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.gateway import Gateway, GatewayContext, GatewayOpening
-from induscode.gateway.page.serving import build_site, open_page
-from induscode.gateway.searched_boxes import SearchedBoxes
+from induscode.gateway.search_box import SearchedBoxes
 from induscode.gateway.status_lines import StatusLines
 from induscode.gateway.tasks import TASKS_FILE, GatewayTasks, TaskMap
-from induscode.gateway.view_box import GatewayViews, check_view_tokens, read_view_tokens
+from induscode.gateway.view_box import GatewayViews, read_view_tokens
 from induscode.launch.extras import find_missing_agent
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import SERVE_VIEWS
-from induscode.permissions.gate import build_gateway_checks
+from induscode.permissions import build_gateway_checks
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.faults import Note
     from induscode.calls.metrics import CallMetrics
     from induscode.cluster.sessions import TaskHandles
     from induscode.conversations.agents.delegate import SubSessions
-    from induscode.launch.invocation import Invocation
-
+    from induscode.gateway.page.site import PageSite
 
 # -- host -------------------------------------------------------------------------------------
 
@@ -57,12 +56,19 @@ class GatewayParts:
         self.content = GatewayContent(plain_names=options.names == "plain", single_client=options.settings is None)
         # Without servers (`--no-mcp`) it serves only tools.
         offered = self.content if context.plan.rows or context.watch is not None else None
-        handles = _open_handles(context)
-        task_map = _open_task_map() if handles is None else None
+        handles: TaskHandles | None = None
+        task_map: TaskMap | None = None
+        if context.node is not None and options.cluster is not None and options.cluster.key is not None:
+            from induscode.cluster.sessions import TaskHandles  # noqa: PLC0415 — only with --cluster
+
+            handles = TaskHandles(context.node, options.cluster.key)
+        else:
+            with suppress(OSError):  # the note about the ledger already reports it
+                task_map = TaskMap(os.path.join(state_dir(), TASKS_FILE))
         self.tasks = GatewayTasks(self.content, task_map, print_note, handles, opening.intercepts_results)
         self.searched = SearchedBoxes(options.search, print_note, opening.record_search)
         views = context.invocation.settings.get(SERVE_VIEWS)
-        tokens = read_view_tokens(views, os.environ)
+        tokens = read_view_tokens(views, os.environ, over_http=options.settings is not None)
         chosen = GatewayViews(opening.box, views, tokens, options.view, offered, self.searched.wrap) if views else None
         self.ready = anyio.Event()
         """Set once the first servers have listed their tools."""
@@ -76,12 +82,16 @@ class GatewayParts:
             tasks=None if offered is None else self.tasks,
         )
         self.metrics: CallMetrics | None = None
-        self.site = build_site(options.page)
+        self.site: PageSite | None = None
+        if options.page != "off":
+            from induscode.gateway.page.access import PageAccess  # noqa: PLC0415 — over HTTP only
+            from induscode.gateway.page.site import PageSite  # noqa: PLC0415 — over HTTP only
+
+            self.site = PageSite(PageAccess(), options.page)
         self.settings = settings = options.settings
         if settings is not None:
             from induscode.calls.metrics import CallMetrics  # noqa: PLC0415 — over HTTP only
 
-            check_view_tokens(tokens, views)
             self.metrics = CallMetrics(opening.count_dropped)
             auth = settings.auth and replace(settings.auth, on_identity=opening.record_client, on_note=print_note)
             more = [token.decode() for token in tokens]
@@ -91,23 +101,6 @@ class GatewayParts:
 def print_note(note: Note) -> None:
     """Print a note, even if printed before."""
     print_status(str(note))
-
-
-def _open_handles(context: GatewayContext) -> TaskHandles | None:
-    """Return the sealer of task handles, or `None` outside a cluster."""
-    node, key = context.node, None if context.options.cluster is None else context.options.cluster.key
-    if node is None or key is None:
-        return None
-    from induscode.cluster.sessions import TaskHandles  # noqa: PLC0415 — only with --cluster
-
-    return TaskHandles(node, key)
-
-
-def _open_task_map() -> TaskMap | None:
-    try:
-        return TaskMap(os.path.join(state_dir(), TASKS_FILE))
-    except OSError:
-        return None  # the note about the ledger already reports it
 
 
 # -- session ----------------------------------------------------------------------------------
@@ -122,7 +115,14 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
     value = PROFILES[options.profile]
     profile = None if value is None else Profile(value)
     with end.guard():
-        agents = await _open_agents(stack, invocation) if profile is Profile.ALL else None
+        agents: SubSessions | None = None
+        if profile is Profile.ALL and (invocation.model or invocation.base_url):
+            if (missing := find_missing_agent()) is not None:
+                print_status(f"sub-agents are left out: {missing}")
+            else:
+                from induscode.gateway.agents import open_tasks  # noqa: PLC0415 — with a model only
+
+                agents = await open_tasks(stack, invocation)
         handlers = replace(
             forwarding_handlers(),
             roots=content.answer_roots,
@@ -159,18 +159,8 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         await parts.tasks.open()
         # Before the recorder of calls is closed.
         stack.push_async_callback(parts.tasks.aclose)
-        open_page(stack, parts.site, gateway)
+        if parts.site is not None:
+            parts.site.show_gateway(gateway, stack)
         parts.opening.open(gateway)
         return gateway
     return None
-
-
-async def _open_agents(stack: AsyncExitStack, invocation: Invocation) -> SubSessions | None:
-    if not (invocation.model or invocation.base_url):
-        return None
-    if (missing := find_missing_agent()) is not None:
-        print_status(f"sub-agents are left out: {missing}")
-        return None
-    from induscode.gateway.agents import open_tasks  # noqa: PLC0415 — with a model only
-
-    return await open_tasks(stack, invocation)

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.listeners import Listeners
 from indusagi.core.records import record
-from indusagi.core.text import cut_text
+from indusagi.core.tasks import Listeners
+from indusagi.core.text import clean_json, cut_text
 from indusagi.interop.protocol_bridge.client.handlers import (
     UNKNOWN_CALLER,
     current_caller,
@@ -229,12 +228,7 @@ class GatewayContent:
         return () if self._bridge is None else self._bridge.ledger.live_capabilities()
 
     async def wake(self, server: str) -> ServerEndpointImpl:
-        """Start a server if it's asleep and return its endpoint.
-
-        Raises:
-            RpcError: The gateway is still opening.
-            ProtocolFault: The server doesn't exist or failed to start.
-        """
+        """Start a server if it's asleep and return its endpoint; `RpcError` while the gateway is opening."""
         if self._content is None:
             raise RpcError(_REFUSED, "the servers are not there yet")
         return await self._content.wake(server)
@@ -302,11 +296,7 @@ class GatewayContent:
     # -- requests ---------------------------------------------------------------------------
 
     async def request(self, method: str, params: JsonObject, on_progress: ProgressSink | None = None) -> JsonObject:
-        """Answer `resources/read`, `prompts/get`, `completion/complete` or a skills request of the current caller.
-
-        Raises:
-            RpcError: The gateway or the server rejected it.
-        """
+        """Answer `resources/read`, `prompts/get`, `completion/complete` or a skills request of the current caller."""
         await self.listed.wait()
         content = self._content
         if content is None:
@@ -367,11 +357,7 @@ class GatewayContent:
     # -- updates ----------------------------------------------------------------------------
 
     async def subscribe(self, uri: str, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` on every update of a resource until the returned function is called.
-
-        Raises:
-            RpcError: No server has the resource, or its server refuses.
-        """
+        """Call `listener` on every update of a resource until the returned function is called."""
         await self.listed.wait()
         if self._content is None:
             raise RpcError(_REFUSED, "the servers are not there yet")
@@ -471,11 +457,7 @@ class GatewayContent:
                     endpoint.notify(_ROOTS_CHANGED)
 
     async def answer_roots(self, params: JsonObject) -> JsonObject:
-        """Answer a server's `roots/list` from the client of the call, or from the only client with roots.
-
-        Raises:
-            RpcError: More than one client could be meant, or none.
-        """
+        """Answer a server's `roots/list` from the client of the call, or from the only client with roots."""
         with_roots = self._with_roots(current_server.get() or "")
         if current_caller.get() is not None:
             return await forward_request("roots/list", "roots", params)

@@ -16,13 +16,12 @@ from induscode.boot.content import open_content
 from induscode.boot.plans import usage_errors
 from induscode.cli.listing import print_table
 from induscode.cli.output import print_notes
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_async
 from induscode.cli.terminal import print_line, print_status
 from induscode.deck.catalog import cards_for_profile, find_missing_backend
 from induscode.deck.contract import DeckFramework
 from induscode.gateway.content import GatewayContent, choose_plain_names
-from induscode.gateway.search_box import select_listed
-from induscode.gateway.searched_boxes import report_idle_patterns
+from induscode.gateway.search_box import report_idle_patterns, select_listed
 from induscode.gateway.view_box import report_unknown_servers, select_rows, select_tools
 from induscode.launch.options import PROFILES
 from induscode.launch.settings import CODE_ENABLED, SERVE_VIEWS
@@ -33,8 +32,6 @@ from induscode.search.options import SEARCH_CARDS, estimate_definition
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
     from induscode.gateway.options import ServeOptions
     from induscode.launch.invocation import Invocation
     from induscode.search.options import SearchOptions
@@ -44,37 +41,34 @@ _LISTED_WITH_BACKEND = {"saas-action", "websearch"}
 _NOTHING = DeckFramework()
 
 
-def show_views(invocation: Invocation, options: ServeOptions) -> int:
+@run_async
+async def show_views(invocation: Invocation, options: ServeOptions) -> int:
     """Print every view, or the one for all clients, and return the exit code."""
+    listing = await list_tools(invocation, check=False)
+    print_notes(listing.notes)
+    is_plain = options.names == "plain"
+    native = _list_native(invocation, options.profile)
+    tools = [tool for tool in listing.tools if tool.source != NATIVE or (tool.name in native and not tool.missing)]
+    views = [options.view] if options.view is not None else [*invocation.settings.get(SERVE_VIEWS).values()]
+    if options.view is None:
+        views.append(View(name=""))
+    content = GatewayContent(plain_names=is_plain)
+    async with AsyncExitStack() as stack:
+        if invocation.settings.get(CODE_ENABLED) and not invocation.no_tools:
+            from induscode.code_mode.opening import open_code_card  # noqa: PLC0415 — only with code mode
 
-    async def show(_: CancelToken) -> int:
-        listing = await list_tools(invocation, check=False)
-        print_notes(listing.notes)
-        is_plain = options.names == "plain"
-        native = _list_native(invocation, options.profile)
-        tools = [tool for tool in listing.tools if tool.source != NATIVE or (tool.name in native and not tool.missing)]
-        views = [options.view] if options.view is not None else [*invocation.settings.get(SERVE_VIEWS).values()]
-        if options.view is None:
-            views.append(View(name=""))
-        content = GatewayContent(plain_names=is_plain)
-        async with AsyncExitStack() as stack:
-            if invocation.settings.get(CODE_ENABLED) and not invocation.no_tools:
-                from induscode.code_mode.opening import open_code_card  # noqa: PLC0415 — only with code mode
-
-                with usage_errors():
-                    card = await open_code_card(stack, invocation.settings)
-                tools.append(ListedTool(card.descriptor, NATIVE))
-            named = name_tools(tools, is_plain=is_plain)
-            if listing.plan.rows:
-                opening = open_content(listing.plan, starts_unseen=False)
-                bridge, known = await stack.enter_async_context(opening)
-                content.open(bridge, known, lambda _: False)
-            report_unknown_servers(views, [row.id for row in listing.plan.rows])
-            shown = {name for view in views for name in _print_view(named, content, view, options.search)}
-        report_idle_patterns(options.search, invocation.settings, shown)
-        return 0
-
-    return run_until_signal(show)
+            with usage_errors():
+                card = await open_code_card(stack, invocation.settings)
+            tools.append(ListedTool(card.descriptor, NATIVE))
+        named = name_tools(tools, is_plain=is_plain)
+        if listing.plan.rows:
+            opening = open_content(listing.plan, starts_unseen=False)
+            bridge, known = await stack.enter_async_context(opening)
+            content.open(bridge, known, lambda _: False)
+        report_unknown_servers(views, [row.id for row in listing.plan.rows])
+        shown = {name for view in views for name in _print_view(named, content, view, options.search)}
+    report_idle_patterns(options.search, invocation.settings, shown)
+    return 0
 
 
 def _list_native(invocation: Invocation, profile: str) -> set[str]:
@@ -109,7 +103,10 @@ def _print_view(
     counts = [format_count(len(rows), "tool")]
     for kind in LISTED_KINDS:
         items, identity = content.known_items(kind), ITEM_LISTS[kind].identity
-        shown_rows = [(name, {**row, **_read_front_matter(row)}) for name, row in select_rows(kind, items, view)]
+        shown_rows = [
+            (name, {**row, **(front if is_json_object(front := row.get("frontmatter")) else {})})  # of a skill
+            for name, row in select_rows(kind, items, view)
+        ]
         # A renamed resource keeps its URI.
         names |= {name: str(row["name" if name in view.rename else identity]) for name, row in shown_rows}
         counts += [format_count(len(shown_rows), kind)] if items.rows else []
@@ -145,11 +142,6 @@ def _print_view(
                 reason = f"{wanted!r} is none for a tool: use letters, digits, _ and -, 64 at most"
             print_status(f"view {view.name!r}: {name!r} keeps its name: {reason}")
     return [descriptor.name for descriptor in shown]
-
-
-def _read_front_matter(row: JsonObject) -> JsonObject:
-    front = row.get("frontmatter")  # of a skill
-    return front if is_json_object(front) else {}
 
 
 def _cut_line(text: str) -> str:

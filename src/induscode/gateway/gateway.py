@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 from anyio import to_thread
@@ -17,20 +18,20 @@ from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_
 from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
-from induscode.boot.config_watch import BrokenConfigError, reread_plan
+from induscode.boot.plans import BrokenConfigError, reread_plan
 from induscode.boot.session import graft_addon_cards
 from induscode.calls.record import find_tool_ref
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
-from induscode.gateway.cluster import NodeHooks
 from induscode.gateway.content import GatewayContent, choose_plain_names
 from induscode.gateway.recursion import drop_own_address
 from induscode.search.options import SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskGroup
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.uris import Convert
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
-    from induscode.boot.config_watch import ConsentedRows, FileWatch
+    from induscode.boot.plans import ConfigFiles, ConsentedRows
     from induscode.boot.session import Session
     from induscode.cli.process import SignalState
     from induscode.cluster.node import ClusterNode
@@ -51,14 +52,16 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
+    from induscode.deck.mcp.store import LedgerStore, ThreadedStore
     from induscode.deck.provision import DeckToolBox
     from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.recursion import GatewayInfo, ListenAddress
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
     from induscode.launch.invocation import Invocation
-    from induscode.permissions.gate import CardChecks
-    from induscode.search.finder import SearchReport
+    from induscode.permissions import CardChecks
+    from induscode.search.cards import SearchReport
+    from induscode.servers.config.trust import TrustStore
     from induscode.servers.plan import ServerPlan
 
 FIRST_S = 5.0
@@ -69,6 +72,20 @@ _APPROVAL_POLL_S = 2.0
 """Poll interval for approvals and sign-ins from other processes, while a tool or a server waits for one."""
 _DEBOUNCE_S = 0.05
 """Debounce window for announcing changes."""
+
+
+@record(kw_only=True)
+class NodeHooks:
+    """Hooks of a gateway that is a cluster node; they do nothing by default."""
+
+    share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None
+    """Shares the ledger."""
+    trust: TrustStore | None = None
+    """Consents of this user and of the other nodes."""
+    limit_checks: Callable[[CardChecks], CardChecks] = lambda checks: checks
+    """Adds the cluster's rules to the permission checks."""
+    on_follow: Callable[[Any, TaskGroup], None] = lambda gateway, tasks: None
+    """Called with the gateway when it starts to follow its servers."""
 
 
 @record(kw_only=True)
@@ -83,7 +100,7 @@ class GatewayContext:
     boot: BootOptions
     address: ListenAddress | None
     consented: ConsentedRows
-    watch: FileWatch | None
+    watch: ConfigFiles | None
     """`None` without configuration files (`--no-mcp`)."""
     files: Sequence[str]
     node: ClusterNode | None = None
@@ -528,7 +545,12 @@ class Gateway:
         if changes.leased:
             names = ", ".join(changes.leased)
             print_status(f"the change of {names} waits for the end of the tasks that use it")
-            tasks.start_soon(self._apply_when_free, changes.leased, tasks)
+
+            async def apply_when_free() -> None:
+                await self._fleet.leases.wait_until_free(changes.leased)
+                await self._apply_plan(self.plan, tasks)
+
+            tasks.start_soon(apply_when_free)
         self._lines.print_notes(plan.notes)
         if changes or order != [row.id for row in plan.rows]:
             self._box = None
@@ -537,10 +559,6 @@ class Gateway:
             texts = [f"{what} {names}" for what, names in changes.group(plan, "replaced").items()]
             print_status(f"the configuration has changed: {'; '.join(texts)}")
         tasks.start_soon(self._bridge.wake, changes.to_start)
-
-    async def _apply_when_free(self, leased: Sequence[str], tasks: TaskGroup) -> None:
-        await self._fleet.leases.wait_until_free(leased)
-        await self._apply_plan(self.plan, tasks)
 
     # -- status lines -----------------------------------------------------------------------
 

@@ -1,42 +1,236 @@
-"""Options of `indus serve`: its flags as one value, and checks beyond click's."""
+"""The flags of `indus serve`, in the order of its help, and the options they become.
+
+`induscode.launch.flags` has the flags it shares with a session.
+"""
 
 from __future__ import annotations
 
 import os
 import re
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 import click
 
 from indusagi.core.records import record
-from induscode.gateway.cluster import complete_cluster, parse_cluster
-from induscode.gateway.flags import (
-    CONNECTIONS,
-    NAME,
-    REQUESTS,
-    REQUESTS_PER_TOKEN,
-    SECRET_VARIABLE,
-    SERVE_FLAGS,
-    SESSIONS,
-    Names,
-    PageMode,
-    TaskHandling,
-)
+from induscode.cluster.broker import MISSING_EXTRA
+from induscode.cluster.contract import CAPACITY, CREDENTIALS_VARIABLE, ClusterSettings, find_node_name, parse_brokers
+from induscode.cluster.key import ClusterKey, read_any_key
+from induscode.cluster.opening import CREDENTIALS_HELP, KEY_HELP, add_credentials, find_key_file, load_key
 from induscode.gateway.recursion import EVERYWHERE
-from induscode.launch.options import is_given, is_given_at_any_level, refuse_combinations
-from induscode.launch.settings import SERVE_VIEWS
+from induscode.launch.flags import FlagGroup, FlagKind, FlagSection, FlagSpec, choice
+from induscode.launch.options import PROFILES, is_given, is_given_at_any_level, refuse_combinations
+from induscode.launch.settings import (
+    CLUSTER_AFFINITY,
+    CLUSTER_BROKERS,
+    CLUSTER_CREDENTIALS,
+    CLUSTER_IDLE,
+    CLUSTER_KEY_FILE,
+    SERVE_VIEWS,
+    TOOL_SEARCH_ALWAYS_LIST,
+    TOOL_SEARCH_MODE,
+)
 from induscode.launch.views import Schemas, View
 from induscode.search.options import SearchOptions, read_search_options
+from induscode.servers.clients import CLIENTS, DEFAULT_ADDRESS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
-    from induscode.cluster.contract import ClusterSettings
     from induscode.launch.invocation import Invocation
+    from induscode.launch.settings import Settings
+
+Names: TypeAlias = Literal["server", "plain"]
+"""Item names: prefixed with the server, or unprefixed where no other server uses the same."""
+TaskHandling: TypeAlias = Literal["wait", "refuse"]
+"""Calls that need a task, from clients without task support: wait for the result, or let the server refuse."""
+PageMode: TypeAlias = Literal["full", "read-only", "off"]
+
+NAME = "indus"
+SESSIONS = 256
+"""Default session limit of a gateway, whose sessions share its servers."""
+CONNECTIONS = 2_048
+REQUESTS = 2_048
+REQUESTS_PER_TOKEN = 1_024
+SECRET_VARIABLE = "INDUS_SERVE_CLIENT_SECRET"
+_MOST = 65_536
+"""Upper bound of a limit: the number of TCP ports."""
+
+
+_serving = FlagSection(FlagGroup.SERVING)
+_http, _auth, _node = (FlagSection(FlagGroup.SERVING, needs) for needs in ("--http", "--auth", "--cluster"))
+
+
+def _limit(name: str, of: str, default: int, *aliases: str, key: str = "") -> FlagSpec:
+    schema: JsonObject = {"type": "integer", "minimum": 1, "maximum": _MOST}
+    return _http.value(name, "N", f"the most {of}; {default:,} by default.", *aliases, schema=schema, key=key)
+
+
+def _choose(name: str, describe: str, choices: Any, default: str) -> FlagSpec:
+    return _serving.value(name, None, describe, schema=choice(*get_args(choices)), default=default)
+
+
+_clients = choice(*CLIENTS)
+
+SERVE_FLAGS: tuple[FlagSpec, ...] = (
+    _serving.switch("--stdio", "Serve the client that starts this process (the default).", excludes=("--cluster",)),
+    _serving.value(
+        "--http",
+        "[HOST:]PORT",
+        f"Serve at an address instead; {DEFAULT_ADDRESS} if none is given, 0 for a free port.",
+        bare=DEFAULT_ADDRESS,
+        excludes=("--stdio",),
+    ),
+    _http.switch("--no-token", "require no token; only on a loopback address.", excludes=("--auth",)),
+    _http.many("--allowed-host", "NAME:PORT", "a further Host header that is accepted (repeatable)."),
+    _http.many("--allowed-origin", "ORIGIN", "an Origin header of web pages that is accepted (repeatable)."),
+    _limit("--max-sessions", "sessions at once", SESSIONS, "--sessions"),
+    _limit("--max-connections", "connections at once", CONNECTIONS),
+    # A session has a flag of the same name with another meaning.
+    _limit("--max-requests", "requests at once", REQUESTS, key="http_requests"),
+    _limit(
+        "--max-requests-per-token",
+        "requests at once of one session, or of one token without sessions",
+        REQUESTS_PER_TOKEN,
+    ),
+    _serving.value(
+        "--profile",
+        None,
+        "Native tools: read-only ones, the coding set (which writes and runs commands), all with the app cards, or "
+        "none.",
+        schema=choice(*PROFILES),
+        default="read-only",
+    ),
+    _choose(
+        "--schemas",
+        "Tools of servers: as the server defines them (raw), or reduced to what every model provider takes (model).",
+        Schemas,
+        "raw",
+    ),
+    _serving.value("--view", "NAME", "Show every client the tools of this view only (the setting serve.views)."),
+    _choose(
+        "--names",
+        "Tools, prompts and resources of servers: named with their server, or by their own names where these are "
+        "unique (plain).",
+        Names,
+        "server",
+    ),
+    _choose(
+        "--tasks",
+        "Calls that a server answers with a task only, of clients that know no tasks: wait for the result on their "
+        "behalf, or let the server refuse them.",
+        TaskHandling,
+        "wait",
+    ),
+    _serving.of(
+        TOOL_SEARCH_MODE,
+        FlagKind.VALUE,
+        "List three tools by which a client finds and calls all others: always (on), never (off), or where the list "
+        "would be too long (auto, the default).",
+    ),
+    _serving.of(
+        TOOL_SEARCH_ALWAYS_LIST,
+        FlagKind.MANY,
+        "A tool that stays listed where tools are searched; * stands for any text (repeatable).",
+        metavar="NAME",
+    ),
+    _http.value(
+        "--page",
+        None,
+        "the page at /ui, full (the default), for looking only, or none.",
+        schema=choice(*get_args(PageMode)),
+    ),
+    _serving.value("--name", None, "The name it is served under.", default=NAME),
+    _serving.value("--transparent", "SERVER", "Pass one server through, unchanged.", excludes=("--cluster",)),
+    _serving.value(
+        "--print-config",
+        None,
+        "Print the entry to paste into a client instead of serving.",
+        schema=_clients,
+        excludes=("--cluster", "--dry-run"),
+    ),
+    _serving.value(
+        "--install",
+        None,
+        "Put the entry into the client's own file instead of serving; a copy is kept.",
+        schema=_clients,
+        excludes=("--print-config", "--cluster"),
+    ),
+    _serving.value(
+        "--uninstall",
+        None,
+        "Remove the entry from the client's own file instead of serving; a copy is kept.",
+        schema=_clients,
+        excludes=("--print-config", "--install", "--cluster"),
+    ),
+    _serving.switch(
+        "--dry-run",
+        "Show which tools each view has, and serve nothing; with --install or --uninstall: show the change.",
+        excludes=("--cluster",),
+    ),
+    _http.value("--auth", "ISSUER", "accept access tokens of this authorization server (OAuth) instead of the token."),
+    _auth.many("--audience", "NAME", "the audience of accepted tokens (repeatable); the public URL by default."),
+    _auth.value("--public-url", "URL", "where clients reach the gateway, if that is not the address it listens on."),
+    _auth.switch("--any-token-type", "also accept JWTs that are not marked as access tokens (at+jwt)."),
+    _auth.value(
+        "--introspect",
+        "CLIENT_ID",
+        f"ask the issuer about each token, as this client; its secret is in {SECRET_VARIABLE}.",
+        variable=SECRET_VARIABLE,
+    ),
+    _auth.switch("--require-dpop", "refuse tokens that are not bound to a key (DPoP)."),
+    _auth.switch("--dpop-nonce", "refuse DPoP proofs without a nonce of ours."),
+    _auth.value(
+        "--max-requests-per-principal",
+        "N",
+        "the most requests at once of one principal; 256 by default.",
+        schema={"type": "integer", "minimum": 1},
+    ),
+    _auth.value(
+        "--max-rate-per-principal",
+        "N",
+        "the most requests per second of one principal; 200 by default.",
+        schema={"type": "number", "exclusiveMinimum": 0},
+    ),
+    _serving.of(
+        CLUSTER_BROKERS,
+        FlagKind.VALUE,
+        "With --http: join the cluster of these NATS brokers; servers run on one node and are used by all.",
+        metavar="URL,…",
+    ),
+    _node.of(CLUSTER_KEY_FILE, FlagKind.VALUE, KEY_HELP, metavar="FILE"),
+    _node.of(CLUSTER_CREDENTIALS, FlagKind.VALUE, CREDENTIALS_HELP, metavar="FILE", variable=CREDENTIALS_VARIABLE),
+    _node.value("--node", "NAME", "the name of this node; the machine's by default."),
+    _node.value(
+        "--capacity",
+        "N",
+        f"the most servers that this node runs for the cluster; {CAPACITY} by default.",
+        schema={"type": "integer", "minimum": 1, "maximum": 10_000},
+    ),
+    _node.of(
+        CLUSTER_IDLE,
+        FlagKind.VALUE,
+        "With --cluster: stop a server that is not called for so long, until its next call; by default never.",
+        metavar="SECONDS",
+        schema=CLUSTER_IDLE.values.schema,
+    ),
+    _node.switch("--doors-only", "serve clients, and run no server here."),
+    _node.switch(
+        "--offer-only",
+        "run the servers of this machine only, for rows whose command is cluster:NODE/SERVER.",
+        excludes=("--doors-only",),
+    ),
+)
+"""The flags that only `indus serve` takes."""
+
+
+# -- options ----------------------------------------------------------------------------------------
+
 
 _NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ADDRESS = re.compile(
@@ -73,18 +267,11 @@ class ServeOptions:
 
 
 def read_serve_options(context: click.Context, invocation: Invocation) -> ServeOptions:
-    """Check the flags of `indus serve` and turn them into options.
-
-    Raises:
-        click.UsageError: A value is invalid, or flags contradict each other or have no effect.
-    """
+    """Check the flags of `indus serve` and turn them into options."""
     params = context.params
-    if params["sse"]:
-        message = "--sse was removed: leave it out, and connect clients by Streamable HTTP (http), at /mcp"
-        raise click.UsageError(message, context)
     refuse_combinations(context, SERVE_FLAGS)
     if _NAME_PATTERN.fullmatch(params["name"]) is None:
-        raise click.UsageError(f"--name {params['name']!r}: use letters, digits, _ and -, 64 at most", context)
+        raise click.UsageError(f"--name {params['name']!r}: use letters, digits, _ and -, 64 at most")
     _check_entry_flags(context)
     cluster = parse_cluster(context)
     _refuse_unused(context)
@@ -102,7 +289,7 @@ def read_serve_options(context: click.Context, invocation: Invocation) -> ServeO
         tasks=params["tasks"],
         search=read_search_options(invocation.settings, params["search"], params["always_list"]),
         page="off" if settings is None or is_relay else params["page"] or "full",
-        view=_find_named_view(context, params["view"], invocation.settings.get(SERVE_VIEWS)),
+        view=_find_named_view(params["view"], invocation.settings.get(SERVE_VIEWS)),
         cluster=None if cluster is None else complete_cluster(context, cluster, invocation.settings),
     )
 
@@ -114,12 +301,12 @@ def _check_entry_flags(context: click.Context) -> None:
     """Raise `click.UsageError` for flags that have no effect with `--uninstall` or `--dry-run`."""
     params = context.params
     if params["dry_run"] and params["transparent"] and not (params["install"] or params["uninstall"]):
-        raise click.UsageError("--dry-run and --transparent exclude each other", context)
+        raise click.UsageError("--dry-run and --transparent can't be used together")
     if params["uninstall"]:
         for option in context.command.params:
             key = str(option.name)
             if key not in _FOR_UNINSTALL and is_given_at_any_level(context, key):
-                raise click.UsageError(f"{option.opts[-1]} means nothing beside --uninstall", context)
+                raise click.UsageError(f"{option.opts[-1]} and --uninstall can't be used together")
 
 
 _UNUSED_BY_RELAY = (
@@ -139,44 +326,40 @@ def _refuse_unused(context: click.Context) -> None:
             unused.append("name")  # the server reports its own; only a client configuration needs one
         for key in unused:
             flag = f"--{key.replace('_', '-')}"
-            raise click.UsageError(f"--transparent and {flag} exclude each other", context)
+            raise click.UsageError(f"--transparent and {flag} can't be used together")
     if profile != "all" and not is_given_at_any_level(context, "tools"):
-        _refuse_flags(context, ("model", "base_url"), "means nothing without --profile all, which has sub-agents")
+        _refuse_flags(context, ("model", "base_url"), "requires --profile all, which has sub-agents")
     if profile == "none":
-        message = "means nothing without native tools: --profile none has none"
+        message = "requires native tools: --profile none has none"
         _refuse_flags(context, ("tools", "sandbox", "web_allow"), message)
 
 
 def _refuse_flags(context: click.Context, keys: Sequence[str], message: str) -> None:
     for key in keys:
         if is_given_at_any_level(context, key):
-            raise click.UsageError(f"--{key.replace('_', '-')} {message}", context)
+            raise click.UsageError(f"--{key.replace('_', '-')} {message}")
 
 
-def _find_named_view(context: click.Context, name: str | None, views: Mapping[str, View]) -> View | None:
+def _find_named_view(name: str | None, views: Mapping[str, View]) -> View | None:
     """Return the view named by `--view`, if any; `click.UsageError` if it doesn't exist."""
     if name is None or name in views:
         return None if name is None else views[name]
     known = f"there are: {', '.join(views)}" if views else "the setting serve.views has none"
-    raise click.UsageError(f"--view {name!r}: there is no such view; {known}", context)
+    raise click.UsageError(f"--view {name!r}: there is no such view; {known}")
 
 
 def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
-    """Parse the address of `--http`, its limits and its access into HTTP host settings.
-
-    Raises:
-        click.UsageError: The address is invalid, or `--no-token` is used with one that other machines can reach.
-    """
+    """Parse the address of `--http`, its limits and its access into HTTP host settings."""
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings, is_loopback  # noqa: PLC0415 — over HTTP only
 
     params = context.params
     text, no_token = params["http"], params["no_token"]
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > 65_535:
-        raise click.UsageError(f"--http {text!r}: write HOST:PORT, or a port", context)
-    host = _parse_host(context, text, match)
+        raise click.UsageError(f"--http {text!r}: write HOST:PORT, or a port")
+    host = _parse_host(text, match)
     if no_token and not is_loopback(host):
-        raise click.UsageError(f"--no-token: {host} can be reached from elsewhere; 127.0.0.1 cannot", context)
+        raise click.UsageError(f"--no-token: {host} can be reached from elsewhere; 127.0.0.1 cannot")
     settings = HttpSettings(
         host=host,
         port=int(match["port"]),
@@ -191,13 +374,13 @@ def _parse_http(context: click.Context, *, is_relay: bool) -> HttpSettings:
     sessions, most = params["max_sessions"], settings.sessions
     if is_relay and sessions is not None and sessions > most:
         message = f"--max-sessions {sessions}: {most} at most with --transparent, each has its own server"
-        raise click.UsageError(message, context)
+        raise click.UsageError(message)
     sessions = sessions or (most if is_relay else SESSIONS)
     auth = None if params["auth"] is None else _parse_auth(context, settings)
     return replace(settings, sessions=sessions, streams=max(settings.streams, sessions), auth=auth)
 
 
-def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
+def _parse_host(text: str, match: re.Match[str]) -> str:
     """Return the host if it's a hostname or a complete IP address; reject anything else."""
     from ipaddress import IPv4Address, IPv6Address  # noqa: PLC0415 — over HTTP only
 
@@ -211,7 +394,7 @@ def _parse_host(context: click.Context, text: str, match: re.Match[str]) -> str:
             raise ValueError(host)
     except ValueError:
         message = f"--http {text!r}: {six or host!r} is neither the name of a host nor an address"
-        raise click.UsageError(message, context) from None
+        raise click.UsageError(message) from None
     return six or host
 
 
@@ -222,26 +405,22 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSettings:
-    """Build the access-token settings.
-
-    Raises:
-        click.UsageError: A URL is invalid, or the secret of `--introspect` is missing.
-    """
+    """Build the access-token settings."""
     from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ResourceSettings  # noqa: PLC0415 — few serve with it
 
     params = context.params
     issuer = params["auth"]
-    _check_url(context, "--auth", issuer)
+    _check_url("--auth", issuer)
     public_url: str | None = params["public_url"]
     if public_url is not None:
-        _check_url(context, "--public-url", public_url)
+        _check_url("--public-url", public_url)
     elif settings.host in EVERYWHERE:
         message = f"--auth on {settings.host} needs --public-url: tokens are issued for the URL that clients use"
-        raise click.UsageError(message, context)
+        raise click.UsageError(message)
     introspection = None
     if params["introspect"] is not None:
         if not os.environ.get(SECRET_VARIABLE):
-            raise click.UsageError(f"--introspect needs the secret of the client in {SECRET_VARIABLE}", context)
+            raise click.UsageError(f"--introspect needs the secret of the client in {SECRET_VARIABLE}")
         introspection = IntrospectionClient(client_id=params["introspect"], client_secret=os.environ[SECRET_VARIABLE])
     chosen = {"requests": params["max_requests_per_principal"], "rate": params["max_rate_per_principal"]}
     return ResourceSettings(
@@ -256,7 +435,7 @@ def _parse_auth(context: click.Context, settings: HttpSettings) -> ResourceSetti
     )
 
 
-def _check_url(context: click.Context, flag: str, url: str) -> None:
+def _check_url(flag: str, url: str) -> None:
     """Reject URLs that aren't a server's, and unencrypted ones (RFC 8414 §2, RFC 9728 §1.2)."""
     try:
         parts = urlsplit(url)
@@ -264,6 +443,60 @@ def _check_url(context: click.Context, flag: str, url: str) -> None:
     except ValueError:
         parts, is_valid = urlsplit(""), False
     if not is_valid or parts.scheme not in {"http", "https"} or parts.query or parts.fragment or parts.username:
-        raise click.UsageError(f"{flag} {url!r}: write an https URL without query and fragment", context)
+        raise click.UsageError(f"{flag} {url!r}: write an https URL without query and fragment")
     if parts.scheme == "http" and parts.hostname not in _LOCAL:
-        raise click.UsageError(f"{flag} {url!r}: write https, since http is not encrypted", context)
+        raise click.UsageError(f"{flag} {url!r}: write https, since http is not encrypted")
+
+
+# -- nodes of a cluster -----------------------------------------------------------------------
+
+
+def parse_cluster(context: click.Context) -> ClusterSettings | None:
+    """Read the brokers and this node; return `None` without `--cluster`."""
+    params = context.params
+    if params["cluster"] is None:
+        return None
+    if params["http"] is None and not params["offer_only"]:
+        raise click.UsageError("--cluster needs --http: clients reach a node over HTTP")
+    try:
+        brokers = parse_brokers(params["cluster"])
+    except ValueError as exc:
+        raise click.UsageError(f"--cluster: {exc}") from exc
+    try:
+        node = find_node_name(params["node"])
+    except ValueError as exc:
+        raise click.UsageError(f"--node {exc}") from exc
+    role = "offers" if params["offer_only"] else "doors" if params["doors_only"] else "all"
+    return ClusterSettings(brokers=brokers, node=node, role=role, capacity=params["capacity"] or CAPACITY)
+
+
+def complete_cluster(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
+    """Add settings, credentials, and the key of the cluster or of an offering node."""
+    if find_spec("nats") is None:
+        raise click.UsageError(MISSING_EXTRA)
+    idle_s = context.params["idle_stop"]
+    idle_s = settings.get(CLUSTER_IDLE) if idle_s is None else idle_s
+    cluster = replace(cluster, affinity=settings.get(CLUSTER_AFFINITY), idle_s=idle_s)
+    cluster = add_credentials(context, cluster, settings, context.params["broker_credentials"])
+    key_file = context.params["cluster_key"]
+    if cluster.role == "offers":
+        return _add_offer_key(context, cluster, find_key_file(settings, key_file))
+    return replace(cluster, key=load_key(context, settings, key_file))
+
+
+def _add_offer_key(context: click.Context, cluster: ClusterSettings, path: str) -> ClusterSettings:
+    """Add an offering node's key, which contains its name, or the cluster's key."""
+    try:
+        key = read_any_key(path)
+    except FileNotFoundError as exc:
+        remedy = (
+            f"make one with `indus cluster offer-key {cluster.node}` where the key of the cluster is, and copy it here"
+        )
+        raise click.UsageError(f"--offer-only needs a key, and there is none at {path}: {remedy}") from exc
+    except (OSError, ValueError) as exc:
+        raise click.UsageError(f"--cluster-key: {exc}") from exc
+    if isinstance(key, ClusterKey):
+        return replace(cluster, key=key)
+    if context.params["node"] not in {None, key.node}:
+        raise click.UsageError(f"--node {cluster.node!r}: the key at {path} is that of {key.node!r}")
+    return replace(cluster, offer=key, node=key.node)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
-from indusagi.core.process.procfs import read_descriptor, read_proc_file, read_process
+from indusagi.core.process.tree import read_descriptor, read_proc_file, read_process
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host import ProviderHostInfo

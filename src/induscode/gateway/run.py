@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -20,9 +21,7 @@ from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
-from induscode.boot.config_watch import ConsentedRows, FileWatch, list_config_files
-from induscode.boot.plans import load_plan, usage_errors
-from induscode.cli.collector import spare_start_objects
+from induscode.boot.plans import ConfigFiles, ConsentedRows, list_config_files, load_plan, usage_errors
 from induscode.cli.output import can_ask_user
 from induscode.cli.process import handle_signals, non_blocking_stderr
 from induscode.cli.terminal import print_status
@@ -30,7 +29,6 @@ from induscode.conversations.contract import ExitCode
 from induscode.deck.mcp.boot import BootOptions
 from induscode.gateway.composition import GatewayParts, open_gateway, print_note
 from induscode.gateway.gateway import FIRST_S, GatewayContext
-from induscode.gateway.page.serving import announce_page
 from induscode.gateway.recursion import (
     EVERYWHERE,
     GatewayInfo,
@@ -40,10 +38,10 @@ from induscode.gateway.recursion import (
     read_ancestry,
     refuse_recursion,
 )
-from induscode.gateway.searched_boxes import report_idle_patterns
+from induscode.gateway.search_box import report_idle_patterns
 from induscode.gateway.view_box import report_unknown_servers
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
-from induscode.servers.listing import name_trust_command
+from induscode.servers.plan import name_trust_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,13 +57,12 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
     from induscode.servers.plan import ServerPlan
 
+_SERVING_COLLECTION = 5_000
+"""New objects between collections. A call holds a few hundred until we send its response."""
+
 
 def run_serve(invocation: Invocation, options: ServeOptions) -> int:
-    """Serve until a signal or the end of standard input, and return the exit code.
-
-    Raises:
-        click.UsageError: The flags or the configuration are unusable.
-    """
+    """Serve until a signal or the end of standard input, and return the exit code."""
     with non_blocking_stderr():
         if options.cluster is not None and options.cluster.key is not None:
             from induscode.gateway.sharing import find_config_path  # noqa: PLC0415 — only with --cluster
@@ -73,7 +70,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             invocation = replace(invocation, cluster_config=find_config_path(options.cluster.node))
         files = list_config_files(invocation)
         # Before reading the files, so that a change while reading counts as one.
-        watch = FileWatch(files) if files else None
+        watch = ConfigFiles(files) if files else None
         plan = load_plan(invocation)
         if options.cluster is None:  # a node also gets servers that its configuration doesn't have
             report_unknown_servers(invocation.settings.get(SERVE_VIEWS).values(), [row.id for row in plan.rows])
@@ -84,9 +81,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
         if options.transparent is not None:
             if required := invocation.settings.get(ADDONS_REQUIRED):
                 message = f"--transparent passes bytes on, which the required addon {required[0]!r} does not see"
-                raise click.UsageError(
-                    f"{message} (the setting addons.required)", click.get_current_context(silent=True)
-                )
+                raise click.UsageError(f"{message} (the setting addons.required)")
             return _run_relay(served, options.transparent, options, above)
         refusal = refuse_recursion(served, above)
         if refusal is not None:
@@ -110,7 +105,7 @@ def run_serve(invocation: Invocation, options: ServeOptions) -> int:
             from induscode.permissions import InvalidRuleError  # noqa: PLC0415 — only for this error
 
             if isinstance(exc, InvalidRuleError):
-                raise click.UsageError(str(exc), click.get_current_context(silent=True)) from exc
+                raise click.UsageError(str(exc)) from exc
             raise
 
 
@@ -212,6 +207,16 @@ def _announce_stdio(options: ServeOptions, what: str) -> None:
             print_status("an MCP client is meant to start this: see indus serve --install")
 
 
+def spare_start_objects() -> None:
+    """Collect once, then exempt all startup objects from later collections.
+
+    A gateway has fifty thousand of them. A full collection would visit them for 30 ms or more while calls wait.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_SERVING_COLLECTION, *gc.get_threshold()[1:])
+
+
 async def _serve(
     host: ProviderHost | RelayHost,
     settings: HttpSettings | None,
@@ -241,7 +246,7 @@ async def _serve(
                 print_status(f"{limit}, since the system allows too few open files (see ulimit -Hn)")
             _announce_access(settings, serving)
             if site is not None:
-                await announce_page(site, serving.url.removesuffix(settings.path), serving.token, options)
+                await site.announce(serving.url.removesuffix(settings.path), serving.token, options)
             up.set()
             await signals.end.wait()
     except ProtocolFault as fault:
@@ -274,11 +279,11 @@ def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
 
 def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequence[str]) -> int:
     """Serve the server `name` unchanged (`--transparent`)."""
-    from induscode.servers.listing import STATE_REMEDIES, find_row  # noqa: PLC0415 — for a relay
+    from induscode.servers.plan import STATE_REMEDIES, find_row  # noqa: PLC0415 — for a relay
 
     left_out = [note for note in plan.notes if note.owner.startswith(f"server {name!r} of ")]
     if name not in {row.id for row in plan.rows} and left_out:
-        raise click.UsageError(str(left_out[0]), click.get_current_context(silent=True))
+        raise click.UsageError(str(left_out[0]))
     state = plan.state_of(find_row(plan, name))
     if state != "startable":
         print_status(f"server {name!r} is not started: {STATE_REMEDIES[state].format(name)}")
@@ -286,7 +291,7 @@ def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequen
     auth = getattr(plan.configs[name], "auth", None)
     if auth is not None and auth.settings.grant == "token_exchange":
         message = "its clients would all be the gateway itself there; serve it without --transparent"
-        raise click.UsageError(f"server {name!r} has token exchange: {message}", click.get_current_context(silent=True))
+        raise click.UsageError(f"server {name!r} has token exchange: {message}")
     refusal = refuse_recursion(plan.narrow([name]), above)
     if refusal is not None:
         print_status(refusal)

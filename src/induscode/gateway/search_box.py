@@ -8,22 +8,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.registry import ToolRegistry
+from indusagi.interop.protocol_bridge.bridge import make_inert_context
+from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.layers import ToolBoxLayer
 from induscode.deck.provision import DeckRunner
-from induscode.search.cards import build_search_cards, resolve_call
-from induscode.search.finder import ToolFinder
+from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST
 from induscode.search.options import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
+    from typing import TypeAlias
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolOutcome
+    from indusagi.core.faults import Note
+    from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome
     from induscode.deck.layers import ServedBox
-    from induscode.search.finder import SearchReport
+    from induscode.launch.settings import Settings
+    from induscode.search.background import BackgroundIndex
+    from induscode.search.cards import SearchReport
     from induscode.search.index import ToolIndex
     from induscode.search.options import SearchOptions
+
+    BoxSource: TypeAlias = Callable[[], ServedBox | None]
 
 
 class _SearchedTools(ToolBoxLayer):
@@ -49,7 +57,10 @@ class SearchBox(ToolBoxLayer):
         open_index: Callable[[], ToolIndex],
         on_search: Callable[[SearchReport], None] | None = None,
     ) -> None:
+        from induscode.search.cards import ToolFinder, build_search_cards, resolve_call  # noqa: PLC0415 — for a list that is searched
+
         super().__init__(box)
+        self._resolve_call = resolve_call
         self.finder = finder = ToolFinder(_SearchedTools(box), open_index, on_search)
         cards = {card.name: card for card in build_search_cards(finder)}
         self._cards = DeckRunner(cards, box.context)
@@ -71,7 +82,7 @@ class SearchBox(ToolBoxLayer):
 
     def resolve_call(self, call: ToolCall) -> ToolCall:
         """Return the call wrapped in `call_tool`."""
-        return resolve_call(
+        return self._resolve_call(
             call,
             lambda name: name in SEARCH_CARDS or self.answers_unlisted(name),
             self.finder.tools,
@@ -89,3 +100,72 @@ class SearchBox(ToolBoxLayer):
     def answers_unlisted(self, name: str) -> bool:
         """Return whether a tool of this name exists, even if disabled."""
         return name in self.finder.tools or self.box.answers_unlisted(name)
+
+
+NO_TOOLS = ToolRegistry().to_tool_box(make_inert_context())
+"""Served until the servers are known."""
+
+
+def serve_current(source: BoxSource) -> Callable[[], ToolBox]:
+    """Return a function that returns the current box of `source`."""
+    return lambda: source() or NO_TOOLS
+
+
+def report_idle_patterns(options: SearchOptions, settings: Settings, names: Collection[str]) -> None:
+    """Print `--always-list` patterns that match no tool, unless they come from the settings, which suit any servers."""
+    for pattern in options.find_idle_patterns(names):
+        if options.mode == "off" or pattern in settings.get(TOOL_SEARCH_ALWAYS_LIST):
+            continue
+        print_status(f"--always-list {pattern!r}: no tool is called so (indus tools lists the names)")
+
+
+class SearchedBoxes:
+    """The search boxes of a gateway: one for clients without a view, and one per view.
+
+    With `auto`, a box that was searched once stays so: its list must not flip back while servers come and go. The
+    modules of the search load with the first searched box, so a gateway with few tools never loads them.
+    """
+
+    def __init__(
+        self,
+        options: SearchOptions,
+        on_note: Callable[[Note], None] = lambda _: None,
+        on_search: Callable[[SearchReport], None] | None = None,
+    ) -> None:
+        self._options, self._on_note, self._on_search = options, on_note, on_search
+        self._indexes: list[BackgroundIndex] = []
+
+    def wrap(self, source: BoxSource) -> Callable[[], ToolBox]:
+        """Return a function that returns the current box of `source`, behind a search where that applies."""
+        if self._options.mode == "off":
+            return serve_current(source)
+        is_searched = False
+        known: tuple[ServedBox, ToolBox] | None = None
+        index: BackgroundIndex | None = None
+
+        def find_box() -> ToolBox:
+            nonlocal is_searched, known, index
+            box = source()
+            if box is None:
+                return NO_TOOLS
+            if known is not None and known[0] is box:
+                return known[1]
+            is_searched = is_searched or self._options.applies_to(box.descriptors())
+            searched: ToolBox = box
+            if is_searched:
+                if index is None:
+                    from induscode.search.background import BackgroundIndex  # noqa: PLC0415 — for a list that is searched
+
+                    index = BackgroundIndex(report=self._on_note)
+                    self._indexes.append(index)
+                searched = search = SearchBox(box, self._options, index.open, self._on_search)
+                index.fill_soon(search.finder.fill_index)
+            known = box, searched
+            return searched
+
+        return find_box
+
+    async def aclose(self) -> None:
+        """Close the indexes and end their threads."""
+        for index in self._indexes:
+            await index.aclose()

@@ -22,12 +22,12 @@ from induscode.cli.terminal import print_status
 from induscode.cluster.contract import ClusterFault
 from induscode.cluster.node import open_node
 from induscode.cluster.opening import describe_fault
+from induscode.cluster.server_sessions import open_session
 from induscode.cluster.sessions import open_sessions
-from induscode.cluster.shared.calls import CallPublisher
 from induscode.cluster.shared.state import KIND as CONSENT
-from induscode.cluster.shared.state import SharedTrust, keep_running, open_shared_state
+from induscode.cluster.shared.state import CallPublisher, SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
-from induscode.gateway.cluster import NodeHooks
+from induscode.gateway.gateway import NodeHooks
 from induscode.gateway.recursion import drop_own_address
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from induscode.deck.contract import Capability
     from induscode.gateway.gateway import Gateway, GatewayContext
     from induscode.launch.invocation import Invocation
-    from induscode.permissions.gate import CardChecks, Wrap
+    from induscode.permissions import CardChecks, Wrap
 
 WATCH_S = 0.25
 """Poll interval for a node's files, so that changes on other nodes apply within a second."""
@@ -163,7 +163,7 @@ async def join_cluster(
     try:
         node = await stack.enter_async_context(open_node(settings, guarded=True))
         sessions = await stack.enter_async_context(open_sessions(node))
-        shared = await stack.enter_async_context(open_shared_state(node))
+        shared = await open_shared_state(node)
     except ClusterFault as fault:
         print_status(f"the cluster cannot be joined: {describe_fault(fault)}")
         return None
@@ -188,7 +188,7 @@ async def join_cluster(
         limit, follow = sharing.limit_checks, sharing.follow
         hooks = NodeHooks(share_store=shared.open_store, trust=sharing.trust, limit_checks=limit, on_follow=follow)
         context = replace(context, plan=plan, hooks=hooks)
-    boot = replace(context.boot, open_session=node.open_session, node=node.info.node)
+    boot = replace(context.boot, open_session=partial(open_session, node), node=node.info.node)
     if options.settings is not None:
         options = replace(options, settings=replace(options.settings, router=sessions))
     return replace(context, options=options, boot=boot, node=node)

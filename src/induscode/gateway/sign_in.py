@@ -16,7 +16,7 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
-from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
+from indusagi.interop.auth.callback import listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import (
@@ -29,10 +29,9 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from indusagi.runtime.contract import ToolDescriptor, ToolResult
 from induscode.servers.remedies import format_server_command
-from induscode.servers.sign_in.prompts import ListenedRedirect
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
     from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.client.handlers import Caller
@@ -42,12 +41,9 @@ _TOOL = "sign_in"
 
 
 class GatewaySignIns:
-    """The sign-ins to a gateway's servers.
+    """The sign-ins to a gateway's servers, which has tried those stored before `started_ms`.
 
-    Args:
-        bridge: The servers.
-        started_ms: Start of the gateway. It already tried sign-ins stored before that.
-        is_personal: Whether its clients belong to this machine's user, who may sign in through them.
+    If it `is_personal`, its clients belong to this machine's user, who may sign in through them.
     """
 
     def __init__(self, bridge: BootedBridge, started_ms: int, *, is_personal: bool) -> None:
@@ -101,10 +97,10 @@ class GatewaySignIns:
             async with lock:
                 return None  # another call signed in, or the retry will tell why not
         async with lock:
-            from induscode.servers.sign_in.servers import sign_in_to_server  # noqa: PLC0415 — for a sign-in
+            from induscode.servers.sign_in import sign_in_to_server  # noqa: PLC0415 — for a sign-in
 
             try:
-                await sign_in_to_server(config, _CallerPrompt(caller, server))
+                await sign_in_to_server(config, PagePrompt(server, partial(ask_to_open, caller)))
             except (AuthFault, RpcError) as exc:
                 return f"not signed in: {exc}; {command}"
             status = self._bridge.fleet.status_of(server)
@@ -129,12 +125,11 @@ class GatewaySignIns:
                 await self._bridge.wake([server])
 
 
-class _CallerPrompt:
-    """Prompts the user of a client by having the client open the sign-in page."""
+class PagePrompt:
+    """Prompts a user by having someone open the sign-in page: `open_page` gets its address and a message."""
 
-    def __init__(self, caller: Caller, server: str) -> None:
-        self._caller = caller
-        self._server = server
+    def __init__(self, server: str, open_page: Callable[..., Awaitable[None]]) -> None:
+        self._server, self._open_page = server, open_page
 
     @asynccontextmanager
     async def open_redirect(
@@ -142,18 +137,18 @@ class _CallerPrompt:
     ) -> AsyncGenerator[RedirectReceiver]:
         """Listen for the redirect on this machine."""
         message = f"Sign in to the server {self._server!r}."
-        async with listen_for_redirect(settings, registered) as listener:
-            yield ListenedRedirect(listener, partial(self.open_page, message=message))
+        async with listen_for_redirect(settings, registered, partial(self._open_page, message=message)) as listener:
+            yield listener
 
     async def show_device_code(self, code: DeviceCode) -> None:
         """Send the user to the page for a device code."""
         url = code.verification_uri_complete or code.verification_uri
-        await self.open_page(url, f"Enter the code {code.user_code} to sign in to the server {self._server!r}.")
+        await self._open_page(url, f"Enter the code {code.user_code} to sign in to the server {self._server!r}.")
 
-    async def open_page(self, url: str, message: str) -> None:
-        """Ask the client to open a page; `AuthFault` if the user declines."""
-        check_authorization_url(url)
-        params = {"mode": "url", "elicitationId": new_ulid(), "url": url, "message": message}
-        result = await self._caller.ask("elicitation/create", {**params})
-        if result.get("action") != "accept":
-            raise AuthFault("the sign-in was declined")
+
+async def ask_to_open(caller: Caller, url: str, message: str) -> None:
+    """Ask a client to open a page; `AuthFault` if its user declines."""
+    params = {"mode": "url", "elicitationId": new_ulid(), "url": url, "message": message}
+    result = await caller.ask("elicitation/create", {**params})
+    if result.get("action") != "accept":
+        raise AuthFault("the sign-in was declined")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.deck.mcp.boot import BootedBridge
-    from induscode.gateway.options import Schemas
+    from induscode.launch.views import Schemas
 
 _MAX_PRINTED = 1_000
 _MAX_REMARKS = 20

@@ -25,10 +25,10 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.faults import Note, describe_error
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.sqlite import DatabaseFormat, create_or_replace
+from indusagi.core.text import clean_json
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.handlers import current_server
 from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, is_task, read_task, read_task_support
@@ -85,12 +85,8 @@ class HeldTask:
 class GatewayTasks:
     """The task source of a gateway.
 
-    Args:
-        content: Knows the servers and converts their URIs.
-        task_map: Persists tasks. Without it they live as long as this process.
-        on_note: Receives a note if tasks can't be persisted.
-        handles: Seals ids in a cluster, which makes the map unnecessary.
-        holds_back: Returns whether every result has to pass through here: addon interceptors don't see tasks.
+    `task_map` persists tasks; without it they live as long as this process. In a cluster, `handles` seal ids instead.
+    `holds_back` returns whether every result has to pass through here: addon interceptors don't see tasks.
     """
 
     def __init__(
@@ -231,11 +227,7 @@ class GatewayTasks:
     async def request(
         self, method: str, params: JsonObject, owner: bytes, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Answer a request about a task of the current caller.
-
-        Raises:
-            RpcError: The owner has no such task, or the server rejected the request.
-        """
+        """Answer a request about a task of the current caller; `RpcError` if the owner has no such task."""
         held = await self._find(str(params.get("taskId")), owner)
         if method != "tasks/get":
             await self._verify(held)
@@ -272,14 +264,16 @@ class GatewayTasks:
     def _look_later(self, task_id: str) -> None:
         """Poll a task after another node saw its end: the call is recorded on this node."""
         held = self._held.get(task_id)
-        if held is not None and held.completion is not None:
-            self._content.start_soon(self._look_once, held)
+        if held is None or held.completion is None:
+            return
 
-    async def _look_once(self, held: HeldTask) -> None:
-        try:
-            await self._look(held)
-        except RpcError as exc:
-            _log.debug("the end of a task was not seen: %s", exc)
+        async def look() -> None:
+            try:
+                await self._look(held)
+            except RpcError as exc:
+                _log.debug("the end of a task was not seen: %s", exc)
+
+        self._content.start_soon(look)
 
     async def _reach(self, held: HeldTask, use: Callable[[ServerEndpointImpl], Awaitable[JsonObject]]) -> JsonObject:
         server = held.row.server
@@ -327,7 +321,9 @@ class GatewayTasks:
         else:
             text = error.get("message") if is_json_object(error) else task.get("statusMessage")
             ended = ToolResult.error(str(text), code="cancelled" if status == "cancelled" else "tool_error")
-        self._finish(held, ended, _measure(task))
+        # By the server's clock.
+        began, at = _read_time(task.get("createdAt")), _read_time(task.get("lastUpdatedAt"))
+        self._finish(held, ended, None if began is None or at is None or at < began else at - began)
 
     def _finish(self, held: HeldTask, result: ToolResult, seconds: float | None = None) -> None:
         completion, held.completion = held.completion, None
@@ -342,7 +338,11 @@ class GatewayTasks:
         if is_json_object(result):
             shown["result"] = self._convert(held, result)
         if is_json_object(asked):
-            held.spellings = {key: _read_spelling(value) for key, value in asked.items()}
+            held.spellings.clear()
+            for key, value in asked.items():
+                params = value.get("params") if is_json_object(value) else None
+                schema = params.get("requestedSchema") if is_json_object(params) else None
+                held.spellings[key] = ArgumentSpelling(schema)
             shown["inputRequests"] = clean_json(asked)[0]
         return {**shown, "taskId": held.row.id}
 
@@ -355,11 +355,7 @@ class GatewayTasks:
     # -- changes ----------------------------------------------------------------------------
 
     async def watch(self, task_id: str, owner: bytes, listener: TaskListener) -> Callable[[], None]:
-        """Call `listener` on every change of a task until the returned function is called.
-
-        Raises:
-            RpcError: The owner has no such task, or its server can't be reached.
-        """
+        """Call `listener` on every change of a task until the returned function is called."""
         held = await self._find(task_id, owner)
         await self._verify(held)
         held.listeners.append(listener)
@@ -429,22 +425,11 @@ def _find_end(task: JsonObject) -> int:
     return begin + life + _GRACE_MS
 
 
-def _measure(task: JsonObject) -> float | None:
-    """Return a task's duration in seconds, by its server's clock."""
-    began, ended = _read_time(task.get("createdAt")), _read_time(task.get("lastUpdatedAt"))
-    return None if began is None or ended is None or ended < began else ended - began
-
-
 def _read_time(value: JsonValue) -> float | None:
     try:
         return datetime.fromisoformat(value).timestamp() if isinstance(value, str) else None
     except (ValueError, OverflowError):
         return None
-
-
-def _read_spelling(request: JsonValue) -> ArgumentSpelling:
-    params = request.get("params") if is_json_object(request) else None
-    return ArgumentSpelling(params.get("requestedSchema") if is_json_object(params) else None)
 
 
 def _restore_answers(held: HeldTask, answers: JsonValue) -> JsonObject:

@@ -25,7 +25,7 @@ from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
 from induscode.deck.layers import ToolBoxLayer
 from induscode.gateway.content import build_not_found
-from induscode.gateway.searched_boxes import serve_current
+from induscode.gateway.search_box import serve_current
 from induscode.launch.views import NATIVE, find_view, matches
 from induscode.search.options import SEARCH_CARDS
 from induscode.servers.remedies import format_command
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from induscode.deck.layers import ServedBox
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.gateway.content import GatewayContent, KnownItems
-    from induscode.gateway.searched_boxes import BoxSource
+    from induscode.gateway.search_box import BoxSource
     from induscode.launch.views import View
 
 _CALLERS = frozenset({RUN_CODE, "task"})
@@ -130,41 +130,33 @@ class ViewBox(ToolBoxLayer):
         return self._view.shows(name, server, reads_only=False)
 
 
-def read_view_tokens(views: Mapping[str, View], environ: Mapping[str, str]) -> dict[bytes, str]:
+def read_view_tokens(
+    views: Mapping[str, View], environ: Mapping[str, str], *, over_http: bool = False
+) -> dict[bytes, str]:
     """Read view tokens from their environment variables. An unset one is reported and gets no token.
 
-    Raises:
-        click.UsageError: Two views share a token.
+    Two views can't share a token, and `over_http` it must be one that the HTTP host takes.
     """
     tokens: dict[bytes, str] = {}
     for view in views.values():
         token = environ.get(view.token_env, "").strip() if view.token_env else ""
-        if token:
-            other = tokens.setdefault(token.encode("utf-8", "surrogateescape"), view.name)
-            if other != view.name:
-                message = f"view {view.name!r}: the token in {view.token_env} is that of the view {other!r}"
-                raise click.UsageError(
-                    f"{message}; give each a token of its own", click.get_current_context(silent=True)
-                )
-        elif view.token_env:
-            print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
+        if not token:
+            if view.token_env:
+                print_status(f"view {view.name!r}: {view.token_env} is not set, so no token selects it")
+            continue
+        other = tokens.setdefault(token.encode("utf-8", "surrogateescape"), view.name)
+        problem = ""
+        if other != view.name:
+            problem = f"is that of the view {other!r}; give each a token of its own"
+        elif over_http:
+            from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN  # noqa: PLC0415 — over HTTP only
+
+            if len(token) < LEAST_TOKEN or not token.isascii():
+                problem = f"needs {LEAST_TOKEN} ASCII characters or more"
+        if problem:
+            message = f"view {view.name!r}: the token in {view.token_env} {problem}"
+            raise click.UsageError(message)
     return tokens
-
-
-def check_view_tokens(tokens: Mapping[bytes, str], views: Mapping[str, View]) -> None:
-    """Reject tokens that the HTTP host would reject.
-
-    Raises:
-        click.UsageError: A token is too short, or isn't ASCII.
-    """
-    from indusagi.interop.protocol_bridge.host.http.settings import LEAST_TOKEN  # noqa: PLC0415 — over HTTP only
-
-    for token, name in tokens.items():
-        if len(token) < LEAST_TOKEN or not token.isascii():
-            message = (
-                f"view {name!r}: the token in {views[name].token_env} needs {LEAST_TOKEN} ASCII characters or more"
-            )
-            raise click.UsageError(message, click.get_current_context(silent=True))
 
 
 def report_unknown_servers(views: Iterable[View], servers: Collection[str]) -> None:
@@ -319,11 +311,7 @@ class ViewContent:
         return await self._content.request(method, self._restore_names(method, params), on_progress)
 
     async def subscribe(self, uri: str, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` on every update of a resource until the returned function is called.
-
-        Raises:
-            RpcError: The view shows no such resource, or its server refuses.
-        """
+        """Call `listener` on every update of a shown resource until the returned function is called."""
         await self._content.listed.wait()
         self._check_resource(uri)
         return await self._content.subscribe(uri, listener)

@@ -1,12 +1,12 @@
 """The flag table of `indus`, source of the parser, the help, the completion and the reference page.
 
-`flag_specs` has the flags of a session; `induscode.gateway.flags` has those of `indus serve`. A flag that overrides a
+`flag_specs` has the flags of a session; `induscode.gateway.options` has those of `indus serve`. A flag that overrides a
 setting is made from it. A command declares flags that only it takes by itself, in its own module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from functools import cache
@@ -70,7 +70,6 @@ class FlagSpec:
     """The flag without which this one has no effect."""
     variable: str = field(default="", kw_only=True)
     """An environment variable that belongs to it."""
-    hidden: bool = field(default=False, kw_only=True)
     key: str = field(default="", kw_only=True)
     """The parameter name; by default `--no-mcp` becomes `no_mcp`."""
 
@@ -90,12 +89,42 @@ def choice(*names: str) -> JsonObject:
     return {"enum": [*names]}
 
 
-def flag_of(setting: Setting[Any], kind: FlagKind, group: FlagGroup, describe: str = "", **facts: Any) -> FlagSpec:
-    """Build the flag of a setting, which has its description and values unless told otherwise."""
-    schema = setting.values.schema if "enum" in setting.values.schema else {}
-    named = {"name": setting.flag, "aliases": (), "describe": describe or setting.describe, "schema": schema}
-    given: dict[str, Any] = {**named, **facts}
-    return FlagSpec(kind=kind, group=group, **given)
+@record
+class FlagSection:
+    """Builds the flags of one section of the help."""
+
+    group: FlagGroup
+    needs: str = ""
+    """The flag without which they have no effect; their descriptions name it."""
+
+    def switch(self, name: str, describe: str, *aliases: str, **facts: Any) -> FlagSpec:
+        """Build a flag without a value."""
+        return self._build(FlagKind.SWITCH, name, describe, aliases, facts)
+
+    def value(self, name: str, metavar: str | None, describe: str, *aliases: str, **facts: Any) -> FlagSpec:
+        """Build a flag with one value."""
+        return self._build(FlagKind.VALUE, name, describe, aliases, {"metavar": metavar, **facts})
+
+    def many(self, name: str, metavar: str, describe: str, **facts: Any) -> FlagSpec:
+        """Build a repeatable flag."""
+        return self._build(FlagKind.MANY, name, describe, (), {"metavar": metavar, **facts})
+
+    def list(self, name: str, metavar: str, describe: str) -> FlagSpec:
+        """Build a flag with comma-separated values."""
+        return self._build(FlagKind.LIST, name, describe, (), {"metavar": metavar})
+
+    def _build(
+        self, kind: FlagKind, name: str, describe: str, aliases: tuple[str, ...], facts: Mapping[str, Any]
+    ) -> FlagSpec:
+        shown = f"With {self.needs}: {describe}" if self.needs else describe
+        given: dict[str, Any] = {"needs": self.needs, **facts}
+        return FlagSpec(name, aliases, kind, self.group, shown, **given)
+
+    def of(self, setting: Setting[Any], kind: FlagKind, describe: str = "", **facts: Any) -> FlagSpec:
+        """Build the flag of a setting, which has its description and values unless told otherwise."""
+        schema = setting.values.schema if "enum" in setting.values.schema else {}
+        given: dict[str, Any] = {"name": setting.flag, "aliases": (), "schema": schema, "needs": self.needs, **facts}
+        return FlagSpec(kind=kind, group=self.group, describe=describe or setting.describe, **given)
 
 
 _WITHOUT_TOOLS = (
@@ -106,104 +135,62 @@ _WITHOUT_TOOLS = (
 @cache
 def flag_specs() -> tuple[FlagSpec, ...]:
     """Return the flags of a session, most of which commands take too."""
-    session, model, tools = FlagGroup.SESSION, FlagGroup.MODEL, FlagGroup.TOOLS
-    permission, general = FlagGroup.PERMISSION, FlagGroup.GENERAL
-    switch, value, many, list_ = FlagKind.SWITCH, FlagKind.VALUE, FlagKind.MANY, FlagKind.LIST
+    session, model, tools = map(FlagSection, (FlagGroup.SESSION, FlagGroup.MODEL, FlagGroup.TOOLS))
+    permission, general = FlagSection(FlagGroup.PERMISSION), FlagSection(FlagGroup.GENERAL)
+    formats, approvals = choice("text", "json", "stream-json"), choice("ask", "auto-edit", "all")
+    value, most = FlagKind.VALUE, str(MODEL_MAX_REQUESTS.default)
     return (
-        FlagSpec(
-            "--print",
-            ("-p",),
-            value,
-            session,
-            "Answer this prompt and exit; standard input is added to it.",
-            metavar="PROMPT",
-        ),
-        FlagSpec(
-            "--output-format",
-            (),
-            value,
-            session,
-            "How the answer is written.",
-            schema=choice("text", "json", "stream-json"),
-            default="text",
-        ),
-        FlagSpec("--continue", ("-c",), switch, session, "Continue the last conversation of this directory."),
-        FlagSpec(
-            "--resume",
-            ("-r",),
-            value,
-            session,
-            "Continue the conversation with this id.",
-            metavar="ID",
-            excludes=("--continue",),
-        ),
-        FlagSpec("--fork", (), switch, session, "With --continue or --resume: continue in a copy."),
-        flag_of(
+        session.value("--print", "PROMPT", "Answer this prompt and exit; standard input is added to it.", "-p"),
+        session.value("--output-format", None, "How the answer is written.", schema=formats, default="text"),
+        session.switch("--continue", "Continue the last conversation of this directory.", "-c"),
+        session.value("--resume", "ID", "Continue the conversation with this id.", "-r", excludes=("--continue",)),
+        session.switch("--fork", "With --continue or --resume: continue in a copy."),
+        model.of(
             MODEL_NAME,
             value,
-            model,
             "The model: anthropic:NAME, openai:NAME, or NAME at --base-url.",
             aliases=("-m",),
             metavar="MODEL",
         ),
-        flag_of(MODEL_BASE_URL, value, model, metavar="URL"),
-        FlagSpec(
-            "--context-window",
-            (),
-            value,
-            model,
-            "The context window of the model in tokens; a small one gets fewer tools.",
-            metavar="N",
+        model.of(MODEL_BASE_URL, value, metavar="URL"),
+        model.value(
+            "--context-window", "N", "The context window of the model in tokens; a small one gets fewer tools."
         ),
-        flag_of(MODEL_MAX_REQUESTS, value, model, metavar="N", default=str(MODEL_MAX_REQUESTS.default)),
-        FlagSpec(
-            "--tools", (), list_, tools, "Use only these native tools (comma-separated or repeated).", metavar="NAME,…"
-        ),
-        FlagSpec(
-            "--no-tools", (), switch, tools, "Use no tools at all, and attach no servers.", excludes=_WITHOUT_TOOLS
-        ),
-        FlagSpec(
+        model.of(MODEL_MAX_REQUESTS, value, metavar="N", default=most),
+        tools.list("--tools", "NAME,…", "Use only these native tools (comma-separated or repeated)."),
+        tools.switch("--no-tools", "Use no tools at all, and attach no servers.", excludes=_WITHOUT_TOOLS),
+        tools.list(
             "--mcp",
-            (),
-            list_,
-            tools,
+            "FILE|DIR,…",
             "Attach the MCP servers of a file, or those configured for a directory (comma-separated or repeated).",
-            metavar="FILE|DIR,…",
         ),
-        FlagSpec("--no-mcp", (), switch, tools, "Don't use MCP servers.", excludes=("--mcp",)),
-        FlagSpec("--no-addons", (), switch, tools, "Load no addons."),
-        flag_of(
-            CODE_ENABLED, switch, tools, "Offer run_code: a script that calls the other tools, in a sandbox of its own."
+        tools.switch("--no-mcp", "Don't use MCP servers.", excludes=("--mcp",)),
+        tools.switch("--no-addons", "Load no addons."),
+        tools.of(
+            CODE_ENABLED,
+            FlagKind.SWITCH,
+            "Offer run_code: a script that calls the other tools, in a sandbox of its own.",
         ),
-        FlagSpec(
-            "--allow",
-            (),
-            many,
-            permission,
-            "Allow what a rule names, such as 'bash(git status *)' or 'github__*'.",
-            metavar="RULE",
-        ),
-        FlagSpec(
+        permission.many("--allow", "RULE", "Allow what a rule names, such as 'bash(git status *)' or 'github__*'."),
+        permission.value(
             "--approval",
-            (),
-            value,
-            permission,
+            None,
             "When to ask: always before changes, not for edits, or never.",
-            schema=choice("ask", "auto-edit", "all"),
+            schema=approvals,
             default="ask",
         ),
-        flag_of(SANDBOX, value, permission, default=SANDBOX.default),
-        flag_of(
-            WEB_ALLOW_PRIVATE, many, permission, "Allow webfetch to reach this private host.", metavar="HOST[:PORT]"
+        permission.of(SANDBOX, value, default=SANDBOX.default),
+        permission.of(
+            WEB_ALLOW_PRIVATE, FlagKind.MANY, "Allow webfetch to reach this private host.", metavar="HOST[:PORT]"
         ),
-        FlagSpec("--cwd", ("-C",), value, general, "The working directory.", metavar="DIRECTORY"),
+        general.value("--cwd", "DIRECTORY", "The working directory.", "-C"),
     )
 
 
 def find_conflict(specs: Sequence[FlagSpec], names: Collection[str]) -> str | None:
-    """Describe the first two of the given flags that exclude each other."""
+    """Describe the first two of the given flags that can't be used together."""
     conflicts = ((other, spec.name) for spec in specs for other in spec.excludes if {other, spec.name} <= {*names})
-    return next((f"{other} and {name} exclude each other" for other, name in conflicts), None)
+    return next((f"{other} and {name} can't be used together" for other, name in conflicts), None)
 
 
 def split_list(values: tuple[str, ...]) -> tuple[str, ...]:

@@ -62,13 +62,10 @@ class Invocation:
 def build_invocation(
     values: Mapping[str, object], cwd: str, settings: Settings | None = None, given: Collection[str] | None = None
 ) -> Invocation:
-    """Build the invocation from the flags' values.
+    """Build the invocation from the flags' values; `ValueError` if they're invalid or contradict each other.
 
     `given` holds the keys of the flags on the command line, by default those that differ from their default. Other
     values come from the settings.
-
-    Raises:
-        ValueError: A number is invalid, or flags contradict each other.
     """
     read = {spec.key: values.get(spec.key) for spec in flag_specs()}
     for spec in flag_specs():

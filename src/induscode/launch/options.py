@@ -12,7 +12,7 @@ from induscode.launch.invocation import Invocation, build_invocation
 from induscode.launch.settings import load_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from induscode.launch.flags import FlagSpec
 
@@ -37,9 +37,7 @@ def build_option(spec: FlagSpec) -> click.Option:
     short, long = ([name for name in spec.aliases if name.startswith("--") is is_long] for is_long in (False, True))
     parts = [spec.key, *short, spec.name, *long]
     if spec.kind is FlagKind.SWITCH:
-        return GroupedOption(
-            parts, is_flag=True, default=False, help=spec.describe, hidden=spec.hidden, group=spec.group
-        )
+        return GroupedOption(parts, is_flag=True, default=False, help=spec.describe, group=spec.group)
     return GroupedOption(
         parts,
         multiple=spec.kind in {FlagKind.LIST, FlagKind.MANY},
@@ -90,19 +88,19 @@ def flags(*names: str) -> Callable[[click.Command], click.Command]:
 
 
 def refuse_combinations(context: click.Context, specs: Sequence[FlagSpec]) -> None:
-    """Raise a usage error for given flags that exclude each other, or that have no effect without another one."""
+    """Raise a usage error for given flags that can't be used together, or that require another one."""
     table = {spec.name: spec for spec in specs}
     given = [spec for spec in specs if is_given(context, spec.key)]
     names = {spec.name for spec in given}
     if conflict := find_conflict(specs, names):
-        raise click.UsageError(conflict, context)
+        raise click.UsageError(conflict)
     for spec in given:
         chain = [spec.needs] if spec.needs else []
         while chain and table[chain[-1]].needs:
             chain.append(table[chain[-1]].needs)
         for needed in reversed(chain):
             if needed not in names:
-                raise click.UsageError(f"{spec.name} means nothing without {needed}", context)
+                raise click.UsageError(f"{spec.name} requires {needed}")
 
 
 def is_given(context: click.Context, key: str) -> bool:
@@ -112,12 +110,15 @@ def is_given(context: click.Context, key: str) -> bool:
 
 def is_given_at_any_level(context: click.Context, key: str) -> bool:
     """Return whether an option was given before or after the command name."""
+    return any(is_given(level, key) for level in _iter_levels(context))
+
+
+def _iter_levels(context: click.Context) -> Iterator[click.Context]:
+    """Iterate over the levels of the command line, innermost first."""
     level: click.Context | None = context
     while level is not None:
-        if is_given(level, key):
-            return True
+        yield level
         level = level.parent
-    return False
 
 
 def list_given_flags(context: click.Context) -> tuple[str, ...]:
@@ -136,18 +137,15 @@ def refuse_unused_flags(context: click.Context, command: click.Command) -> None:
     keys = {spec.name: spec.key for spec in flag_specs()}
     for name in list_given_flags(context.find_root()):
         if keys[name] not in taken:
-            raise click.UsageError(f"'{context.command_path} {command.name}' does not take {name}", context)
+            raise click.UsageError(f"'{context.command_path} {command.name}' does not take {name}")
 
 
 def read_invocation(context: click.Context, cwd: str | None = None) -> Invocation:
     """Build the invocation from the flags before and after the command's name.
 
     `cwd` overrides the working directory from the flags, and with it the project whose settings apply.
-
-    Raises:
-        click.UsageError: Flags contradict each other, a number is invalid, or the user's settings are unusable.
     """
-    values, given = _collect_values(context)
+    values, given = collect_values(context)
     cwd = cwd or str(values["cwd"])
     try:
         settings = load_settings(cwd, os.environ)
@@ -161,33 +159,31 @@ def read_invocation(context: click.Context, cwd: str | None = None) -> Invocatio
                 report(text)
         return build_invocation(values, cwd, settings, given)
     except ValueError as exc:
-        raise click.UsageError(str(exc), context) from exc
+        raise click.UsageError(str(exc)) from exc
 
 
 def read_cwd(context: click.Context) -> str:
     """Return the working directory, for commands that need nothing else from the invocation."""
-    return str(_collect_values(context)[0]["cwd"])
+    return str(collect_values(context)[0]["cwd"])
 
 
 def list_server_words(context: click.Context) -> list[str]:
     """List the arguments that select the servers: `--mcp` and `--cwd` with their values."""
-    values, given = _collect_values(context)
+    values, given = collect_values(context)
     files = cast("tuple[str, ...]", values["mcp"]) if "mcp" in given else ()
     words = [word for file in files for word in ("--mcp", file)]
     return [*words, "--cwd", str(values["cwd"])] if "cwd" in given else words
 
 
-def _collect_values(context: click.Context) -> tuple[dict[str, object], set[str]]:
+def collect_values(context: click.Context) -> tuple[dict[str, object], set[str]]:
     """Collect the values of all levels, and the keys of those given on the command line."""
     values: dict[str, object] = dict(context.find_root().params)
     given: set[str] = set()
-    level: click.Context | None = context
-    while level is not None:
+    for level in _iter_levels(context):
         for key, value in level.params.items():
             if is_given(level, key) and key not in given:
                 values[key] = value
                 given.add(key)
-        level = level.parent
     return values, given
 
 

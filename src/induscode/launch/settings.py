@@ -20,7 +20,7 @@ from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
-from induscode.launch.views import InvalidPartError, View, parse_views
+from induscode.launch.views import InvalidPartError, View, is_list, is_map, is_text, parse_views
 
 T = TypeVar("T")
 _FILE_NAME = "settings.json"
@@ -81,14 +81,10 @@ def _integer(low: int, high: int) -> Values[int]:
     )
 
 
-def _is_text(value: JsonValue) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
 def parse_hosts(value: JsonValue) -> tuple[str, ...]:
     """Parse one `HOST` or `HOST:PORT`, or a list of them; raise ValueError on anything else."""
-    from indusagi.capabilities.ports import FetchError  # noqa: PLC0415 — for a file with hosts
-    from indusagi.capabilities.web.url import parse_host_and_port  # noqa: PLC0415 — for a file with hosts
+    from indusagi.net.address import parse_host_and_port  # noqa: PLC0415 — for a file with hosts
+    from indusagi.net.policy import FetchError  # noqa: PLC0415 — for a file with hosts
 
     hosts = tuple(value) if isinstance(value, list) else (value,)
     for host in hosts:
@@ -107,17 +103,10 @@ _PORTS: Values[tuple[int, ...]] = _checked(
     {"type": "array", "items": _PORT.schema},
     lambda value: tuple(map(_PORT.read, value)),
 )
-_TEXT: Values[str | None] = _checked(_is_text, "a text", _SOME_TEXT)
-_NAMES: Values[tuple[str, ...]] = _checked(
-    lambda value: isinstance(value, list) and all(map(_is_text, cast("list[JsonValue]", value))),
-    "a list of names",
-    {"type": "array", "items": _SOME_TEXT},
-    tuple,
-)
+_TEXT: Values[str | None] = _checked(is_text, "a text", _SOME_TEXT)
+_NAMES: Values[tuple[str, ...]] = _checked(is_list, "a list of names", {"type": "array", "items": _SOME_TEXT}, tuple)
 _PATTERNS: Values[Mapping[str, str]] = _checked(
-    lambda value: is_json_object(value) and all(map(_is_text, value.values())),
-    "an object of patterns by the names of servers",
-    {"type": "object", "additionalProperties": _SOME_TEXT},
+    is_map, "an object of patterns by the names of servers", {"type": "object", "additionalProperties": _SOME_TEXT}
 )
 _WEB_ADDRESS = _checked(
     lambda value: isinstance(value, str) and value.startswith(("http://", "https://")),
@@ -347,11 +336,7 @@ def project_settings_path(cwd: str) -> str:
 
 
 def load_settings(cwd: str, environ: Mapping[str, str]) -> Settings:
-    """Read the user's file and the project's.
-
-    Raises:
-        SettingError: The user's file is unreadable or has an invalid value.
-    """
+    """Read the user's file and the project's; `SettingError` if the user's is unreadable or has an invalid value."""
     user, project = user_settings_path(environ), project_settings_path(cwd)
     notes: list[Note] = []
     values, errors = _read_file(user, notes)

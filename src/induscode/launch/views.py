@@ -118,33 +118,36 @@ def _parse_view(name: str, value: JsonValue) -> View:
     return View(name=name, **given)  # type: ignore[arg-type] — `_FIELDS` has checked each value
 
 
-def _is_text(value: JsonValue) -> bool:
+def is_text(value: JsonValue) -> bool:
+    """Return whether a value is a text that isn't empty."""
     return isinstance(value, str) and bool(value)
 
 
-def _is_list(value: JsonValue) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
+def is_list(value: JsonValue) -> bool:
+    """Return whether a value is a list of texts."""
+    return isinstance(value, list) and all(map(is_text, value))
 
 
-def _is_map(value: JsonValue) -> bool:
-    return is_json_object(value) and all(map(_is_text, value.values()))
+def is_map(value: JsonValue) -> bool:
+    """Return whether a value is an object of texts."""
+    return is_json_object(value) and all(map(is_text, value.values()))
 
 
 def _is_renaming(value: JsonValue) -> bool:
-    return is_json_object(value) and _is_map(value) and len({*map(str, value.values())}) == len(value)
+    return is_json_object(value) and is_map(value) and len({*map(str, value.values())}) == len(value)
 
 
 _FIELDS: Mapping[str, tuple[str, Callable[[JsonValue], bool]]] = {
-    "clients": ("a list of names", _is_list),
-    "principals": ("a list of names", _is_list),
-    "token_env": ("the name of a variable", _is_text),
-    "servers": ("a list of names", _is_list),
-    "tools": ("a list of names", _is_list),
-    "prompts": ("a list of names", _is_list),
-    "resources": ("a list of URIs", _is_list),
+    "clients": ("a list of names", is_list),
+    "principals": ("a list of names", is_list),
+    "token_env": ("the name of a variable", is_text),
+    "servers": ("a list of names", is_list),
+    "tools": ("a list of names", is_list),
+    "prompts": ("a list of names", is_list),
+    "resources": ("a list of URIs", is_list),
     "read_only": ("true or false", lambda value: isinstance(value, bool)),
     "rename": ("an object of different names", _is_renaming),
-    "describe": ("an object of texts", _is_map),
+    "describe": ("an object of texts", is_map),
     "schemas": ("raw or model", lambda value: value in ("raw", "model")),
 }
 """The valid values of each field, in words and as a check."""

@@ -1,21 +1,30 @@
-"""Permissions: the checks between a model's calls and the cards of the deck."""
+"""Permissions: the checks between a model's calls and the cards of the deck.
+
+A headless session denies calls that need a question. The user typed `indus call`, so it asks (on a terminal) only if
+a rule requires it. The clients of `indus serve` ask their own users. Deny rules apply everywhere.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, Note
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from indusagi.core.faults import Note
+    from induscode.cli.dialog import Dialog
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Approval, Invocation
     from induscode.permissions.check import Permissions
     from induscode.permissions.confirm import Approver
+    from induscode.permissions.confirm import PermissionAnswer as PermissionAnswer
+    from induscode.permissions.confirm import PermissionRequest as PermissionRequest
     from induscode.permissions.plan_mode import PlanMode
+
+    Wrap = Callable[[Capability], Capability]
 
 _EDITS = "Files of the working directory may be changed. "
 _ALL = "Every call is allowed, except what a rule denies."
@@ -51,7 +60,7 @@ class InvalidRuleError(CoreError):
 class PermissionSetup:
     """Permissions of a run, ready for its deck."""
 
-    wrap: Callable[[Capability], Capability] | None = None
+    wrap: Wrap | None = None
     """Adds the checks to a card, or `None` if the caller checks calls itself."""
     posture: str = ""
     """Describes what runs without asking, for the system prompt."""
@@ -66,15 +75,11 @@ def load_permissions(
     """Load the permissions of a run from its flags and the user's and project's rules.
 
     Blocks: call it in a thread. With `mode`, the cards of plan mode take effect. Without an `approver`, calls that need
-    a question fail. Remedies suggest flags, or arguments of the function `entry`.
-
-    Raises:
-        InvalidRuleError: A rule on the command line is invalid.
+    a question fail. Remedies suggest flags, or arguments of the function `entry`. Raises `InvalidRuleError`.
     """
     from induscode.permissions.check import Permissions, require_permission  # noqa: PLC0415 — loads the table of programs
     from induscode.permissions.policy import ApprovalMode  # noqa: PLC0415 — loads the table of programs
-    from induscode.permissions.rules import Effect, RuleOrigin, parse_rules  # noqa: PLC0415 — needed with rules only
-    from induscode.permissions.store import RuleStore, load_startup_rules  # noqa: PLC0415 — needed with rules only
+    from induscode.permissions.rules import Effect, RuleOrigin, RuleStore, load_startup_rules, parse_rules  # noqa: PLC0415 — needed with rules only
 
     flag_rules, problems = parse_rules(invocation.allow, Effect.ALLOW, RuleOrigin.FLAG)
     if problems:
@@ -99,3 +104,73 @@ def load_permissions(
     if invocation.allow:
         posture += f" Allowed: {', '.join(invocation.allow)}."
     return PermissionSetup(wrap=wrap, posture=posture, notes=notes, permissions=permissions)
+
+
+# -- `indus call` and `indus serve` -------------------------------------------------------------
+
+
+@record
+class CardChecks:
+    """Functions that add permission checks to native cards and remote tools."""
+
+    native: Wrap
+    remote: Wrap
+    notes: Sequence[Note] = ()
+    checks_remote: bool = True
+    """Whether `remote` does anything."""
+    is_denied: Callable[[Capability], bool] = lambda card: False
+    """Returns whether a rule denies the current caller every call of a checked card."""
+    posture: str = ""
+    """Describes what runs without asking, for the system prompt of sub-agents."""
+
+
+def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
+    """Build the checks for a typed call. Deny rules apply; typing the call counts as permission.
+
+    With a `dialog`, ask rules ask the user.
+    """
+    from induscode.permissions.check import CheckedCard, Permissions  # noqa: PLC0415 — for a call that runs
+    from induscode.permissions.confirm import TypedCall  # noqa: PLC0415 — for a call that runs
+    from induscode.permissions.rules import RuleStore, load_startup_rules  # noqa: PLC0415 — for a call that runs
+
+    store = RuleStore()
+    rules, notes = load_startup_rules(store, cwd)
+    permissions = Permissions(rules, approver=TypedCall(dialog), store=store)
+
+    def wrap(card: Capability) -> Capability:
+        return CheckedCard(card, permissions)
+
+    return CardChecks(wrap, wrap, notes)
+
+
+def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
+    """Build the checks for a gateway from its flags and the user's rules.
+
+    Native cards work as in a headless run: a call that needs a question fails unless a flag or rule allows it. The user
+    configured the servers, and gateway clients ask their own users, so remote tools run unless a rule denies the call
+    or requires a question. Raises `InvalidRuleError`.
+    """
+    from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — while servers start
+
+    if not native and not invocation.allow and not has_rules(invocation.cwd):
+        return CardChecks(
+            lambda card: card, lambda card: card, checks_remote=False
+        )  # without rules, skip loading the checks
+    from induscode.permissions.check import Permissions, is_denied, require_permission  # noqa: PLC0415 — for a gateway with rules
+    from induscode.permissions.policy import ApprovalMode  # noqa: PLC0415 — for a gateway with rules
+
+    loaded = load_permissions(invocation)
+    assert loaded.wrap is not None
+    store = RuleStore()
+    rules, _ = load_startup_rules(store, invocation.cwd)
+    checks_remote = any(rule.effect is not Effect.ALLOW for rule in rules)
+    everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION, file="indus serve")
+    permissions = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
+    return CardChecks(
+        loaded.wrap,
+        (lambda card: require_permission(card, permissions)) if checks_remote else lambda card: card,
+        loaded.notes,
+        checks_remote,
+        partial(is_denied, workspace=os.path.realpath(invocation.cwd)),
+        loaded.posture,
+    )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 from anyio import to_thread
 
 from indusagi.capabilities.arguments import ArgumentChecker
-from indusagi.capabilities.files.paths.policy import PathPolicy, default_protected_paths
-from indusagi.capabilities.ports import PathRefused, SandboxState
+from indusagi.capabilities.files.policy import PathPolicy, PathRequest, default_protected_paths
+from indusagi.capabilities.ports import Fs, PathRefused, Refusal, SandboxState
 from indusagi.capabilities.registry import PreparingTool
 from indusagi.capabilities.tool import prepare_call
 from indusagi.capabilities.tools.paths import path_given
@@ -24,26 +24,21 @@ from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_client
 from induscode.code_mode.contract import RUN_CODE
-from induscode.deck.contract import TargetedCard, is_foreign, iter_layers
+from induscode.deck.contract import Capability, TargetedCard, is_foreign, iter_layers
 from induscode.permissions.rules import ACTION_TOOL
-from induscode.permissions.shell.parse import parse_command
+from induscode.permissions.shell.parse import Script, parse_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.files.paths.policy import PathRequest
-    from indusagi.capabilities.ports import Fs, Refusal
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolResult
-    from induscode.deck.contract import Capability
-    from induscode.permissions.shell.parse import Script
 
 _PATH_TOOLS = {"read": False, "ls": False, "grep": False, "find": False, "write": True, "edit": True}
 """Tools with one path, and whether they write to it."""
 _TREE_TOOLS = frozenset({"ls", "grep", "find"})
 _STREAMS = frozenset({"/dev/null", "/dev/stdin", "/dev/stdout", "/dev/stderr"})
-_TODO_TOOLS = frozenset({"todo_set", "todo"})
 _READING_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _JOB_TOOLS = frozenset({"process", "bg-process"})
 
@@ -60,6 +55,16 @@ class CallKind(StrEnum):
     EGRESS = "contacts the network"
     REMOTE = "is a server tool"
     CHANGE = "changes something"
+
+
+_KINDS = {
+    **dict.fromkeys(_PATH_TOOLS, CallKind.FILE),
+    **dict.fromkeys(("bash", *_JOB_TOOLS), CallKind.COMMAND),
+    **dict.fromkeys(("webfetch", "websearch"), CallKind.EGRESS),
+    **dict.fromkeys(("todo_set", "todo"), CallKind.OWN),
+    "task": CallKind.DELEGATE,
+    RUN_CODE: CallKind.SCRIPT,
+}
 
 
 @record(kw_only=True)
@@ -153,14 +158,10 @@ async def gather_facts(
     workspace: str | None = None,
     find_shell_folder: Callable[[], str | None] = lambda: None,
 ) -> CallFacts:
-    """Gather the facts about a call.
+    """Gather the facts about a call with prepared arguments.
 
-    Args:
-        card: The card to call.
-        arguments: The prepared arguments.
-        ctx: The context of the call.
-        workspace: The resolved working directory, if known.
-        find_shell_folder: Returns the shell's directory if it isn't the workspace.
+    `workspace` is the resolved working directory, if known. `find_shell_folder` returns the shell's directory if it
+    isn't the workspace.
     """
     if workspace is None:
         workspace = (await _resolve_path(ctx, ".", writing=False)).resolved
@@ -204,7 +205,7 @@ def identify_card(
 
 def identify_listed_tool(name: str, remote: RemoteToolRef | None, workspace: str) -> CallFacts:
     """Gather the facts about a listed tool without a card, from its name and server."""
-    is_shell = name == "bash" or name in _JOB_TOOLS
+    is_shell = _KINDS.get(name) is CallKind.COMMAND
     kind = CallKind.REMOTE if remote is not None else CallKind.COMMAND if is_shell else CallKind.CHANGE
     return CallFacts(tool=name, kind=kind, arguments={}, workspace=workspace, cwd=workspace, remote=remote)
 
@@ -230,22 +231,12 @@ def _find_kind(card: Capability, arguments: JsonObject) -> CallKind:
     if is_foreign(card):
         return CallKind.REMOTE
     name, action = card.name, arguments.get("action")
-    if name in _PATH_TOOLS:
-        return CallKind.FILE
     if name in _JOB_TOOLS and action in {"list", "poll", "stop"}:
         return CallKind.OWN
-    if name == "bash" or name in _JOB_TOOLS:
-        return CallKind.COMMAND
-    if name in {"webfetch", "websearch"} or (name == ACTION_TOOL and action == "discover"):
+    if name == ACTION_TOOL and action == "discover":
         return CallKind.EGRESS
-    if name == "task":
-        return CallKind.DELEGATE
-    if name == RUN_CODE:
-        return CallKind.SCRIPT
-    if name in _TODO_TOOLS:
-        return CallKind.OWN
     looks = card.read_only or (name == "memory" and action == "read")
-    return CallKind.LOOK if looks else CallKind.CHANGE
+    return _KINDS.get(name, CallKind.LOOK if looks else CallKind.CHANGE)
 
 
 async def _add_command(facts: CallFacts, ctx: ToolContext, shell_folder: str | None) -> CallFacts:
@@ -349,11 +340,7 @@ class CallPolicy(PathPolicy):
     find_denial: FindDenial
 
     def find_base(self, given: str, resolved: str, *, writing: bool) -> str:
-        """Return the directory to open a resolved path from.
-
-        Raises:
-            PathRefused: The call may not open the path.
-        """
+        """Return the directory to open a resolved path from, or raise `PathRefused`."""
         shown = clean_text(resolved)[0]
         if writing and resolved not in self.writes:
             reason = f"leads to {shown} by now, which is not what was allowed. Try again"

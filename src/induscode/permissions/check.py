@@ -6,23 +6,34 @@ card with exactly the checked arguments and a file system limited to the checked
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
-from indusagi.runtime.calls import waiting_for_user
+from indusagi.runtime.calls import current_wait, waiting_for_user
 from indusagi.runtime.contract import ToolResult, project_content
 from induscode.addons.chain import InterceptedCard
-from induscode.deck.contract import CardWrapper, iter_layers
-from induscode.permissions.call_facts import PathGrant, gather_facts, identify_card, prepare_arguments, restrict_context
+from induscode.deck.contract import Capability, CardWrapper, iter_layers
+from induscode.permissions.call_facts import (
+    CallFacts,
+    PathGrant,
+    gather_facts,
+    identify_card,
+    prepare_arguments,
+    restrict_context,
+)
 from induscode.permissions.confirm import (
     ApprovalScope,
+    Approver,
+    InstantApprover,
     PermissionAnswer,
     build_request,
     build_rules,
@@ -31,25 +42,19 @@ from induscode.permissions.confirm import (
 )
 from induscode.permissions.policy import (
     ApprovalMode,
+    Decision,
     PolicyContext,
     decide_call,
     find_denying_rule,
     find_total_denial,
-    is_sandboxed,
 )
-from induscode.permissions.rules import Effect, Rule, RuleOrigin
+from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.contract import Capability
-    from induscode.permissions.call_facts import CallFacts
-    from induscode.permissions.confirm import Approver
     from induscode.permissions.plan_mode import PlanMode
-    from induscode.permissions.policy import Decision
-    from induscode.permissions.store import RuleStore
 
 _MAX_ATTEMPTS = 3
 """Questions about a call whose paths change while the user answers."""
@@ -62,7 +67,7 @@ class CheckResult:
 
     allowed: bool
     by: str = ""
-    """The rules, the user or a flag, whichever allowed the call."""
+    """The rules with their origins, the user or a flag, whichever allowed the call; empty if it needs no permission."""
     reason: str = ""
     """The reason for a denial and a remedy, for the model and the user."""
     code: str = "denied"
@@ -82,9 +87,8 @@ class Permissions:
     Args:
         rules: From the command line, the user's store and the project.
         approver: Asks the user. Without one, calls that need a question fail.
-        approval: The policy for calls that need a question.
+        approval: The policy for calls that need a question. Only the user may request a change.
         plan: Plan mode, if the session has it.
-        plans_dir: Directory that plan mode may write to.
         store: Stores answers given for "always". Without it, they last for the session.
         limits: Makes these permissions purely restrictive, used in addition to others, which check the sandbox. A
             denial gives this sentence as the cause.
@@ -98,7 +102,6 @@ class Permissions:
         approver: Approver | None = None,
         approval: ApprovalMode = ApprovalMode.ASK,
         plan: PlanMode | None = None,
-        plans_dir: str | None = None,
         store: RuleStore | None = None,
         limits: str | None = None,
         entry: str = "",
@@ -107,9 +110,8 @@ class Permissions:
         self._rules = [*rules]
         self._limits = limits
         self._approver = approver
-        self._approval = approval
+        self.approval = approval
         self._plan = plan
-        self._plans_dir = plans_dir
         self._store = store
         self._asking = anyio.Lock()
         self._workspaces: dict[str, str] = {}
@@ -135,17 +137,8 @@ class Permissions:
         self._session_rules += added
         self._rules += added
 
-    @property
-    def approval(self) -> ApprovalMode:
-        """The policy for calls that need a question."""
-        return self._approval
-
     async def store_rule(self, rule: Rule) -> None:
-        """Add and store a rule that the user gave for "always".
-
-        Raises:
-            OSError: It can't be stored. The rule isn't added.
-        """
+        """Add and store a rule that the user gave for "always". If that raises `OSError`, the rule isn't added."""
         if self._store is None:
             raise OSError("there is no store for rules")
         stored = replace(rule, origin=RuleOrigin.USER, file=self._store.path)
@@ -156,8 +149,7 @@ class Permissions:
     async def remove_rule(self, rule: Rule) -> bool:
         """Remove a rule that the user gave for this session or for "always". Return whether it existed.
 
-        Raises:
-            OSError: The store can't be written.
+        Raises `OSError` if the store can't be written.
         """
         if rule not in self._rules or rule.origin not in {RuleOrigin.SESSION, RuleOrigin.USER}:
             return False
@@ -169,14 +161,10 @@ class Permissions:
         self._session_rules = [other for other in self._session_rules if other != rule]
         return True
 
-    def change_approval(self, approval: ApprovalMode) -> None:
-        """Change the policy for calls that need a question. Only the user may request this."""
-        self._approval = approval
-
     def accept_edits(self) -> None:
         """Allow writes in the workspace without asking from now on, as with `--approval auto-edit`."""
-        if self._approval is ApprovalMode.ASK:
-            self._approval = ApprovalMode.AUTO_EDIT
+        if self.approval is ApprovalMode.ASK:
+            self.approval = ApprovalMode.AUTO_EDIT
 
     async def check(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> CheckResult:
         """Check a call, asking the user if necessary."""
@@ -188,7 +176,7 @@ class Permissions:
             facts = await self._gather(card, prepared, ctx)
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
-                return self._to_result(facts, decision)
+                return _to_result(facts, decision, self.approval)
             if self._limits is not None:
                 return _deny(facts, decision, f"{self._limits}. What it would do:")
             if self._approver is None:
@@ -196,7 +184,7 @@ class Permissions:
                 if decision.undecided:
                     remedy = _UNDECIDED_REMEDY
                 return _deny(facts, decision, f"this run cannot ask the user. {remedy} Why it would be asked:")
-            with waiting_for_user():
+            with nullcontext() if isinstance(self._approver, InstantApprover) else waiting_for_user():
                 result = await self._ask(self._approver, card, facts, ctx)
             if result is not None:
                 return result
@@ -216,6 +204,8 @@ class Permissions:
         facts = result.facts
         if facts is None or not result.allowed:
             return ToolResult.error(result.reason, code=result.code)
+        if (wait := current_wait.get()) is not None:
+            wait.allowed_by = result.by
         if not facts.paths and facts.script is None:
             return await card.run(facts.arguments, ctx)
 
@@ -244,26 +234,13 @@ class Permissions:
         return facts
 
     async def _decide(self, facts: CallFacts) -> Decision:
-        context = PolicyContext(
-            approval=self._approval, plan=self._plan is not None and self._plan.active, plans_dir=self._plans_dir
-        )
+        is_planning = self._plan is not None and self._plan.active
+        context = PolicyContext(approval=self.approval, plan=is_planning, limits=self._limits is not None)
+        rules = tuple(self._rules)
         if not facts.paths and facts.script is None:
-            return decide_call(facts, tuple(self._rules), context)
-
-        def decide_in_thread() -> Decision:
-            # Reads the store, and symbolic links in the paths of rules.
-            store, needs_store = self._store, facts.script is not None and not is_sandboxed(facts)
-            unsandboxed = needs_store and store is not None and store.allows_unsandboxed(facts.workspace)
-            unsandboxed = unsandboxed or self._limits is not None
-            return decide_call(facts, tuple(self._rules), replace(context, unsandboxed=unsandboxed))
-
-        return await to_thread.run_sync(decide_in_thread)
-
-    def _to_result(self, facts: CallFacts, decision: Decision) -> CheckResult:
-        if decision.effect is Effect.DENY:
-            return _deny(facts, decision, "it is denied")
-        by = f"--approval {self._approval.value}" if decision.reasons else "the rules"
-        return CheckResult(allowed=True, by=by, facts=facts)
+            return decide_call(facts, rules, context)
+        # In a thread: it resolves symbolic links in the paths of rules, and compares long scripts with them.
+        return await to_thread.run_sync(decide_call, facts, rules, context)
 
     async def _ask(
         self, approver: Approver, card: Capability, facts: CallFacts, ctx: ToolContext
@@ -273,7 +250,7 @@ class Permissions:
         async with self._asking:
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
-                return self._to_result(facts, decision)
+                return _to_result(facts, decision, self.approval)
             request = build_request(facts, decision)
             try:
                 answer = await approver.ask(request)
@@ -309,6 +286,16 @@ class Permissions:
             except OSError as exc:
                 self.restore_rules([rule])
                 self.notes.append(Note("a decision for always", f"holds for this session only: {exc}"))
+
+
+def _to_result(facts: CallFacts, decision: Decision, approval: ApprovalMode) -> CheckResult:
+    if decision.effect is Effect.DENY:
+        return _deny(facts, decision, "it is denied")
+    by = ", ".join(map(attrgetter("reason"), decision.rules))
+    is_edit = approval is ApprovalMode.AUTO_EDIT and any(path.writing for path in facts.paths)
+    if decision.reasons or (is_edit and not by):
+        by = f"--approval {approval.value}"
+    return CheckResult(allowed=True, by=by, facts=facts)
 
 
 def _deny(facts: CallFacts, decision: Decision, cause: str) -> CheckResult:

@@ -1,4 +1,4 @@
-"""Permission requests to the user, and the rules that a lasting answer creates.
+"""Permission requests to the user, the dialog that asks them, and the rules that a lasting answer creates.
 
 The rule for a command has its name and the words that define what it does: `git commit -m x` becomes
 `bash(git commit *)`, not `bash(git *)`. A command that runs other commands or code never gets a rule; a destructive
@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Protocol
 from indusagi.core.json import JsonObject, JsonValue, compact_json
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
+from indusagi.runtime.calls import current_agent, waiting_for_user
+from induscode.cli.dialog import Choice, Dialog, Question
 from induscode.cli.terminal import escape_unprintable
-from induscode.permissions.call_facts import CallKind
+from induscode.permissions.call_facts import CallFacts, CallKind
 from induscode.permissions.patterns import parse_host
-from induscode.permissions.policy import ApprovalMode
+from induscode.permissions.plan_mode import PlanAnswer, PlanDecision
+from induscode.permissions.policy import ApprovalMode, Decision, Need
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 from induscode.permissions.shell.arguments import count_saved_words, find_problem, is_never_saved
 
 if TYPE_CHECKING:
-    from induscode.permissions.call_facts import CallFacts
-    from induscode.permissions.policy import Decision, Need
     from induscode.permissions.shell.parse import Command
 
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_./+@%:=,-]+")
@@ -76,6 +77,24 @@ class Approver(Protocol):
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
         """Ask, and wait for the answer."""
         ...
+
+
+class InstantApprover:
+    """An approver that decides by itself, so that its time isn't the user's."""
+
+
+class TypedCall(InstantApprover):
+    """Approves a call once, because the user typed it. Asks at the dialog only if a rule requires it."""
+
+    def __init__(self, dialog: Dialog | None) -> None:
+        self._dialog = dialog
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Approve once, or ask."""
+        if request.asked_by_rule and self._dialog is not None:
+            with waiting_for_user():
+                return await PersonApprover(self._dialog).ask(request)
+        return PermissionAnswer(ApprovalScope.ONCE)
 
 
 def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
@@ -213,3 +232,81 @@ def build_command_pattern(command: Command) -> str | None:
     if not all(text is not None and _SAFE_WORD.fullmatch(text) for text in words):
         return None
     return " ".join([*(text for text in words if text is not None), *([] if is_exact else ["*"])])
+
+
+# -- the dialog ---------------------------------------------------------------------------------
+#
+# A question describes the call in one sentence, lists every fact, gives the reason for asking, and shows the exact rule
+# that a lasting answer creates. Enter, Ctrl-C and Ctrl-D mean no.
+
+_SCOPE_KEYS = {
+    "y": ApprovalScope.ONCE,
+    "s": ApprovalScope.SESSION,
+    "a": ApprovalScope.ALWAYS_TOOL,
+    "v": ApprovalScope.ALWAYS_SERVER,
+}
+_NO = Choice(key="n", label="No, and say what to do instead", takes_text=True, refuses=True)
+_ACCEPT_EDITS = "Yes, and accept edits automatically"
+_REVISE = "Change the plan: say what's missing"
+_PLAN_CHOICES = {
+    "y": (PlanAnswer.APPROVE, Choice(key="y", label="Yes")),
+    "e": (PlanAnswer.ACCEPT_EDITS, Choice(key="e", label=_ACCEPT_EDITS, lasts=True)),
+    "r": (PlanAnswer.REVISE, Choice(key="r", label=_REVISE, takes_text=True, refuses=True)),
+    "n": (PlanAnswer.REFUSE, Choice(key="n", label="No", takes_text=True, refuses=True)),
+}
+
+
+class PersonApprover:
+    """Asks the user at a dialog about calls and plans."""
+
+    def __init__(self, dialog: Dialog) -> None:
+        self._dialog = dialog
+
+    async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
+        """Ask about a call, offering the scopes of the request."""
+        reply = await self._dialog.ask(build_permission_question(request))
+        if reply.cancelled:
+            return PermissionAnswer()
+        scope = _SCOPE_KEYS.get(reply.key)
+        if scope in request.scopes:
+            return PermissionAnswer(scope)
+        return PermissionAnswer(None, reply.text.strip())
+
+    async def approve_plan(self, plan: str, stored: str, /) -> PlanDecision:
+        """Show a complete plan and ask about it."""
+        lines = [escape_unprintable(line.expandtabs(4)) for line in plan.splitlines()]
+        if stored:
+            lines += ["", escape_unprintable(stored)]
+        choices = tuple(choice for _, choice in _PLAN_CHOICES.values())
+        title = "Plan ready. Start work?"
+        reply = await self._dialog.ask(Question(title=title, lines=tuple(lines), choices=choices, default="n"))
+        if reply.cancelled or reply.key not in _PLAN_CHOICES:
+            return PlanDecision(PlanAnswer.REFUSE)
+        return PlanDecision(_PLAN_CHOICES[reply.key][0], reply.text.strip())
+
+
+def build_permission_question(request: PermissionRequest) -> Question:
+    """Build the question for a permission request."""
+    rules = " and ".join(request.saves)
+    labels = {
+        ApprovalScope.ONCE: "Yes",
+        ApprovalScope.SESSION: f"Yes, and don't ask again this session for {rules}",
+        ApprovalScope.ALWAYS_TOOL: f"Always allow {rules} in this project",
+        ApprovalScope.ALWAYS_SERVER: f"Always allow every {request.server} tool in this project",
+    }
+    agent = current_agent.get()  # a background task asks while the user does something else
+    lines = [f"for the agent: {agent}"] if agent else []
+    lines += [*request.lines, f"asks because: {'; '.join(request.reasons)}"]
+    if rules:
+        lines.append(f"rule: allow {rules}")
+    choices = [
+        Choice(key=key, label=escape_unprintable(labels[scope]), lasts=scope is not ApprovalScope.ONCE)
+        for key, scope in _SCOPE_KEYS.items()
+        if scope in request.scopes
+    ]
+    return Question(
+        title=escape_unprintable(request.title),
+        lines=tuple(map(escape_unprintable, lines)),
+        choices=(*choices, _NO),
+        default=_NO.key,
+    )

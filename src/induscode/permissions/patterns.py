@@ -14,16 +14,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from indusagi.interop.protocol_bridge.contract import QUALIFIER, qualify_tool_name
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, qualify_tool_name
 from induscode.permissions.rules import match_glob, parse_action_pattern, split_command_pattern
-from induscode.permissions.shell.arguments import find_problem
+from induscode.permissions.shell.arguments import Problem, find_problem
 from induscode.permissions.shell.launchers import base_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-    from induscode.permissions.shell.arguments import Problem
     from induscode.permissions.shell.parse import Command
     from induscode.permissions.shell.syntax import Word
 
@@ -273,12 +271,8 @@ _WILDCARD = re.compile(r"[*?]")
 def names_exactly(pattern: str, ref: RemoteToolRef, name: str, *, shared: bool) -> bool:
     """Return whether a pattern names a remote tool beyond doubt, which is required to allow it.
 
-    Args:
-        pattern: The tool part of a rule.
-        ref: Server and tool.
-        name: The name a model calls the tool by, which a pattern without wildcards must equal.
-        shared: Whether the joined name can also mean a tool of a server with a longer id. If so, a pattern with
-            another `__` doesn't name this tool.
+    A pattern without wildcards must equal `name`, by which a model calls the tool. If the joined name is `shared` with
+    a tool of a server with a longer id, a pattern with another `__` doesn't name this tool.
     """
     if pattern == "*" or _WILDCARD.search(pattern) is None:
         return pattern in {"*", name}
@@ -303,23 +297,19 @@ def may_name(pattern: str, ref: RemoteToolRef, name: str) -> bool:
     return match_glob(pattern, name) or match_glob(pattern, qualify_tool_name(ref))
 
 
-def is_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
-    """Return whether a pattern matches an action exactly, by method and host or by slug."""
+def match_action(specifier: str, method: str, host: str | None, slug: str) -> PatternMatch:
+    """Match a pattern with an action, by method and host or by slug: `YES` if it does, `MAYBE` if it may mean it.
+
+    A pattern in any other form may mean every action.
+    """
     pattern = parse_action_pattern(specifier)
     if pattern is None:
-        return False
+        return PatternMatch.MAYBE
     wanted, domain, name = pattern
     if name is not None:
-        return match_glob(name, slug)
-    return wanted in {None, method} and host is not None and domain is not None and is_host(domain, host)
-
-
-def may_be_action(specifier: str, method: str, host: str | None, slug: str) -> bool:
-    """Return whether a pattern may match an action. A pattern in any other form matches every action."""
-    pattern = parse_action_pattern(specifier)
-    if pattern is None:
-        return True
-    wanted, domain, name = pattern
-    if name is not None:
-        return match_glob(name.casefold(), slug.casefold())
-    return wanted in {None, method} and domain is not None and may_be_host(domain, host)
+        is_exact, may_be = match_glob(name, slug), match_glob(name.casefold(), slug.casefold())
+    elif domain is None or wanted not in {None, method}:
+        return PatternMatch.NO
+    else:
+        is_exact, may_be = host is not None and is_host(domain, host), may_be_host(domain, host)
+    return PatternMatch.YES if is_exact else PatternMatch.MAYBE if may_be else PatternMatch.NO

@@ -5,23 +5,20 @@ Deny rules come first, then plan mode, then ask rules and doubts, then allow rul
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from indusagi.core.app_dirs import is_within
 from indusagi.core.records import record
-from induscode.permissions.call_facts import CallKind
+from induscode.permissions.call_facts import CallFacts, CallKind, PathFact
 from induscode.permissions.patterns import (
     PatternMatch,
     find_allow_problem,
     has_wildcards,
     is_absolute,
-    is_action,
     is_host,
     is_path,
+    match_action,
     match_command,
-    may_be_action,
     may_be_command,
     may_be_host,
     may_be_path,
@@ -36,7 +33,6 @@ from induscode.permissions.rules import Effect, Rule, match_glob
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from induscode.permissions.call_facts import CallFacts, PathFact
     from induscode.permissions.shell.arguments import Problem
     from induscode.permissions.shell.parse import Command, Script
 
@@ -63,10 +59,8 @@ class PolicyContext:
     approval: ApprovalMode = ApprovalMode.ASK
     plan: bool = False
     """Whether plan mode is on."""
-    plans_dir: str | None = None
-    """Directory that plan mode may write to; absolute and resolved."""
-    unsandboxed: bool = False
-    """Whether rules may allow commands without a sandbox."""
+    limits: bool = False
+    """Whether these permissions only restrict others, which check the sandbox."""
 
 
 @record
@@ -88,6 +82,8 @@ class Decision:
     reasons: tuple[str, ...] = ()
     needs: tuple[Need, ...] = ()
     """Parts that no rule allows, though one could."""
+    rules: tuple[Rule, ...] = ()
+    """The rules that allow the other parts."""
     firm: tuple[str, ...] = ()
     """Reasons that only the user can overrule, not a rule."""
     asked_by_rule: bool = False
@@ -117,7 +113,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
     if denials:
         return Decision(effect=Effect.DENY, reasons=tuple(denials))
     fits_plan_mode = facts.kind in _IN_PLAN_MODE or (
-        facts.kind is CallKind.FILE and all(not path.writing or _is_plan_path(path, context) for path in facts.paths)
+        facts.kind is CallKind.FILE and all(not path.writing for path in facts.paths)
     )
     if context.plan and not fits_plan_mode:
         reason = "plan mode: only read-only calls are allowed until a plan is approved"
@@ -134,10 +130,10 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         firm += _list_doubts(facts, facts.script, context)
         undecided = _list_undecided(facts.script, objections)
     allowing = [rule for rule in relevant if rule.effect is Effect.ALLOW]
-    needs = _list_needs(facts, allowing, context)
+    needs, rules = _list_needs(facts, allowing, context)
     reasons = tuple(dict.fromkeys([*firm, *(need.reason for need in needs)]))
     if not reasons:
-        return Decision(effect=Effect.ALLOW)
+        return Decision(effect=Effect.ALLOW, rules=tuple(dict.fromkeys(rules)))
     is_unasked = context.approval is ApprovalMode.ALL and not undecided
     return Decision(
         effect=Effect.ALLOW if is_unasked else Effect.ASK,
@@ -155,11 +151,6 @@ def find_total_denial(facts: CallFacts, rules: Iterable[Rule]) -> Rule | None:
         if rule.effect is Effect.DENY and rule.specifier is None and _is_relevant(rule, facts):
             return rule
     return None
-
-
-def is_sandboxed(facts: CallFacts) -> bool:
-    """Return whether a command would run in a sandbox."""
-    return facts.sandbox is not None and facts.sandbox.kind != "none"
 
 
 def _is_relevant(rule: Rule, facts: CallFacts) -> bool:
@@ -215,8 +206,8 @@ def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
     if facts.is_discovery:
         return PatternMatch.NO
     if facts.method is not None and facts.slug is not None and facts.url is not None:
-        applies = may_be_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
-        return PatternMatch.YES if applies else PatternMatch.NO
+        match = match_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
+        return PatternMatch.NO if match is PatternMatch.NO else PatternMatch.YES
     if facts.url is not None and rule.specifier.startswith(_DOMAIN):
         host = parse_host(facts.url)
         applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
@@ -267,7 +258,8 @@ def _list_doubts(facts: CallFacts, script: Script, context: PolicyContext) -> li
     doubts = [*script.flaws]
     if not script.commands:
         doubts.append("it has no command that a rule could name")
-    if not is_sandboxed(facts) and not context.unsandboxed:
+    is_sandboxed = facts.sandbox is not None and facts.sandbox.kind != "none"
+    if not is_sandboxed and not context.limits:
         detail = facts.sandbox.detail if facts.sandbox is not None else "the shell does not report one"
         doubts.append(f"there is no sandbox for commands here ({detail})")
     return doubts
@@ -289,24 +281,24 @@ def _list_undecided(script: Script, objections: Sequence[tuple[Rule, PatternMatc
 # -- needs: allow rules -------------------------------------------------------------------------
 
 
-def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyContext) -> list[Need]:
-    """List the parts of a call that no rule allows."""
+def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyContext) -> tuple[list[Need], list[Rule]]:
+    """List the parts of a call that no rule allows, and the rules that allow the others."""
     if facts.kind in _HARMLESS:
-        return []
+        return [], []
     naming = [rule for rule in allowing if _names_tool(rule, facts)]
     if facts.kind not in {CallKind.FILE, CallKind.COMMAND}:
-        if any(_allows_whole_call(rule, facts) for rule in naming):
-            return []
-        if facts.method is not None:
-            return [Need(f"{facts.slug} sends {facts.method} to {parse_host(facts.url or '')}")]
-        owner = f" of server {facts.server!r}" if facts.server is not None else ""
-        return [Need(f"{facts.tool}{owner} {facts.kind.value}")]
+        if (rule := next((rule for rule in naming if _allows_whole_call(rule, facts)), None)) is not None:
+            return [], [rule]
+        return [Need(_describe_call(facts))], []
     needs: list[Need] = []
+    rules: list[Rule] = []
     for path in facts.paths:
         is_edit = context.approval is ApprovalMode.AUTO_EDIT and path.refusal is None
-        is_plan = context.plan and _is_plan_path(path, context)
-        needs_rule = (path.writing or path.refusal is not None) and not is_edit and not is_plan
-        if needs_rule and not any(_allows_path(rule, path, facts) for rule in allowing):
+        needs_rule = (path.writing or path.refusal is not None) and not is_edit
+        rule = next((rule for rule in allowing if _allows_path(rule, path, facts)), None) if needs_rule else None
+        if rule is not None:
+            rules.append(rule)
+        elif needs_rule:
             where = f", which is {path.refusal}" if path.refusal else ""
             action = "writes to" if path.writing else "reads"
             needs.append(Need(f"{action} {path.resolved}{where}", path=path))
@@ -316,13 +308,22 @@ def _list_needs(facts: CallFacts, allowing: Sequence[Rule], context: PolicyConte
             for rule in naming
             if rule.specifier is None or match_command(rule.specifier, command) is not None
         ]
-        if any(problem is None for _, problem in problems):
+        if (allowed := next((rule for rule, problem in problems if problem is None), None)) is not None:
+            rules.append(allowed)
             continue
         reason, (rule, problem) = f"runs: {command.shown}", problems[0] if problems else (None, None)
         if problem is not None:
             reason += f" (rule {rule} does not cover it: {problem.reason})"
         needs.append(Need(reason, command=command, problem=problem))
-    return needs
+    return needs, rules
+
+
+def _describe_call(facts: CallFacts) -> str:
+    """Describe what a call without paths and commands does."""
+    if facts.method is not None:
+        return f"{facts.slug} sends {facts.method} to {parse_host(facts.url or '')}"
+    owner = f" of server {facts.server!r}" if facts.server is not None else ""
+    return f"{facts.tool}{owner} {facts.kind.value}"
 
 
 def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:
@@ -331,7 +332,7 @@ def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:
         return True
     host = None if facts.url is None else parse_host(facts.url)
     if facts.method is not None and facts.slug is not None:
-        return is_action(rule.specifier, facts.method, host, facts.slug)
+        return match_action(rule.specifier, facts.method, host, facts.slug) is PatternMatch.YES
     domain = rule.specifier.removeprefix(_DOMAIN)
     return host is not None and domain != rule.specifier and is_host(domain, host)
 
@@ -348,8 +349,3 @@ def _allows_path(rule: Rule, path: PathFact, facts: CallFacts) -> bool:
     if path.refusal == "outside" and not is_absolute(rule.specifier):
         return False
     return is_path(rule.specifier, path.resolved, facts.workspace)
-
-
-def _is_plan_path(path: PathFact, context: PolicyContext) -> bool:
-    folder = context.plans_dir
-    return folder is not None and is_within(path.resolved, os.path.normpath(folder))

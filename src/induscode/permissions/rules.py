@@ -2,24 +2,33 @@
 
 An invalid deny or ask rule becomes a rule that asks about everything, so that a typo never lets a call run that a rule
 was meant to stop.
+
+The user's "always" rules are in one private file outside any project. Writers lock its directory, and readers see
+either the old file or the new one. The next change sets a damaged file aside; until then, every call needs the user's
+permission. A project can deny calls, or require a question, in `.indusvx/permissions.json`:
+`{"deny": ["bash(git push *)"], "ask": ["write(migrations/**)"]}`. It can't allow anything.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import re
+from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from indusagi.core.app_dirs import PrivateJsonFile, read_small_file, state_dir
 from indusagi.core.faults import Note
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.contract import SECOND_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.core.json import JsonValue
 
 _RULE = re.compile(r"([A-Za-z0-9_*?-]{1,128})(?:\((.*)\))?(?: +@([!-~]{1,255}))?", re.DOTALL)
 ACTION_TOOL = "saas-action"
@@ -187,3 +196,136 @@ def parse_settings(settings: JsonValue, file: str, origin: RuleOrigin) -> tuple[
     unknown = sorted(set(settings) - set(Effect))
     notes += [Note(file, f"its rules have an unknown key {name!r}") for name in unknown]
     return rules, notes
+
+
+# -- stored rules -------------------------------------------------------------------------------
+
+_FILE_NAME = "permissions.json"
+_VERSION = 1
+_MAX_BYTES = 4 * 1024 * 1024
+_MAX_PROJECT_BYTES = 1024 * 1024
+
+
+def rules_path() -> str:
+    """Return the path of the user's rules. Raises `OSError` without a home directory."""
+    return os.path.join(state_dir(), _FILE_NAME)
+
+
+def project_rules_path(cwd: str) -> str:
+    """Return the path of a project's rules."""
+    return os.path.join(cwd, ".indusvx", _FILE_NAME)
+
+
+def has_rules(cwd: str) -> bool:
+    """Return whether either file exists, even if damaged."""
+    if os.path.lexists(project_rules_path(cwd)):
+        return True
+    try:
+        return os.path.lexists(rules_path())
+    except OSError:
+        return False
+
+
+def load_startup_rules(store: RuleStore, cwd: str) -> tuple[Sequence[Rule], Sequence[Note]]:
+    """Load the user's and the project's rules. An unreadable file becomes a rule that asks about everything."""
+    rules, notes = store.load()
+    path = project_rules_path(cwd)
+    try:
+        settings: JsonValue = json.loads(read_small_file(path, _MAX_PROJECT_BYTES, follow=False))
+    except (FileNotFoundError, NotADirectoryError):
+        return rules, notes
+    except (OSError, ValueError, RecursionError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is not JSON"
+        note = Note(path, f"its rules cannot be read: {reason}", "until it's fixed, every call needs your permission")
+        return (*rules, ask_about_everything(RuleOrigin.PROJECT, path)), (*notes, note)
+    project_rules, problems = parse_settings(settings, path, RuleOrigin.PROJECT)
+    return (*rules, *project_rules), (*notes, *problems)
+
+
+class RuleStore:
+    """The user's "always" rules. The methods block: call them in a thread."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path
+
+    @property
+    def path(self) -> str:
+        """Path of the file. Raises `OSError` without a home directory."""
+        return self._path or rules_path()
+
+    def _file(self) -> PrivateJsonFile[list[JsonObject]]:
+        return PrivateJsonFile(self.path, _MAX_BYTES, _parse_rows, lambda rows: {"version": _VERSION, "rules": [*rows]})
+
+    def load(self) -> tuple[Sequence[Rule], Sequence[Note]]:
+        """Load the rules. An unreadable row or file becomes a rule that asks about everything."""
+        try:
+            path = self.path
+        except OSError:
+            return (), ()
+        rows, damaged = self._file().read()
+        rules: list[Rule] = []
+        notes: list[Note] = []
+        if damaged:
+            notes.append(Note(path, "it cannot be read", "it is set aside at the next change"))
+            rules.append(ask_about_everything(RuleOrigin.USER, path))
+        for row in rows:
+            rule = parse_rule_row(row, path)
+            if isinstance(rule, Note):
+                notes.append(rule)
+                rule = ask_about_everything(RuleOrigin.USER, path)
+            rules.append(rule)
+        return tuple(rules), tuple(notes)
+
+    def add(self, rules: Iterable[Rule]) -> None:
+        """Store rules, without duplicates, or raise `OSError`."""
+        with self._file().change() as rows:
+            for rule in rules:
+                row: JsonObject = {**dump_rule(rule), "at": iso_utc(now_ms())}
+                if {**row, "at": None} not in [{**old, "at": None} for old in rows]:
+                    rows.append(row)
+
+    def remove(self, rule: Rule) -> int:
+        """Remove the rows with the effect, text and scope of a rule, and return their number, or raise `OSError`."""
+        facts = dump_rule(rule)
+        with self._file().change() as rows:
+            kept = [row for row in rows if any(row.get(key) != value for key, value in facts.items())]
+            count = len(rows) - len(kept)
+            rows[:] = kept
+        return count
+
+
+def dump_rule(rule: Rule) -> JsonObject:
+    """Convert a rule to a row for `parse_rule_row`."""
+    return {
+        "effect": rule.effect.value,
+        "rule": str(rule),
+        "workspace": rule.workspace,
+        "server": rule.server,
+        "pin": rule.pin,
+    }
+
+
+def parse_rule_row(row: JsonObject, path: str) -> Rule | Note:
+    """Parse a row of the file `path`, or return a note about its mistake."""
+    text, effect = row.get("rule"), row.get("effect")
+    if not isinstance(text, str) or effect not in set(Effect):
+        return Note(path, f"a row is not a rule: {json.dumps(row)[:200]}", "remove the row")
+    rule = parse_rule(text, Effect(str(effect)), RuleOrigin.USER, path)
+    if isinstance(rule, Note):
+        return rule
+    scope: dict[str, str | None] = {}
+    for name in ("workspace", "server", "pin"):
+        value = row.get(name)
+        if value is not None and not isinstance(value, str):
+            return Note(path, f"rule {text!r} does not say where it holds", "remove the row")
+        scope[name] = value
+    return replace(rule, **scope)
+
+
+def _parse_rows(document: JsonValue) -> tuple[list[JsonObject], bool]:
+    """Return the rows of the file, and whether it's damaged."""
+    rows = document.get("rules") if is_json_object(document) else None
+    if not isinstance(rows, list):
+        return [], True
+    objects = [row for row in rows if is_json_object(row)]
+    return objects, len(objects) != len(rows)

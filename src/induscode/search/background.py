@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from anyio import CancelScope, to_thread
 
 from indusagi.core.faults import Note
-from induscode.search.index import ToolIndex
-from induscode.search.lexical import SearchUnavailableError
+from induscode.search.index import SearchUnavailableError, ToolIndex
 from induscode.search.weights import SENTENCE_ENCODER
 
 if TYPE_CHECKING:
@@ -46,12 +45,8 @@ def open_index(
 ) -> tuple[ToolIndex, Sequence[Note]]:
     """Build an index with vectors; a note says why the search is only lexical. Blocks.
 
-    Args:
-        items: The items to index.
-        report: Gets the numbers of computed and of missing vectors.
-
-    Raises:
-        SearchUnavailableError: SQLite was built without FTS5.
+    `report` gets the numbers of computed and of missing vectors. Raises `SearchUnavailableError` if SQLite was built
+    without FTS5.
     """
     index = ToolIndex(items)
     try:
@@ -72,30 +67,26 @@ def describe_unusable(exc: Exception) -> Note:
 def open_semantic() -> SemanticIndex | None:
     """Open the semantic half with its cache. None if numpy or the model is missing.
 
-    Raises:
-        OSError: The model can't be read.
-        ValueError: It's damaged.
+    Raises `OSError` if the model can't be read, and `ValueError` if it's damaged.
     """
     if not has_semantic():
         return None
     from induscode.search.encoder import read_encoder  # noqa: PLC0415 — imports numpy
-    from induscode.search.semantic import SemanticIndex, encode_checked  # noqa: PLC0415 — imports numpy
-    from induscode.search.vectors import VectorCache, vectors_path  # noqa: PLC0415 — used with numpy alone
+    from induscode.search.semantic import SemanticIndex, VectorCache, encode_checked, vectors_path  # noqa: PLC0415 — imports numpy  # noqa: PLC0415 — used with numpy alone
 
     encoder = read_encoder(SENTENCE_ENCODER.path)
     encode_checked(encoder, ["tool"])  # if all vectors are cached, damage would only show in the results
     return SemanticIndex(encoder, VectorCache(vectors_path()))
 
 
-# -- background ------------------------------------------------------------------------------
+# -- background -------------------------------------------------------------------------------
 
 
 class BackgroundIndex:
     """Owns an index and the thread that computes its vectors after each update with new items.
 
-    Args:
-        open_half: Opens the semantic half, in the thread. If it returns None, it's called again after the next update.
-        report: Receives a note in the thread if the semantic half can't be used.
+    If `open_half` returns None in the thread, it's called again after the next update. `report` receives a note in the
+    thread if the semantic half can't be used.
     """
 
     def __init__(
@@ -113,11 +104,7 @@ class BackgroundIndex:
         self._thread = ThreadPoolExecutor(1, "search-vectors")
 
     def open(self) -> ToolIndex:
-        """Open the index, once. Blocks.
-
-        Raises:
-            SearchUnavailableError: SQLite was built without FTS5.
-        """
+        """Open the index, once, blocking; raises `SearchUnavailableError` if SQLite was built without FTS5."""
         with self._lock:
             if self._index is None:
                 self._index = ToolIndex(on_added=lambda: self.run_soon(self._prepare))

@@ -11,20 +11,37 @@ from __future__ import annotations
 import json
 import math
 import mmap
+import os
 import re
 import unicodedata
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from induscode.search.arrays import np
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from numpy import float32
     from numpy.typing import NDArray
 
-    Array: TypeAlias = NDArray[np.float32]
-    from collections.abc import Iterable, Iterator
+    Array: TypeAlias = NDArray[float32]
+
+
+# numpy is loaded so that its matrix products use one thread. A query's matrices are small: more threads gain nothing,
+# and on a busy machine they wait a hundred times as long for each other. The library reads the variable when it loads
+# (https://github.com/OpenMathLib/OpenBLAS#usage); the environment of child processes stays unchanged. An already loaded
+# numpy keeps its threads.
+_VARIABLES = ("OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+_added = [name for name in _VARIABLES if name not in os.environ]
+os.environ.update(dict.fromkeys(_added, "1"))
+try:
+    import numpy as np
+finally:
+    for _name in _added:
+        del os.environ[_name]
+
+
+# -- encoder ----------------------------------------------------------------------------------
+
 
 LONGEST_TEXT: Final = 128
 """Tokens to read; the model's training sentences weren't longer."""
@@ -124,11 +141,8 @@ def _gelu(values: Array) -> Array:
 def read_encoder(path: str) -> SentenceEncoder:
     """Read the model from its file: safetensors (https://huggingface.co/docs/safetensors), then the vocabulary.
 
-    The weights are memory-mapped, so unused ones are never read.
-
-    Raises:
-        OSError: The file can't be read.
-        ValueError: It isn't a sentence encoder.
+    The weights are memory-mapped, so unused ones are never read. Raises `OSError` if the file can't be read, and
+    `ValueError` if it isn't a sentence encoder.
     """
     with open(path, "rb") as file:
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -217,7 +231,8 @@ def _split(text: str) -> Iterator[str]:
     for word in text.lower().split():
         start = 0
         for position, character in enumerate(word):
-            if _is_punctuation(character):
+            is_sign = character.isascii() and not character.isalnum()
+            if is_sign or unicodedata.category(character).startswith("P"):
                 if start < position:
                     yield word[start:position]
                 yield character
@@ -236,7 +251,3 @@ def _clean(character: str) -> str:
     if character.isspace():
         return " "
     return f" {character} " if any(low <= code <= high for low, high in _IDEOGRAPHS) else character
-
-
-def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character).startswith("P") or (character.isascii() and not character.isalnum())

@@ -6,6 +6,7 @@ client may use: quarantined, disabled or denied ones never become items.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 SearchKind: TypeAlias = Literal["tool", "prompt", "resource", "template", "skill", "action"]
 """Kinds of items; `action` is a connector operation."""
 SEARCH_KINDS: tuple[SearchKind, ...] = ("tool", "prompt", "resource", "template", "skill", "action")
+HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+"""The places inside camel-case words: `createIssue`, `GitHub`."""
 _MAX_PARAMETERS = 64
 """Indexed parameters per item."""
 

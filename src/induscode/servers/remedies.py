@@ -134,7 +134,7 @@ def advise(
     notes: list[str] = []
     words = {"name": shlex.quote(name), **{verb: format_server_command(verb, name) for verb in ("get", "login")}}
     if isinstance(config, StdioServerConfig):
-        from indusagi.interop.protocol_bridge.client.start.policy import find_withheld  # noqa: PLC0415 — on a fault
+        from indusagi.interop.protocol_bridge.client.stdio import find_withheld  # noqa: PLC0415 — on a fault
 
         output = "\n".join((str(fault), *fault.detail.stderr, *fault.detail.stdout))
         names = find_withheld(environ, config.env, output)
@@ -160,7 +160,8 @@ def advise(
 
 def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, environ: Mapping[str, str]) -> str | None:
     """Recognise why a process failed and return the remedy, a template with literal braces doubled."""
-    from indusagi.interop.protocol_bridge.client.start.causes import find_cause, find_package_manager, needs_sdk_1  # noqa: PLC0415 — on a fault
+    from indusagi.interop.protocol_bridge.client.causes import find_cause, needs_sdk_1  # noqa: PLC0415 — on a fault
+    from indusagi.interop.protocol_bridge.client.start import find_package_manager  # noqa: PLC0415 — on a fault
 
     manager = find_package_manager(config.command, config.args)
     known = "" if manager is None else manager.name
@@ -169,7 +170,11 @@ def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, en
         return f"install {_PROGRAMS[program]}, or correct the command: {{get}}" if program in _PROGRAMS else None
     lines = (*fault.detail.stderr, *fault.detail.stdout)
     if needs_sdk_1(lines):
-        return _pin_sdk(known)
+        cause = "it was written for version 1 of the Python SDK and got a newer one"
+        if known not in {"uvx", "uv"}:
+            return f"{cause}: install 'mcp<2' where it runs"
+        command = "uvx" if known == "uvx" else "uv run"
+        return f"{cause}: add --with 'mcp<2' to its row: {command} --with 'mcp<2' … ({{get}})"
     for text in (find_cause(lines), output):
         for pattern, remedy in _NAMED_CAUSES:
             if pattern.search(text):
@@ -185,20 +190,11 @@ def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, en
     )
 
 
-def _pin_sdk(manager: str) -> str:
-    """Return the remedy for a server written for version 1 of the SDK."""
-    cause = "it was written for version 1 of the Python SDK and got a newer one"
-    if manager in {"uvx", "uv"}:
-        command = "uvx" if manager == "uvx" else "uv run"
-        return f"{cause}: add --with 'mcp<2' to its row: {command} --with 'mcp<2' … ({{get}})"
-    return f"{cause}: install 'mcp<2' where it runs"
-
-
 def _find_damage(
     config: StdioServerConfig, fault: ProtocolFault, manager: str, environ: Mapping[str, str]
 ) -> str | None:
     """Recognise a package manager's damaged cache and return the cause and repair command."""
-    from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage  # noqa: PLC0415 — on a fault
+    from indusagi.interop.protocol_bridge.client.causes import find_cache_damage  # noqa: PLC0415 — on a fault
 
     package = _find_package(config.args)
     name = package.rpartition("@")[0] or package

@@ -17,7 +17,7 @@ import pytest
 from tests.support.sandboxes import skip_without
 from tests.support.tools import box_of, call, context
 
-from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.ports import PathRefused
@@ -25,8 +25,8 @@ from indusagi.capabilities.sandbox.landlock_run import landlock_abi
 from indusagi.capabilities.sandbox.policy import Sandbox, resolve_layout
 from indusagi.capabilities.tools.find import find_tool
 from indusagi.capabilities.tools.grep import grep_tool
-from indusagi.core.secrets import places
-from indusagi.core.secrets.places import find_credential_places
+from indusagi.core import secrets as places
+from indusagi.core.secrets import find_credential_places
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

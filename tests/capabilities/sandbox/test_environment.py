@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.sandbox.backend import QUIET, command_environment
 from indusagi.capabilities.sandbox.policy import Sandbox
-from indusagi.core.secrets.names import is_secret, is_secret_name
+from indusagi.core.secrets import is_secret, is_secret_name
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from indusagi.capabilities.search import output
 from indusagi.capabilities.search import search as ripgrep
-from indusagi.capabilities.search.names import NameQuery, find_names, split_query
 from indusagi.capabilities.search.output import CountReader, MatchReader
 from indusagi.capabilities.search.request import WINDOW_CHARS, TooManyAlternatives, cut_window, expand_braces
 from indusagi.capabilities.search.search import build_environment, find_ripgrep, run_program
 from indusagi.capabilities.search.walk import DirHandle
+from indusagi.capabilities.tools.find import NameQuery, find_names, split_query
 
 RG = str(Path(sys.executable).parent / "rg")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.support.tools import box_of, call, context
 
-from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.search.walk import find_secrets_below
 from indusagi.capabilities.tools.find import find_tool
@@ -18,7 +18,7 @@ from indusagi.capabilities.tools.grep import grep_tool
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from indusagi.capabilities.files.paths.policy import PathPolicy, PathRequest
+    from indusagi.capabilities.files.policy import PathPolicy, PathRequest
     from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ToolOutcome
 

@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from indusagi.capabilities.files.paths import ignore
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.ports import FileKind, FileStat
-from indusagi.capabilities.search.names import NameQuery, _NameSearch, find_names
 from indusagi.capabilities.search.search import sort_by_mtime
-from indusagi.capabilities.search.walk import DirHandle, Walk, WalkEntry, _FileHandle, is_dir, open_target
+from indusagi.capabilities.search.walk import DirHandle, Walk, _FileHandle, is_dir, open_target
+from indusagi.capabilities.tools.find import NameQuery, _has_kind, _read_age, find_names
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
     from pathlib import Path
-    from threading import Event
 
 
 class Gone:
@@ -49,11 +47,8 @@ def opened(path: Path) -> Generator[int]:
 
 def test_a_removed_entry_is_neither_file_nor_directory() -> None:
     assert not is_dir(GONE)
-    entry = WalkEntry(GONE, "", is_dir=False, rules=None, handle=-1)
-    assert not entry.is_file()
-    search = _NameSearch(-1, NameQuery("x", by_time=True), None, cast("Event", None))
-    search._add(entry)
-    assert search._times == {"gone": 0}
+    assert not _has_kind(GONE, FileKind.FILE)
+    assert _read_age(GONE) == 0
 
 
 def test_an_unreadable_directory_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,8 +79,8 @@ def test_a_directory_replaced_by_a_link_is_not_entered(tmp_path: Path) -> None:
     with opened(root) as handle:
         going = Walk(handle, None)
         met: list[str] = []
-        for found in going:
-            met.append(found.path)
+        for found in going.listings():
+            met += [entry.name for entry in found.entries]
             (root / "sub").rmdir()
             (root / "sub").symlink_to(tmp_path / "outside")
     assert (met, going.unreadable) == (["sub"], ["sub"])
@@ -106,35 +101,24 @@ def test_git_is_never_walked_and_other_hidden_names_only_on_request(
     for name in names:
         (tmp_path / name).mkdir()
     with opened(tmp_path) as handle:
-        assert [entry.path for entry in Walk(handle, None, hidden=hidden)] == found
+        walk = Walk(handle, None, hidden=hidden)
+        assert sorted(entry.name for listing in walk.listings() for entry in listing.entries) == found
 
 
 def test_an_abandoned_walk_closes_its_handles(tmp_path: Path) -> None:
     """The handles are counted around every test."""
     (tmp_path / "a/b/c").mkdir(parents=True)
     with opened(tmp_path) as handle:
-        for going in (iter(Walk(handle, None)), Walk(handle, None).listings()):
-            next(going)
-            next(going)
-            going.close()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+        going = Walk(handle, None).listings()
+        next(going)
+        next(going)
+        going.close()  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
 def test_removed_files_sort_as_the_oldest(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with opened(tmp_path) as handle:
         assert sort_by_mtime(handle, ["gone", "a"]) == ["a", "gone"]
-
-
-def test_an_unreadable_rule_file_holds_no_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / ".gitignore").write_text("*\n", encoding="utf-8")
-
-    def refuse(handle: int) -> os.stat_result:
-        raise PermissionError
-
-    monkeypatch.setattr(os, "fstat", refuse)
-    read = ignore._read_start(str(tmp_path), ".gitignore", 100)
-    monkeypatch.undo()
-    assert read is None
 
 
 def test_a_closed_handle_is_not_taken(tmp_path: Path) -> None:

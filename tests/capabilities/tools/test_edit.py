@@ -21,9 +21,8 @@ from tests.support.strategies import examples
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.context import Framework
-from indusagi.capabilities.files.edits import match
-from indusagi.capabilities.tools.edit import MAX_EDITS, edit_tool
-from indusagi.capabilities.tools.write import write_tool
+from indusagi.capabilities.files import match
+from indusagi.capabilities.tools.edit import MAX_EDITS, edit_tool, write_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall
 
@@ -666,7 +665,7 @@ async def test_a_call_cancelled_while_planning_writes_nothing(
         token.cancel("enough")
         return really(*args, **more)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr("indusagi.capabilities.files.edits.replace.find_match", slow)
+    monkeypatch.setattr("indusagi.capabilities.files.replace.find_match", slow)
     box = box_of(ctx, edit_tool())
     arguments: JsonValue = {"path": "a.txt", "oldText": "one", "newText": "two"}
     with anyio.fail_after(60):

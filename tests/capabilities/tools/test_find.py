@@ -17,7 +17,8 @@ from tests.support.scripts import unmeasured
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.budget import UNLIMITED
-from indusagi.capabilities.search import names, walk
+from indusagi.capabilities.search import walk
+from indusagi.capabilities.tools import find as names
 from indusagi.capabilities.tools.find import find_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.bridge import UnavailableFs

@@ -18,7 +18,7 @@ from indusagi.capabilities.jobs import table
 from indusagi.capabilities.jobs.table import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalProcess, LocalShell
-from indusagi.capabilities.sandbox.capture import CaptureFile
+from indusagi.capabilities.sandbox.capture import Capture
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.capabilities.tools.bash import bash_tool
 from indusagi.capabilities.tools.process import process_tool
@@ -157,7 +157,7 @@ async def test_job_is_polled_when_the_disk_is_full_with_a_note(
         raise OSError(28, "No space left on device")
 
     await session.start("read -r x; seq 1 3000; echo end; read -r x")
-    monkeypatch.setattr(CaptureFile, "append", full)
+    monkeypatch.setattr(Capture, "append", full)
     await session.call("write", id="job-1", input="go\n")
     outcome = await session.poll("job-1", "end")
     assert outcome.details["matched"] is True

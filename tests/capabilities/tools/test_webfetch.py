@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import pytest
 from PIL import Image
-from tests.capabilities.web.serving import listener, names, open_to, port_of, replying, writing
+from tests.net.serving import listener, names, open_to, port_of, replying, writing
 from tests.support.documents import pdf
 from tests.support.http_peer import http_server
 from tests.support.scripts import unmeasured
@@ -28,7 +28,7 @@ from indusagi.capabilities.context import Framework
 from indusagi.capabilities.ports import WebSettings
 from indusagi.capabilities.tools.web import webfetch_tool
 from indusagi.capabilities.web import fetch as fetching
-from indusagi.capabilities.web.convert import LONGEST_JSON
+from indusagi.capabilities.web.page import LONGEST_JSON
 from indusagi.capabilities.worker import WorkerLimits
 from indusagi.core.app_dirs import create_private_file
 from indusagi.core.cancel import CancelToken
@@ -463,7 +463,7 @@ async def test_probe_0_19_hostile_html_costs_neither_time_nor_the_loop(tmp_path:
 async def test_a_page_the_converter_gives_up_on_is_given_as_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("indusagi.capabilities.web.convert._LIMITS", WorkerLimits(0, 1 << 30))
+    monkeypatch.setattr("indusagi.capabilities.web.page._LIMITS", WorkerLimits(0, 1 << 30))
     outcome = await read(tmp_path, replying(b"<p>x</p>" * 10_000, headers=HTML))
     assert "this is its source" in text_of(outcome)
     assert inside(outcome).startswith("<p>x</p>")
@@ -557,7 +557,7 @@ async def test_a_call_that_is_cancelled_ends_and_hangs_up(tmp_path: Path) -> Non
 
 
 async def test_a_conversion_that_is_cancelled_leaves_no_process(tmp_path: Path) -> None:
-    from indusagi.capabilities.web.convert import convert_page  # noqa: PLC0415 — beside its test
+    from indusagi.capabilities.web.page import convert_page  # noqa: PLC0415 — beside its test
 
     page = "<p>hello <b>world</b></p>\n" * 200_000
     with anyio.move_on_after(0.2) as scope:
@@ -620,5 +620,5 @@ def test_the_tool_loads_no_http_library_until_it_is_used() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, env=unmeasured()
     )
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert "indusagi.capabilities.web.client" not in done.stdout.split()
+    assert "indusagi.net.client" not in done.stdout.split()
     assert not loaded & {"httpx2", "httpcore2", "h11", "html_to_markdown", "chardet", "idna"}

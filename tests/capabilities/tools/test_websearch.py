@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import anyio
 import pytest
-from tests.capabilities.web.serving import port_of, replying
+from tests.net.serving import port_of, replying
 from tests.support.http_peer import http_server
 from tests.support.tools import box_of, call, context
 

@@ -18,10 +18,10 @@ from tests.support.scripts import unmeasured
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.context import Framework
-from indusagi.capabilities.files.edits import plan
-from indusagi.capabilities.files.edits.replace import MAX_FILE_BYTES
+from indusagi.capabilities.files import plan
+from indusagi.capabilities.files.replace import MAX_FILE_BYTES
 from indusagi.capabilities.tools import change
-from indusagi.capabilities.tools.write import write_tool
+from indusagi.capabilities.tools.edit import write_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime.contract import ToolCall
 
@@ -315,7 +315,7 @@ import anyio
 from indusagi.capabilities.context import Framework
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.tools import change
-from indusagi.capabilities.tools.write import write_tool
+from indusagi.capabilities.tools.edit import write_tool
 
 async def main():
     ctx = make_local_context({str(tmp_path)!r}, framework=Framework())

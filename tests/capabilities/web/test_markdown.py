@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from indusagi.capabilities import worker
-from indusagi.capabilities.ports import FetchError
-from indusagi.capabilities.web.convert import SHORT, convert_page
+from indusagi.capabilities.web.page import SHORT, convert_page
+from indusagi.net.policy import FetchError
 
 pytestmark = pytest.mark.anyio
 BASE = "https://x.example/a/"

@@ -9,7 +9,7 @@ import pytest
 from indusagi.capabilities.ports import SearchHit, SearchQuery
 from indusagi.capabilities.web.page import detect_medium, file_extension, is_text, media_type
 from indusagi.capabilities.web.results import ResultRow, page_key, select_results
-from indusagi.capabilities.web.url import parse_url
+from indusagi.net.address import parse_url
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from indusagi.capabilities.web.url import parse_url
         ("", b"\xff\xd8\xff", ("image", "image/jpeg")),
         ("", b"GIF87a", ("image", "image/gif")),
         ("", b"GIF89a", ("image", "image/gif")),
-        ("", b"RIFF\n\n\n\nWEBP", ("image", "image/webp")),
+        ("", b"RIFF\n\n\n\nWEBPVP8 ", ("image", "image/webp")),
         ("text/html", b"%PDF-1.4", ("binary", "application/pdf")),
         ("text/html", b"\0", ("html", "text/html")),
         ("application/xhtml+xml", b"x", ("html", "application/xhtml+xml")),

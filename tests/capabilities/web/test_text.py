@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.web import fetch as fence
-from indusagi.capabilities.web.body import decode_text
-from indusagi.capabilities.web.convert import LONGEST_JSON, format_json, show_invisible
 from indusagi.capabilities.web.fetch import FENCE_BYTES, fence_text
+from indusagi.capabilities.web.page import LONGEST_JSON, decode_text, format_json, show_invisible
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

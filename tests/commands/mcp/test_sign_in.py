@@ -13,7 +13,7 @@ from tests.support.protected_server import site_in_thread
 
 from induscode.commands.mcp import configure
 from induscode.commands.program import run
-from induscode.servers.sign_in import prompts
+from induscode.servers import sign_in as prompts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from induscode.commands.arguments import ArgumentError, read_arguments
+from induscode.commands.call_data import ArgumentError, read_arguments
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue

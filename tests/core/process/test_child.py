@@ -21,7 +21,7 @@ from indusagi.core.process.tree import MARK, ProcessTree
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from indusagi.core.process.procfs import ProcessInfo
+    from indusagi.core.process.tree import ProcessInfo
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.process import procfs, tree
+from indusagi.core.process import tree
 from indusagi.core.process.tree import MARK, ProcessTree, select_settled, signal_group, signal_processes
 
 if TYPE_CHECKING:
@@ -139,8 +139,11 @@ def test_process_that_is_being_replaced_is_found_by_its_marker_a_moment_later(mo
     with leading(*SLEEP, mark=mark) as process:
         answers = [b"", b""]  # within execve(2)
 
+        really = tree.read_proc_file
+
         def read(pid: int, name: str) -> bytes | None:
-            return answers.pop() if pid == process.pid and answers else procfs.read_proc_file(pid, name)
+            is_replaced = pid == process.pid and name == "environ" and answers
+            return answers.pop() if is_replaced else really(pid, name)
 
         monkeypatch.setattr(tree, "read_proc_file", read)
         assert process.pid in {one.pid for one in ProcessTree(mark).list_running(None)}

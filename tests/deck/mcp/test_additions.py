@@ -11,6 +11,7 @@ import anyio
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.support.deck import open_pins
 from tests.support.stores import stored
 
 from indusagi.core.json import compact_json
@@ -25,15 +26,7 @@ from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import SilentStoreError, memory_store
 from induscode.deck.mcp.store.events import Batch, Event, content_address
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import (
-    StorePins,
-    follow_rows,
-    forget_row,
-    load_pins,
-    open_pins,
-    read_disabled_tools,
-    read_pins,
-)
+from induscode.deck.mcp.store.pins import StorePins, follow_rows, forget_row, load_pins, read_disabled_tools, read_pins
 from induscode.servers.config.rows import Origin, ServerRow
 from induscode.servers.plan import ServerPlan
 
@@ -136,7 +129,7 @@ async def enrolled(
     journal = Journal(store, [config])
     await follow_rows(journal, [config], places or {})
     pins = await open_pins(journal, [config])
-    pins.allow_additions({config.id} if growing else ())
+    pins.growing = {config.id} if growing else ()
     enrolment = Enrolment(ServerFleetImpl(), BridgeLedger.empty(), pins=pins, sink=journal)
     try:
         yield enrolment
@@ -390,7 +383,7 @@ async def test_finding_a6_an_edited_row_is_compared_with_what_was_approved_befor
             enrolment.sync_tools("s", (), kind="prompt")
         # Doctor looks before any run has followed the row.
         looked = await read_pins(store, [newer], places)
-        assert looked.check(items("tool", changed)[0].ref, changed) is not None
+        assert looked.judge(items("tool", changed)[0].ref, changed).drift is not None
         for config in (newer, other):
             async with enrolled(store, config, places) as enrolment:
                 enrolment.sync_tools("s", items("tool", changed, another("tool")))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from tests.support.deck import AT, capability, ledger_of
+from tests.support.deck import AT, capability, ledger_of, with_runner
 from tests.support.opened import QUICK
 from tests.support.servers import HONEST_TOOLS, STEADY, fault, honest
 from tests.support.waiting import until
@@ -45,8 +45,10 @@ if TYPE_CHECKING:
     from indusagi.interop import FleetStatus, ServerConfig, ServerEndpoint
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
     from induscode.deck.mcp.drift import DisabledTool, Drift
-    from induscode.deck.mcp.enrolment import JournalOp, PinChecker
     from induscode.deck.mcp.ledger import BridgeEntry
+    from induscode.deck.mcp.store.events import ServerOp
+    from induscode.deck.mcp.store.journal import Journal
+    from induscode.deck.mcp.store.pins import StorePins
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -84,7 +86,7 @@ class Sink:
     def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
         self.entries.extend(entries)
 
-    def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
+    def record_event(self, op: ServerOp, server: str, subject: str, detail: str) -> None:
         self.journal.append((op, server, subject))
 
     def record_listing(
@@ -96,10 +98,14 @@ class Sink:
 
 @asynccontextmanager
 async def attached(
-    *servers: ServerConfig, ledger: BridgeLedger | None = None, pins: PinChecker | None = None, sink: Sink | None = None
+    *servers: ServerConfig, ledger: BridgeLedger | None = None, pins: Pins | None = None, sink: Sink | None = None
 ) -> AsyncGenerator[AttachResult]:
     result = await attach_bridge_capabilities(
-        ledger or BridgeLedger.empty(), bridge_config(servers), pins=pins, sink=sink, supervision=QUICK
+        ledger or BridgeLedger.empty(),
+        bridge_config(servers),
+        pins=cast("StorePins | None", pins),
+        sink=cast("Journal | None", sink),
+        supervision=QUICK,
     )
     try:
         yield result
@@ -209,7 +215,7 @@ async def test_r41_a_definition_that_drifted_is_kept_out_until_it_is_approved() 
         assert enrolment.notes == ()
         assert sink.usable["h"] == list(HONEST_TOOLS)
         assert sink.disabled["h"] == []
-        assert pins.check(echo.ref, echo.raw) is None
+        assert pins.judge(echo.ref, echo.raw).drift is None
 
 
 @pytest.mark.parametrize(
@@ -288,7 +294,7 @@ async def test_a_bare_box_becomes_capabilities(tmp_path: Path) -> None:
         assert capabilities[0].ref == RemoteToolRef("h", "echo")
         answer = await capabilities[0].run({"text": "hi"}, make_local_context(tmp_path))
         assert answer.content[0].text == "hi"  # type: ignore[union-attr]
-        assert capabilities[0] == capabilities[0].with_runner(None)
+        assert capabilities[0] == with_runner(capabilities[0], None)
     finally:
         await mounted.fleet.tear_down()
 

@@ -22,11 +22,11 @@ from induscode.deck.mcp import boot
 from induscode.deck.mcp.attach import bridge_tool_names
 from induscode.deck.mcp.boot import BootOptions, boot_bridge
 from induscode.deck.mcp.capability import definition_pin
-from induscode.deck.mcp.known import find_down_before, find_started_before
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.history import deck_at, read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
+from induscode.deck.mcp.store.pins import find_down_before, find_started_before
 from induscode.servers.config.rows import Origin, ServerRow
 from induscode.servers.plan import ServerPlan
 
@@ -230,7 +230,7 @@ async def test_tools_are_not_called_before_a_server_that_came_up_has_listed_them
     async with stored(tmp_path) as store, booted(store, honest(id="h")) as bridge:
         endpoint = bridge.fleet.endpoint("h")
         assert endpoint is not None
-        del endpoint._items["tool"]
+        endpoint.known_tools = None
         answer = await call(bridge, "h__echo", tmp_path, text="hi")
         assert (answer.is_error, answer.details["code"]) == (True, "not_connected")
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.support.strategies import json_values
 
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from induscode.deck.mcp.canonical import canonical_digest
 from induscode.deck.mcp.drift import (
     DisabledTool,
     DriftGrade,
     build_approval,
+    canonical_digest,
     closest_drift,
     command_line,
     compare_definitions,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from tests.support.deck import capability
+from tests.support.deck import capability, open_pins
 from tests.support.stores import stored
 
 from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig
@@ -17,7 +17,7 @@ from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.enrolment import MOST_SWITCHES, Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import open_pins, read_disabled_tools
+from induscode.deck.mcp.store.pins import read_disabled_tools
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -137,7 +137,7 @@ def test_finding_d6_a_ledger_keeps_both_tools_that_join_to_one_name() -> None:
     one, other = capability("a", "b__c"), capability("a__b", "c")
     name = model_name(other.ref, {one.name})
     renamed = BridgeCapability.from_definition(ToolDescriptor(name, "A tool.", other.parameters), other.ref, other.raw)
-    ledger = BridgeLedger.empty().enroll_all([EnrollRequest(one, "a"), EnrollRequest(renamed, "a__b")], AT)
+    ledger = BridgeLedger.empty().enroll(EnrollRequest(one, "a"), AT).enroll(EnrollRequest(renamed, "a__b"), AT)
     assert [one.ref for one in ledger.live_capabilities()] == [one.ref, other.ref]
     assert ledger.find(one.ref) == (
         bridge_content_key("a", "b__c", dict(one.parameters)), one,

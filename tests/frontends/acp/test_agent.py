@@ -36,7 +36,7 @@ async def test_conversations_that_cannot_be_read_are_an_error_of_the_request(
             raise PermissionError(13, "no")
         return [{"sessionId": "s1"}]
 
-    monkeypatch.setattr(module, "list_conversations", list_them)
+    monkeypatch.setattr(module, "list_sessions", list_them)
     await agent._handle_request("initialize", {"protocolVersion": 1})
     assert await agent._handle_request("session/list", {"cwd": str(tmp_path)}) == {"sessions": [{"sessionId": "s1"}]}
     with pytest.raises(RpcError, match="no"):

@@ -11,7 +11,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, Json
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd, linked_pair
 from induscode.cli.dialog import Choice, Question, Reply
 from induscode.conversations.tool_calls import current_call
-from induscode.frontends.acp.dialog import EditorDialog
+from induscode.frontends.acp.session import EditorDialog
 from induscode.frontends.acp.updates import OpenCall, UpdateChannel
 
 if TYPE_CHECKING:

@@ -7,11 +7,15 @@ import os
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from induscode.conversations.transcript import Transcript, conversations_dir, find_last_exchange, summarise_log
-from induscode.conversations.transcript import list_conversations as list_summaries
-from induscode.frontends.acp import history
-from induscode.frontends.acp.history import list_conversations, replay_messages
-from induscode.frontends.acp.updates import CallIds
+from induscode.conversations.transcript import (
+    Transcript,
+    conversations_dir,
+    find_last_exchange,
+    list_conversations,
+    summarise_log,
+)
+from induscode.frontends.acp import updates
+from induscode.frontends.acp.updates import CallIds, list_sessions, replay_messages
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,18 +94,16 @@ def test_conversations_are_listed_by_directory_with_their_first_prompt(
         for root, _, files in os.walk(folder):
             for path in (root, *(os.path.join(root, file) for file in files)):
                 os.utime(path, (1_000 + number, 1_000 + number))
-    rows = cast("Any", list_conversations(str(here)))
-    assert [(row["sessionId"], row["cwd"], row["title"]) for row in rows] == [
-        (names[2], str(here), None), (names[0], str(here), "first words"),
-    ]  # fmt: skip
-    assert len(list_conversations(None)) == 3
-    monkeypatch.setattr(history, "_MAX_LISTED", 2)
-    assert len(list_conversations(None)) == 2
-    # The list of the terminal leaves out those without a message.
-    found = list_summaries(str(here), limit=9)
+    # Conversations without a message are left out.
+    rows = cast("Any", list_sessions(str(here)))
+    assert [(row["sessionId"], row["cwd"], row["title"]) for row in rows] == [(names[0], str(here), "first words")]
+    assert len(list_sessions(None)) == 2
+    monkeypatch.setattr(updates, "_MAX_LISTED", 1)
+    assert len(list_sessions(None)) == 1
+    found = list_conversations(str(here), limit=9)
     assert [(one.id, one.title, one.messages) for one in found] == [(names[0], "first words", 2)]
-    assert list_summaries(str(here), limit=9, without=names[0]) == []
-    assert list_summaries(str(here), limit=0) == []
+    assert list_conversations(str(here), limit=9, without=names[0]) == []
+    assert list_conversations(str(here), limit=0) == []
     assert summarise_log(str(tmp_path / "gone"), 1) is None
 
 

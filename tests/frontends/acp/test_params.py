@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
-from induscode.frontends.acp.params import name_resource, parse_cwd, parse_prompt, parse_servers
+from induscode.frontends.acp.agent import name_resource, parse_cwd, parse_prompt, parse_servers
 
 if TYPE_CHECKING:
     from pathlib import Path

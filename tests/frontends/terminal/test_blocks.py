@@ -42,19 +42,19 @@ def kinds(text: str) -> list[str]:
     ("text", "blocks"),
     [
         ("one\ntwo\n\nthree", ["text:one\ntwo", "text:three"]),
-        ("# head\nbody", ["text:# head", "text:body"]),
-        ("head\n====\nbody", ["text:head\n====", "text:body"]),
-        ("body\n***\nmore", ["text:body", "text:***", "text:more"]),
+        ("# head\nbody", ["text:# head\nbody"]),
+        ("head\n====\nbody", ["text:head\n====\nbody"]),
+        ("body\n***\nmore", ["text:body\n***\nmore"]),
         ("say:\n- a\n  - b\n\n- c\n\nend", ["text:say:", "list:- a\n  - b\n\n- c", "text:end"]),
         ("- a\n1. b", ["list:- a", "list:1. b"]),
         ("in\n2020. It", ["text:in\n2020. It"]),
         ("- a\n  ```\n  x\n\n  y\n  ```\nlazy\n# h", ["list:- a\n  ```\n  x\n\n  y\n  ```\nlazy", "text:# h"]),
-        ("> q\nlazy\n\n> r", ["quote:> q\nlazy", "quote:> r"]),
+        ("> q\nlazy\n\n> r", ["text:> q\nlazy", "text:> r"]),
         ("```py\na\n\n# b\n```\nc", ["fence:a\n\n# b", "text:c"]),
         ("  ```\n  a\n b\n  ```", ["fence:a\nb"]),
         ("~~~\n```\n~~~~", ["fence:```"]),
         ("text\na | b\n--|--\n1 | 2\n\nend", ["text:text", "table:a | b\n--|--\n1 | 2", "text:end"]),
-        ("    a\n\n    b\nc", ["indented:    a\n\n    b", "text:c"]),
+        ("    a\n\n    b\nc", ["text:    a", "text:    b\nc"]),
         ("``` not `a` fence", ["text:``` not `a` fence"]),
         ("a\r\n\r\nb", ["text:a", "text:b"]),
         ("```\nopen", ["fence:open"]),
@@ -68,7 +68,7 @@ def test_a_block_is_given_out_as_soon_as_it_has_ended() -> None:
     splitter = BlockSplitter()
     assert [block.text for block in splitter.feed("one\n\ntw")] == ["one"]
     assert splitter.pending_lines() == ["tw"]
-    assert [block.text for block in splitter.feed("o\n# three\n")] == ["two", "# three"]
+    assert [block.text for block in splitter.feed("o\n\n# three\n\n")] == ["two", "# three"]
     assert [block.info for block in splitter.feed("```py x\ncode\n")] == []
     assert splitter.pending_lines() == ["```py x", "code"]
     assert [block.info for block in splitter.feed("```\n")] == ["py x"]

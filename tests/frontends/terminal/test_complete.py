@@ -8,15 +8,8 @@ import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
 
-from induscode.frontends.terminal.complete import (
-    MAX_ENTRIES,
-    MAX_FILE_BYTES,
-    InputCompleter,
-    WorkspaceFiles,
-    complete,
-    expand_mentions,
-    score_path,
-)
+from induscode.conversations.mentions import MAX_FILE_BYTES, attach_files
+from induscode.frontends.terminal.complete import MAX_ENTRIES, InputCompleter, WorkspaceFiles, complete, score_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,12 +51,12 @@ def test_the_word_before_the_cursor_is_completed(typed: str, expected: list[str]
 
 def test_a_command_is_listed_with_its_description() -> None:
     item = complete("/mem", lambda _query: (), COMMANDS)[0]
-    assert (item.label, item.description, item.replaced) == ("/memory", "Notes", 4)
+    assert (item.display_text, item.display_meta_text, item.start_position) == ("/memory", "Notes", -4)
 
 
 def test_the_best_path_comes_first() -> None:
     paths = ["a/b/test.py", "test.py", "latest/x.py", "t_e_s_t.py", "mytest.py", "other.py"]
-    ranked = [item.label for item in complete("@test", lambda _query: paths, {})]
+    ranked = [item.display_text for item in complete("@test", lambda _query: paths, {})]
     assert ranked == ["test.py", "a/b/test.py", "mytest.py", "t_e_s_t.py", "latest/x.py"]
     assert score_path("b/a", "a/b") is None
 
@@ -122,7 +115,7 @@ def test_the_completer_describes_commands(tmp_path: Path) -> None:
 async def test_a_mentioned_file_is_attached_once(tmp_path: Path) -> None:
     (tmp_path / "a b.py").write_text("x = 1\r\n", encoding="utf-8", newline="")
     (tmp_path / "c.py").write_text("</file>\u202e\n", encoding="utf-8")
-    text, notes = await expand_mentions('Compare @"a b.py" and @c.py, then (@c.py).', str(tmp_path))
+    text, notes = await attach_files('Compare @"a b.py" and @c.py, then (@c.py).', str(tmp_path))
     assert text == (
         'Compare @"a b.py" and @c.py, then (@c.py).\n\n'
         '<file path="a b.py">\nx = 1\n</file>\n\n<file path="c.py">\n<\\/file><U+202E>\n</file>'
@@ -136,7 +129,7 @@ async def test_a_mentioned_file_is_attached_once(tmp_path: Path) -> None:
 async def test_what_names_no_file_stays_as_typed(tmp_path: Path, text: str) -> None:
     (tmp_path / "src").mkdir()
     (tmp_path / "example.com").touch()
-    assert await expand_mentions(text, str(tmp_path)) == (text, ())
+    assert await attach_files(text, str(tmp_path)) == (text, ())
 
 
 async def test_files_outside_the_workspace_and_credentials_are_not_attached(
@@ -148,14 +141,14 @@ async def test_files_outside_the_workspace_and_credentials_are_not_attached(
     (tmp_path / "out.txt").write_text("secret", encoding="utf-8")
     (home / "link").symlink_to(tmp_path / "out.txt")
     monkeypatch.setenv("HOME", str(home))
-    text, notes = await expand_mentions("@../out.txt @link @~/.ssh/id @.ssh/id", str(home))
+    text, notes = await attach_files("@../out.txt @link @~/.ssh/id @.ssh/id", str(home))
     assert text == "@../out.txt @link @~/.ssh/id @.ssh/id"
     assert [note.partition(": ")[2] for note in notes] == ["it is outside the workspace"] * 2 + ["it is protected"] * 2
 
 
 async def test_binary_files_are_named_only(tmp_path: Path) -> None:
     (tmp_path / "p.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(50))
-    text, notes = await expand_mentions("@p.png", str(tmp_path))
+    text, notes = await attach_files("@p.png", str(tmp_path))
     assert text == "@p.png"
     assert notes == ("@p.png is named, not attached: PNG image, 58 bytes",)
 
@@ -164,7 +157,7 @@ async def test_large_files_are_attached_in_part_until_the_limit(tmp_path: Path) 
     for number in range(5):
         (tmp_path / f"f{number}").write_text("日本語の行\n" * 5_000, encoding="utf-8")
     (tmp_path / "one").write_text("é" * MAX_FILE_BYTES, encoding="utf-8")
-    text, notes = await expand_mentions("@one @f0 @f1 @f2 @f3 @f4", str(tmp_path))
+    text, notes = await attach_files("@one @f0 @f1 @f2 @f3 @f4", str(tmp_path))
     assert len(text.encode()) < 201 * 1024
     assert text.count("read shows the rest]\n</file>") == 4
     assert "�" not in text

@@ -51,9 +51,9 @@ PIECES = st.sampled_from(
 class Turn:
     """A renderer with a clock that the test moves."""
 
-    def __init__(self, width: int = 80, *, color: bool = False, encoding: str = "utf-8") -> None:
+    def __init__(self, width: int = 80, *, color: bool = False) -> None:
         self.now = 0.0
-        self.renderer = EventRenderer(width=lambda: width, color=color, clock=lambda: self.now, encoding=encoding)
+        self.renderer = EventRenderer(width=lambda: width, color=color, clock=lambda: self.now)
         self.text = ""
 
     def feed(self, *events: RunEvent) -> str:
@@ -252,25 +252,13 @@ def test_foreign_text_of_calls_is_escaped_and_fits(width: int, color: bool) -> N
         assert color or plain == row
 
 
-def test_an_ascii_terminal_gets_ascii() -> None:
-    turn = Turn(30, encoding="ascii")
-    turn.feed(
-        TextDelta("- item…\n\n日本\n\n```\nx\n```\n", starts=True), ToolCalled("1", "bash", {"command": "é" * 40})
-    )
-    rows = turn.renderer.live_rows(4)
-    turn.feed(ToolAnswered("1", "bash", "é", is_error=True))
-    assert (turn.text + "".join(rows)).isascii()
-    assert turn.text.startswith(" * item~\n\n\\u65e5\\u672c\n")
-    assert "\nx bash" in turn.text
-
-
 @pytest.mark.process
 def test_rich_is_loaded_for_the_first_block_only() -> None:
     script = """
 import sys
 from induscode.frontends.terminal.render import EventRenderer
 from induscode.conversations.contract import TextDelta, ToolAnswered, ToolCalled
-renderer = EventRenderer(width=lambda: 80, color=True, encoding="utf-8")
+renderer = EventRenderer(width=lambda: 80, color=True)
 renderer.feed(ToolCalled("1", "bash", {"command": "ls"}))
 renderer.feed(ToolAnswered("1", "bash", "a", False))
 renderer.feed(TextDelta("Hello", True))

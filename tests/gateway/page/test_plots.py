@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from induscode.gateway.page.parts import _WIDTH, draw_bar, draw_sparkline, format_number
+from induscode.gateway.page.html import _WIDTH, draw_bar, draw_sparkline, format_number
 
 
 @pytest.mark.parametrize(

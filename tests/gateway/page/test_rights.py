@@ -28,8 +28,7 @@ from indusagi.interop.protocol_bridge.host.identity import (
 )
 from induscode.gateway.page import site as site_module
 from induscode.gateway.page.access import PageAccess, PageRequest
-from induscode.gateway.page.contract import PageView
-from induscode.gateway.page.html import tag
+from induscode.gateway.page.html import PageView, tag
 from induscode.gateway.page.site import PageSite
 
 if TYPE_CHECKING:

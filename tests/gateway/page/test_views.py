@@ -32,10 +32,11 @@ from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, build_approval
 from induscode.deck.mcp.store import memory_store
 from induscode.deck.mcp.store.journal import Journal
-from induscode.gateway.page import parts
+from induscode.gateway.page import html as parts
 from induscode.gateway.page.access import PageRequest, PageUser
-from induscode.gateway.page.contract import ActionReply, CallReply, PageError, PageView, ServerSummary
+from induscode.gateway.page.html import PageError, PageView
 from induscode.gateway.page.site import build_page, build_refusal, build_sign_in
+from induscode.gateway.page.source import ActionReply, CallReply, ServerSummary
 from induscode.gateway.page.views import calls, items, servers, timeline
 from induscode.permissions.confirm import PermissionRequest
 
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ItemKind
     from induscode.deck.contract import Capability
-    from induscode.gateway.page.contract import ServerAction
+    from induscode.gateway.page.source import ServerAction
 
 pytestmark = pytest.mark.anyio
 PAGES = Path(__file__).parent / "pages"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.clock import ManualClock
 from tests.support.http_behaviours import Modern
 from tests.support.http_peer import http_server
 from tests.support.opened import fleet_of
@@ -16,11 +17,11 @@ from tests.support.protected import AgreeablePrompt, Protected, make_auth, store
 from tests.support.servers import STEADY
 from tests.support.waiting import until
 
-from indusagi.core.time import ManualClock, now_ms
+from indusagi.core.time import now_ms
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, Refusal, SignInRequired
 from indusagi.interop.auth.driver import AuthDriver
-from indusagi.interop.auth.proofs import ProofKey
+from indusagi.interop.auth.token_endpoint import ProofKey
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, StreamableHttpServerConfig
 
 if TYPE_CHECKING:

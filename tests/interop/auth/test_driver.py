@@ -16,8 +16,8 @@ from indusagi.interop.auth import driver as driver_module
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, Refusal, SignInRequired
 from indusagi.interop.auth.driver import AuthDriver
-from indusagi.interop.auth.proofs import ProofKey
 from indusagi.interop.auth.steps import HttpStep
+from indusagi.interop.auth.token_endpoint import ProofKey
 
 if TYPE_CHECKING:
     from pathlib import Path

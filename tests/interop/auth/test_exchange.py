@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, cast
 import anyio
 import anyio.lowlevel
 import pytest
+from tests.support.clock import ManualClock
 
-from indusagi.core.time import ManualClock
+from indusagi.interop.auth.authorizer import TokenExchangeAuthorizer
 from indusagi.interop.auth.contract import (
     AuthFault,
     AuthSettings,
@@ -21,7 +22,6 @@ from indusagi.interop.auth.contract import (
     StoredCredentials,
     TokenSet,
 )
-from indusagi.interop.auth.exchange import TokenExchangeAuthorizer
 from indusagi.interop.auth.storage import MemoryCredentialStore
 from indusagi.runtime.calls import SubjectToken, acting_subject
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.clock import ManualClock
 from tests.support.issuers import ISSUER, SERVER, MemoryIssuer, play, reply_json
 
-from indusagi.core.time import ManualClock
-from indusagi.interop.auth.callback import check_authorization_url, read_state
+from indusagi.interop.auth.callback import read_state
 from indusagi.interop.auth.contract import AuthFault, AuthSettings
 from indusagi.interop.auth.machine import SignInRequest, sign_in
 from indusagi.interop.auth.metadata import (
@@ -99,7 +99,6 @@ def test_finding_f14_a_malformed_address_is_a_fault_and_no_value_error(url: str)
         get_origin_of,
         build_resource_metadata_urls,
         build_issuer_metadata_urls,
-        check_authorization_url,
         read_state,
         lambda url: check_endpoint(url, "address", "it"),
     ]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, RSAKey
+from tests.support.clock import ManualClock
 from tests.support.issuers import ISSUER, SERVER, MemoryIssuer, play, read_form, reply_json
 
-from indusagi.core.time import ManualClock
 from indusagi.interop.auth.contract import (
     AuthFault,
     AuthSettings,
@@ -401,7 +401,7 @@ def test_a_bound_token_without_a_key_is_refused() -> None:
 
 
 def test_a_refresh_of_a_bound_token_has_a_proof() -> None:
-    from indusagi.interop.auth.proofs import ProofKey  # noqa: PLC0415 — beside its use
+    from indusagi.interop.auth.token_endpoint import ProofKey  # noqa: PLC0415 — beside its use
 
     issuer = MemoryIssuer(token={"token_type": "DPoP", "refresh_token": "r"})
     stored = sign_in_with(issuer, AuthSettings(dpop=True))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.support.clock import ManualClock
 from tests.support.issuers import ISSUER, REDIRECT, SERVER, MemoryIssuer, play, read_form, reply_json
 
-from indusagi.core.time import ManualClock
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, CredentialKey, StoredCredentials
 from indusagi.interop.auth.machine import SignInRequest, refresh, revoke, sign_in
 from indusagi.interop.auth.steps import Challenge, HttpReply
@@ -64,7 +64,7 @@ def test_a_registration_is_kept_when_the_person_gives_up() -> None:
 
 def test_a_registration_for_another_redirect_is_kept_as_well() -> None:
     issuer = MemoryIssuer()
-    first = sign_in_with(issuer).without_tokens()
+    first = replace(sign_in_with(issuer), tokens=None, account="")
     issuer.rows[KEY] = replace(first, registration=replace(first.registration, redirect_uris=("http://127.0.0.1:9/x",)))
     issuer.redirect = {"code": None, "error": "access_denied"}
     for _ in range(2):
@@ -403,4 +403,4 @@ def test_signing_out_revokes_the_refresh_token_first() -> None:
     assert sent == ["refresh-1", "access-1"]
     issuer.answers[f"{ISSUER}/revoke"] = lambda _: HttpReply(503)
     assert play(revoke(stored, AuthSettings(), CLOCK), issuer) is False
-    assert play(revoke(stored.without_tokens(), AuthSettings(), CLOCK), issuer) is False
+    assert play(revoke(replace(stored, tokens=None, account=""), AuthSettings(), CLOCK), issuer) is False

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from indusagi.interop.auth.callback import check_authorization_url, read_redirect, read_state
+from indusagi.interop.auth.callback import read_redirect, read_state
 from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.auth.metadata import check_endpoint
 
 
 @pytest.mark.parametrize(
@@ -46,20 +47,22 @@ def test_only_one_redirect_is_the_answer(target: str, expected: Any) -> None:
         ("http://[::1]/a", True),
         ("http://localhost/a", True),
         ("http://issuer.example/a", False),
-        ("http://127.0.0.2/a", False),
+        ("http://127.0.0.2/a", True),
         ("https:///a", False),
         ("https://issuer.example/a b", False),
         ("https://issuer.example/é", False),
         ("javascript:alert(1)", False),
+        ("file:///etc/passwd", False),
+        ("https://login.example/\x1b[2J", False),
         ("", False),
     ],
 )
 def test_a_person_is_sent_to_https_or_to_this_machine_alone(url: str, *, is_fine: bool) -> None:
     if is_fine:
-        check_authorization_url(url)
+        assert check_endpoint(url, "sign-in page", "it") == url
     else:
-        with pytest.raises(AuthFault, match="the address of the sign-in page is not an https address"):
-            check_authorization_url(url)
+        with pytest.raises(AuthFault, match="it: its sign-in page is no https address"):
+            check_endpoint(url, "sign-in page", "it")
 
 
 def test_a_request_has_a_state() -> None:

@@ -14,8 +14,7 @@ from tests.support.strategies import UNSEEN, examples, hidden_json, hidden_text
 
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.core.invisible import clean_json, iter_strings
-from indusagi.core.text import clean_text
+from indusagi.core.text import clean_json, clean_text, iter_strings
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from indusagi.interop.protocol_bridge.client.tools import (
     AmbiguousDefinitionError,

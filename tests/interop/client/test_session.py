@@ -18,13 +18,7 @@ from tests.support.transports import (
 )
 
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.session import (
-    INPUT_ROUNDS,
-    LEGACY_VERSIONS,
-    MODERN_VERSIONS,
-    ClientSession,
-    ServerFacts,
-)
+from indusagi.interop.protocol_bridge.client.session import INPUT_ROUNDS, ClientSession, ServerFacts
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ServerLimits
 from indusagi.interop.protocol_bridge.rpc.connection import (
     UNSUPPORTED_VERSION,
@@ -35,6 +29,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RpcError,
     VersionMismatchError,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import LEGACY_VERSIONS, MODERN_VERSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

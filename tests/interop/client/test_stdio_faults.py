@@ -31,8 +31,7 @@ from indusagi.interop import (
     create_server_endpoint,
 )
 from indusagi.interop.protocol_bridge.client import session
-from indusagi.interop.protocol_bridge.client.start.policy import is_inherited
-from indusagi.interop.protocol_bridge.client.stdio import StdioTransport
+from indusagi.interop.protocol_bridge.client.stdio import StdioTransport, is_inherited
 from indusagi.runtime.contract import ToolCall
 
 if TYPE_CHECKING:

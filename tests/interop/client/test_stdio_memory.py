@@ -29,8 +29,9 @@ class Child:
         """What is in its pipe, unread."""
         self.told: list[Any] = []
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes) -> int:
         self.written += data
+        return self.unwritten
 
     def pause_output(self) -> None:
         self.told.append("pause")
@@ -55,7 +56,7 @@ def start(monkeypatch: pytest.MonkeyPatch, *, downloads: bool = False, **limits:
     monkeypatch.setattr(module, "ChildProcess", Child)
     transport: Any = StdioTransport("s", ServerLimits(close_s=8.0, **limits), downloads=downloads)
     got: list[Any] = []
-    transport.deliver = got.append
+    transport.attach(got.append, str)
     finish = transport.finish
 
     def note(message: str, detail: Any = None) -> None:
@@ -90,7 +91,7 @@ async def test_a_turn_handles_so_many_lines_or_bytes(monkeypatch: pytest.MonkeyP
     transport.stdout_received(b"2\n")
     assert len(got) == 16
     await turn(5)
-    assert (len(got), child.told) == (41, ["pause", "pause", "resume"])
+    assert (len(got), child.told) == (41, ["pause", "resume"])
     transport.stdout_received(b"3\n")
     assert got[-1] == b"3"
     transport, child, got = start(monkeypatch)

@@ -6,22 +6,24 @@ import asyncio
 from typing import TYPE_CHECKING, Any, get_args
 
 import anyio
+import httpcore2
 import httpx2
 import pytest
+from tests.support.networks import make_answer, to_fetch_error
 
 from indusagi.core.backoff import Backoff
 from indusagi.interop.auth.steps import HttpReply, HttpStep, WaitStep, fetch_json
 from indusagi.interop.protocol_bridge.client.http.failures import classify_network_error, classify_status
 from indusagi.interop.protocol_bridge.client.tasks import ServerTasks
-from indusagi.interop.protocol_bridge.client.transient import RECOVERIES, is_transient
 from indusagi.interop.protocol_bridge.client.watches import ChangedLists, ServerWatches, keep_listening
-from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason, ProtocolFault, ServerLimits
+from indusagi.interop.protocol_bridge.contract import RECOVERIES, FaultDetail, FaultReason, ProtocolFault, ServerLimits
 from indusagi.interop.protocol_bridge.rpc.connection import (
     METHOD_NOT_FOUND,
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,
     RpcError,
+    is_transient,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 
@@ -43,11 +45,11 @@ def refuse(detail: FaultDetail | None, code: int = -32000) -> RpcError:
 
 def status(code: int, **headers: str) -> RpcError:
     rows = {name.replace("_", "-"): value for name, value in headers.items()}
-    return refuse(classify_status(httpx2.Response(code, headers=rows)).detail)
+    return refuse(classify_status(make_answer(httpx2.Response(code, headers=rows))).detail)
 
 
-def network(exc: httpx2.TransportError | TimeoutError) -> RpcError:
-    return refuse(classify_network_error(exc).detail)
+def network(exc: Exception) -> RpcError:
+    return refuse(classify_network_error(to_fetch_error(exc)).detail)
 
 
 PASSING: dict[str, Callable[[], Exception]] = {
@@ -55,13 +57,13 @@ PASSING: dict[str, Callable[[], Exception]] = {
     "HTTP 503, later": lambda: status(503, retry_after="7"),
     "HTTP 429, later": lambda: status(429, retry_after="7"),
     "HTTP 503 with a JSON-RPC error": lambda: refuse(FaultDetail(http_status=503), -32603),
-    "no connection": lambda: network(httpx2.ConnectError("refused")),
-    "connecting takes too long": lambda: network(httpx2.ConnectTimeout("slow")),
-    "cut while reading": lambda: network(httpx2.ReadError("cut")),
-    "cut before the answer": lambda: network(httpx2.RemoteProtocolError("cut")),
+    "no connection": lambda: network(httpcore2.ConnectError("refused")),
+    "connecting takes too long": lambda: network(httpcore2.ConnectTimeout("slow")),
+    "cut while reading": lambda: network(httpcore2.ReadError("cut")),
+    "cut before the answer": lambda: network(httpcore2.RemoteProtocolError("cut")),
     "no answer in time": lambda: network(TimeoutError()),
     "request timed out": lambda: RequestTimeoutError("late"),
-    "proxy is down": lambda: network(httpx2.ProxyError("503 Service Unavailable")),
+    "proxy is down": lambda: network(httpcore2.ProxyError("503 Service Unavailable")),
 }
 LASTING: dict[str, Callable[[], Exception]] = {
     **{f"HTTP {code}": (lambda code=code: status(code)) for code in (400, 401, 403, 404, 405, 410, 422)},

@@ -378,12 +378,13 @@ def request_like() -> Any:
         def __init__(self) -> None:
             self.cancel = CancelToken()
             self.params: JsonObject = {}
+            self.meta: JsonObject = {}
 
     return Request()
 
 
 def parked(name: str = "a") -> SuspendedCall:
-    return SuspendedCall(name, {"elicitation": {}}, 0, lambda _: None)
+    return SuspendedCall(name, {"elicitation": {}}, 0)
 
 
 async def asking(call: SuspendedCall) -> JsonObject:
@@ -444,7 +445,7 @@ async def test_finding_f11_a_call_that_asks_when_too_many_wait_is_ended() -> Non
 
 async def test_each_owner_has_its_own_limit_of_suspended_calls() -> None:
     suspended = SuspendedCalls(calls=1)
-    mine = SuspendedCall("a", {"elicitation": {}}, 0, lambda _: None, b"me")
+    mine = SuspendedCall("a", {"elicitation": {}}, 0, b"me")
     await suspended.begin(request_like(), parked(), asking)
     response = await suspended.begin(request_like(), mine, asking)
     assert response["resultType"] == "input_required"
@@ -603,7 +604,7 @@ async def test_every_gateway_counts_itself(mode: str) -> None:
     endpoint = create_server_endpoint(honest(), session, handlers=forwarding_handlers())
     await endpoint.open()
     try:
-        current_caller.set(SuspendedCall("a", {"elicitation": {}, "roots": {}}, 2, lambda _: None))
+        current_caller.set(SuspendedCall("a", {"elicitation": {}, "roots": {}}, 2))
         await endpoint.invoke("x", {})
         current_caller.set(None)
         await endpoint.invoke("x", {})

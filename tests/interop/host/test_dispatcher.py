@@ -28,9 +28,14 @@ from indusagi.interop import (
     linked_pair,
 )
 from indusagi.interop.protocol_bridge.client.session import ClientSession
-from indusagi.interop.protocol_bridge.host import waiting
-from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO
-from indusagi.interop.protocol_bridge.host.session import CAPABILITIES, CLIENT_INFO, SUBSCRIPTION, VERSION
+from indusagi.interop.protocol_bridge.host import outgoing as waiting
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
+    CAPABILITIES,
+    CLIENT_INFO,
+    SERVER_INFO,
+    SUBSCRIPTION,
+    VERSION,
+)
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 from indusagi.runtime.calls import CallingClient, current_client, current_trace
 from indusagi.runtime.contract import ToolDescriptor, ToolOutcome, ToolProgress, ToolResult

@@ -22,7 +22,7 @@ from tests.support.transports import settled
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HostLimits, HttpSettings, linked_pair
-from indusagi.interop.protocol_bridge.host.server import RunningProviderHost
+from indusagi.interop.protocol_bridge.host import RunningProviderHost
 from indusagi.interop.protocol_bridge.rpc.connection import (
     ConnectionClosedError,
     InvalidResponseError,

@@ -26,9 +26,10 @@ from indusagi.interop import (
     create_server_endpoint,
     mount_protocol_bridge,
 )
-from indusagi.interop.protocol_bridge.contract import to_blocks
-from indusagi.interop.protocol_bridge.host.catalog import SERVER_INFO, build_tool_row
+from indusagi.interop.protocol_bridge.contract import to_block
+from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import SERVER_INFO
 from indusagi.runtime.calls import CallingClient, current_client, current_requests, current_trace
 from indusagi.runtime.contract import ToolCall
 
@@ -87,7 +88,7 @@ async def test_the_bridge_lists_and_calls_the_tools_of_a_host(way: str) -> None:
         for name, arguments in CALLS.items():
             here = await box.runner.run(ToolCall("1", name, arguments))
             there = await endpoint.invoke(name, arguments)
-            assert json.dumps([*there.content]) == json.dumps(to_blocks(here.content))
+            assert json.dumps([*there.content]) == json.dumps([to_block(block) for block in here.content])
             assert there.is_error == here.is_error
             assert there.structured == here.structured
             meta = {key: val for key, val in (there.meta or {}).items() if key != SERVER_INFO}
@@ -135,7 +136,7 @@ def sdk_server(bench: Bench) -> Server[Any]:
         outcome = await box.runner.run(ToolCall("1", params.name, params.arguments))
         return types.CallToolResult.model_validate(
             {
-                "content": to_blocks(outcome.content),
+                "content": [to_block(block) for block in outcome.content],
                 "isError": outcome.is_error,
                 "structuredContent": outcome.structured,
                 "_meta": outcome.details.get("_meta"),

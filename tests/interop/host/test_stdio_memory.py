@@ -108,7 +108,7 @@ async def test_lines_are_handled_in_turns(monkeypatch: pytest.MonkeyPatch) -> No
     transport._handle_input_end()
     assert (got[-1], got.count(b"last"), transport.input_ended.is_set()) == (b"last", 1, True)
     transport.finish("over")
-    transport._receive_line(b"late")
+    transport.deliver(b"late")
     assert got[-1] == "over"
 
 

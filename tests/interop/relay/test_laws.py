@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.support.relays import ordered
 from tests.support.transports import FakeTransport, settled
 
-from indusagi.core.invisible import clean_json
+from indusagi.core.text import clean_json
 from indusagi.interop import StdioServerConfig, linked_pair
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
-from indusagi.interop.protocol_bridge.relay.session import RelaySession
+from indusagi.interop.protocol_bridge.relay import RelaySession
 from indusagi.interop.protocol_bridge.relay.upstream import ReconnectBackoff, ToolSchemas, UpstreamPool
 from indusagi.interop.protocol_bridge.rpc.transport import (
     EncodedObject,

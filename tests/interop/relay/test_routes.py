@@ -14,7 +14,7 @@ from tests.support.transports import FakeTransport, LoopTime, settled
 from tests.support.waiting import until
 
 from indusagi.interop import HostLimits, StdioServerConfig, create_relay_host
-from indusagi.interop.protocol_bridge.relay import session as relay_shared
+from indusagi.interop.protocol_bridge import relay
 from indusagi.interop.protocol_bridge.relay import upstream as relay_line
 from indusagi.interop.protocol_bridge.relay.upstream import ToolSchemas
 
@@ -444,7 +444,7 @@ async def test_log_messages_reach_the_only_request_that_asked_for_them(behind: B
 async def test_after_a_cancelled_call_log_messages_have_no_addressee(
     behind: Behind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay_shared, "ABANDONED_S", 5.0)  # the client has a clock as well
+    monkeypatch.setattr(relay, "ABANDONED_S", 5.0)  # the client has a clock as well
     async with http_fronts(create_relay_host(CONFIG)) as [front]:
         modern_call(front, 1, **{LOG_LEVEL: "debug"})
         await behind.wait_for("tools/call")

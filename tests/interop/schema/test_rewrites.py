@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from indusagi.interop.protocol_bridge.schema.rewrites import (
+from indusagi.interop.protocol_bridge.schema.document import (
     ANNOTATIONS,
     ObjectShape,
     find_types,

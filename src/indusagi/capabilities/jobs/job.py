@@ -13,12 +13,12 @@ import anyio
 from anyio import to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.files.text.lines import describe_invisible
+from indusagi.capabilities.files.codec import HEAD_BYTES, is_binary
+from indusagi.capabilities.files.lines import describe_invisible
 from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.capabilities.ports import STOP_GRACE_MS
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
-from indusagi.core.process.procfs import ResourceUsage, measure_usage
-from indusagi.core.process.tree import ProcessTree, signal_group, signal_processes
+from indusagi.core.process.tree import ProcessTree, ResourceUsage, measure_usage, signal_group, signal_processes
 from indusagi.core.records import record
 from indusagi.runtime.contract import Keep
 
@@ -71,21 +71,6 @@ def to_shell_exit_code(code: int | None) -> int | None:
     return code if code is None or code >= 0 else 128 - code
 
 
-class JobStream:
-    """One output stream of a job: its last lines and a read cursor."""
-
-    def __init__(self) -> None:
-        self.ring = LineRing()
-        self.cursor = 0
-        """Number of the last line returned."""
-
-    def read(self, *, lines: int | None, since_last: bool) -> OutputLines:
-        """Return the last `lines` or everything since the last read, and advance the cursor."""
-        output = self.ring.last(lines) if lines is not None else self.ring.after(self.cursor if since_last else 0)
-        self.cursor = output.last
-        return output
-
-
 class Job:
     """A background command of a session."""
 
@@ -107,21 +92,21 @@ class Job:
         self.errors_path = errors_path
         """The file with stderr, if separate."""
         self.process = process
-        self.output = JobStream()
-        self.errors: JobStream | None = None
+        self.output = LineRing()
+        self.errors: LineRing | None = None
         """None if stderr is part of the output."""
         self._started = anyio.current_time()
         self._ended: float | None = None
         self._stopped = False
         self._left = 0
-        process.follow(self.output.ring.feed)
+        process.follow(self.output.feed)
         if errors_path is not None and isinstance(process, LocalProcess):
-            errors = JobStream()
-            if process.follow_errors(errors.ring.feed):
+            errors = LineRing()
+            if process.follow_errors(errors.feed):
                 self.errors = errors
 
     @property
-    def streams(self) -> Sequence[JobStream]:
+    def streams(self) -> Sequence[LineRing]:
         """The output, plus stderr if separate."""
         return (self.output,) if self.errors is None else (self.output, self.errors)
 
@@ -160,14 +145,14 @@ class Job:
 
     async def poll(self, wait_ms: int, match: str | None) -> None:
         """Wait for unread output, a line containing `match`, or the end of the job."""
-        before = [stream.ring.progress if stream.ring.total == stream.cursor else (-1, 0) for stream in self.streams]
+        before = [stream.progress if stream.total == stream.cursor else (-1, 0) for stream in self.streams]
         searched: list[int] = [stream.cursor for stream in self.streams]
         with anyio.move_on_after(wait_ms / 1000):
             while (await self.look()).running:
-                if match is None and [stream.ring.progress for stream in self.streams] != before:
+                if match is None and [stream.progress for stream in self.streams] != before:
                     return
                 if match is not None:
-                    outputs = [stream.ring.after(last) for stream, last in zip(self.streams, searched, strict=True)]
+                    outputs = [stream.after(last) for stream, last in zip(self.streams, searched, strict=True)]
                     texts = [text for output in outputs for text in output.all_texts]
                     if await to_thread.run_sync(has_line_with, texts, match):
                         return
@@ -178,7 +163,7 @@ class Job:
         """Mark all output before the command became a job as read."""
         await self.process.wait()
         for stream in self.streams:
-            stream.cursor = stream.ring.total
+            stream.cursor = stream.total
 
     async def stop(self, first: signal.Signals = signal.SIGTERM) -> JobState:
         """Terminate its process tree with `first`, then SIGKILL; safe to call twice."""
@@ -225,9 +210,6 @@ SHOWN_BYTES = 30_000
 SHOWN_LINES = 1_900
 _WHOLE_BYTES = 1024 * 1024
 """Read outputs up to this size in full: a progress bar writes a lot and leaves little."""
-_HEAD_SHARE = 5
-_SNIFFED_BYTES = 8 * 1024
-_BINARY_SHARE = 0.3
 # Every alternative starts with the same character; otherwise a megabyte takes fifty times as long. See ECMA-48 for the
 # sequences (https://ecma-international.org/publications-and-standards/standards/ecma-48/).
 _ESCAPES = re.compile(
@@ -272,6 +254,8 @@ class LineRing:
     """The last lines of an output, fed from one thread and read from another."""
 
     def __init__(self) -> None:
+        self.cursor = 0
+        """Number of the last line returned by `read`."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._lock = Lock()
         self._lines: deque[str] = deque()
@@ -311,6 +295,12 @@ class LineRing:
             self._chars += sum(map(len, kept))
             while len(self._lines) > RING_LINES or self._chars > RING_CHARS:
                 self._chars -= len(self._lines.popleft())
+
+    def read(self, *, lines: int | None, since_last: bool) -> OutputLines:
+        """Return the last `lines` or everything since the last read, and advance the cursor."""
+        output = self.last(lines) if lines is not None else self.after(self.cursor if since_last else 0)
+        self.cursor = output.last
+        return output
 
     def after(self, number: int) -> OutputLines:
         """Return the kept lines after line `number`."""
@@ -369,16 +359,6 @@ def hidden_note(text: str, first: int = 1) -> Sequence[str]:
     return [note] if note else []
 
 
-def is_binary(data: bytes) -> bool:
-    """Return whether an output is binary: it has a NUL byte or too many unprintable characters."""
-    sample = data[:_SNIFFED_BYTES]
-    if not sample:
-        return False
-    text = sample.decode("utf-8", "replace")
-    odd = sum(1 for char in _ESCAPES.sub("", text) if char == "\ufffd" or _CONTROLS.match(char))
-    return b"\0" in sample or odd > _BINARY_SHARE * len(text)
-
-
 @record
 class RenderedOutput:
     """The part of an output we send to the model."""
@@ -389,30 +369,24 @@ class RenderedOutput:
 
 
 def render_output(process: ShellProcess, path: str | None) -> RenderedOutput:
-    """Read the output of a command and cut it for the model. Blocks.
+    """Read the output of a command and cut it for the model, mentioning the `path` of the whole. Blocks.
 
-    Args:
-        process: The command.
-        path: The file with the full output, to mention in the text.
-
-    Raises:
-        OSError: The output couldn't be stored.
+    Raises `OSError` if the output couldn't be stored.
     """
     size = process.output_size()
-    if is_binary(process.read_output(0, _SNIFFED_BYTES)):
+    if is_binary(process.read_output(0, HEAD_BYTES)):
         where = "" if path is None else f", kept in {path}"
         return RenderedOutput(f"[binary {size:,} bytes{where}]", whole=False)
+    budget = OutputBudget(SHOWN_BYTES, SHOWN_LINES)
     if size <= _WHOLE_BYTES:
-        head = tail = plain_text(process.read_output())
-        if OutputBudget(SHOWN_BYTES, SHOWN_LINES).admits(head):
-            return RenderedOutput(head, whole=True)
+        text = plain_text(process.read_output())
+        if budget.admits(text):
+            return RenderedOutput(text, whole=True)
     else:
-        head = plain_text(process.read_output(0, _WHOLE_BYTES // 4))
-        tail = plain_text(process.read_output(size - _WHOLE_BYTES))
-    head_budget = OutputBudget(SHOWN_BYTES // _HEAD_SHARE, SHOWN_LINES // _HEAD_SHARE)
-    tail_budget = OutputBudget(SHOWN_BYTES - head_budget.max_bytes, SHOWN_LINES - head_budget.max_lines)
-    head = clip(head, head_budget, Keep.HEAD).head
-    tail = clip(tail, tail_budget, Keep.TAIL).tail
+        ends = (process.read_output(0, _WHOLE_BYTES // 4), process.read_output(size - _WHOLE_BYTES))
+        text = "".join(map(plain_text, ends))
+    clipping = clip(text, budget, Keep.ENDS)
+    head, tail = clipping.head, clipping.tail
     is_complete = size <= KEPT_HEAD_BYTES + KEPT_TAIL_BYTES
     what = "The whole is" if is_complete else "Its first and last 32 MiB are"
     where = "" if path is None else f" {what} in {path}: read it with an offset."

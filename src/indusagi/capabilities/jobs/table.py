@@ -77,9 +77,7 @@ class JobTable:
     async def start(self, ctx: ToolContext, command: str, cwd: str, kind: JobKind = JOB) -> Job:
         """Start a command as a job.
 
-        Raises:
-            JobLimitError: Too many are running.
-            OSError: It can't be started.
+        Raises `JobLimitError` if too many are running, and `OSError` if it can't be started.
         """
         await self._require_slot()
         self._starting += 1
@@ -109,11 +107,7 @@ class JobTable:
         return f"{kind.prefix}-{self._count}"
 
     async def adopt(self, process: ShellProcess, command: str, cwd: str, path: str | None) -> Job:
-        """Turn the background processes of a command into a job.
-
-        Raises:
-            JobLimitError: Too many are running.
-        """
+        """Turn the background processes of a command into a job. Raises `JobLimitError` if too many are running."""
         await self._require_slot()
         job = Job(job_id=self._next_id(), command=command, cwd=cwd, process=process, path=path)
         self._jobs[job.id] = job

@@ -6,7 +6,7 @@ import os
 
 from indusagi.capabilities.budget import standard_budget
 from indusagi.capabilities.context import Framework, ReadState, ToolContext
-from indusagi.capabilities.files.paths.policy import workspace_policy
+from indusagi.capabilities.files.policy import workspace_policy
 from indusagi.capabilities.local.fs import LocalFs
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.ports import Fs, Shell

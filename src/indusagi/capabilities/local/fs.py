@@ -1,7 +1,7 @@
 """Local files: the default implementation of the `Fs` port.
 
 We resolve a path including its links, and the policy picks the base directory it may be opened from. From there we open
-it component by component without following links (openat2(2) with `RESOLVE_NO_SYMLINKS`, or openat(2)). If a link
+it component by component without following links (openat(2)). If a link
 appears in between, we start over; it never leads out of the workspace. Without a policy, the workspace is the whole
 machine.
 
@@ -21,9 +21,9 @@ from typing import BinaryIO, TypeVar
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.paths.atomic_write import require_regular_file, write_atomically
-from indusagi.capabilities.files.paths.openat import DirFdPath, SymlinkError, open_at, open_directory, real_path
-from indusagi.capabilities.files.paths.policy import PathPolicy
+from indusagi.capabilities.files.atomic_write import require_regular_file, write_atomically
+from indusagi.capabilities.files.openat import DirFdPath, SymlinkError, open_at, open_directory, real_path
+from indusagi.capabilities.files.policy import PathPolicy
 from indusagi.capabilities.ports import DirEntry, FileKind, FileStat, Folder, PathRefused, WorkT
 from indusagi.core.app_dirs import parts_below, sort_in_chunks
 from indusagi.core.tasks import run_shielded
@@ -242,8 +242,6 @@ class LocalFs:
 
 async def _run_to_end(change: Callable[[], None]) -> None:
     # Returning early would release the lock of the file while we're still writing it.
-    from indusagi.core.tasks import run_shielded  # noqa: PLC0415 — loaded wherever a loop runs
-
     await run_shielded(to_thread.run_sync(change), "change a file")
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import anyio
@@ -25,7 +25,6 @@ from indusagi.capabilities.sandbox.bubblewrap import is_bubblewrap_helper
 from indusagi.capabilities.sandbox.capture import Capture, open_capture
 from indusagi.capabilities.sandbox.policy import Sandbox
 from indusagi.core.cancel import CancelToken
-from indusagi.core.records import record
 from indusagi.core.tasks import run_shielded
 
 if TYPE_CHECKING:  # loads the event loop, and isn't part of public signatures
@@ -136,10 +135,8 @@ class LocalProcess:
     async def write_input(self, data: bytes, *, close: bool = False) -> None:
         """Write to stdin; `close` sends EOF.
 
-        If the caller is cancelled, unread data stays queued: see `unread_input`.
-
-        Raises:
-            OSError: EPIPE if stdin is closed or absent, EAGAIN if earlier data is still unread.
+        If the caller is cancelled, unread data stays queued: see `unread_input`. Raises `OSError` if EPIPE if stdin is
+        closed or absent, EAGAIN if earlier data is still unread.
         """
         if not self._child.input_open:
             raise BrokenPipeError(errno.EPIPE, "its standard input is closed")
@@ -251,11 +248,9 @@ class LocalShell:
     ) -> LocalProcess:
         """Start a command and return immediately; the caller must `aclose` it.
 
-        Stdin is empty unless `with_input`. Stderr is part of the output unless you pass `errors_path`.
-
-        Raises:
-            SandboxMissing: A sandbox is required, but none works on this machine.
-            OSError: The command can't be started.
+        Stdin is empty unless `with_input`. Stderr is part of the output unless you pass `errors_path`. Raises
+        `SandboxMissing` if a sandbox is required, but none works on this machine, and `OSError` if the command can't be
+        started.
         """
 
         async def discard(process: LocalProcess) -> None:
@@ -267,16 +262,16 @@ class LocalShell:
 
         folder = os.path.join(self._cwd, cwd or "")
         _require_valid_strings(command, folder, env or {}, output_path)
-        output, errors = (
-            None if path is None else os.path.join(self._cwd, path) for path in (output_path, errors_path)
-        )
-        prepare = partial(_prepare, self._backend, command, folder, env or {}, output, errors)
+        paths = [None if path is None else os.path.join(self._cwd, path) for path in (output_path, errors_path)]
+        # Without a path for errors, stderr is part of the output.
+        paths = paths[: 1 + (errors_path is not None)]
         self._is_used = True
         if self._has_reaper:
             if self._reaper is None:
                 self._reaper = Reaper()
             await to_thread.run_sync(self._reaper.start)
-        return await run_shielded(_start(prepare, command, folder, with_input), "start a command", undo=discard)
+        starting = _start(self._backend, command, folder, env or {}, paths, with_input)
+        return await run_shielded(starting, "start a command", undo=discard)
 
     async def sandbox_state(self) -> SandboxState:
         """Return the sandbox commands run in."""
@@ -295,64 +290,51 @@ class LocalShell:
                 await to_thread.run_sync(close)
 
 
-@record
-class _Prepared:
-    """A command that's ready to start."""
-
-    command: SandboxedCommand
-    descriptor: int
-    output_path: str | None
-    errors_descriptor: int | None
-    errors_path: str | None
-    child_type: type[ChildProcess]
-
-    def discard(self) -> None:
-        """Clean up after a command that won't run."""
-        self.command.clean_up()
-        for path in (self.output_path, self.errors_path):
-            if path is not None:
-                with suppress(OSError):
-                    os.unlink(path)
-
-
 def _prepare(
-    backend: SandboxBackend,
-    command: str,
-    folder: str,
-    env: Mapping[str, str],
-    output_path: str | None,
-    errors_path: str | None,
-) -> _Prepared:
+    backend: SandboxBackend, command: str, folder: str, env: Mapping[str, str], paths: Sequence[str | None]
+) -> tuple[SandboxedCommand, list[int]]:
     """Find the shell, build the sandboxed command line and open the output files. Blocks."""
-    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — the first command pays
-
+    import_module("indusagi.core.process.child")  # the first command pays, in this thread
     shell = next((path for path in _SHELLS if os.access(path, os.X_OK)), _SHELLS[-1])
     wrapped = backend.wrap(shell, command, folder, env)
     descriptors: list[int] = []
     try:
-        descriptors.append(open_capture(output_path))
-        if errors_path is not None:
-            descriptors.append(open_capture(errors_path))
+        for path in paths:
+            descriptors.append(open_capture(path))  # noqa: PERF401 — close them if one fails
     except BaseException:
         wrapped.clean_up()
         for descriptor in descriptors:
             os.close(descriptor)
         raise
-    errors = descriptors[1] if len(descriptors) > 1 else None
-    return _Prepared(wrapped, descriptors[0], output_path, errors, errors_path, ChildProcess)
+    return wrapped, descriptors
 
 
-async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, with_input: bool) -> LocalProcess:
-    prepared = await to_thread.run_sync(prepare)
-    wrapped = prepared.command
-    errors = None
-    if prepared.errors_descriptor is not None:
-        errors = Capture(prepared.errors_descriptor, prepared.errors_path, of_errors=True)
-    capture = Capture(prepared.descriptor, prepared.output_path, errors=errors)
+def _discard(wrapped: SandboxedCommand, paths: Sequence[str | None]) -> None:
+    """Clean up after a command that won't run."""
+    wrapped.clean_up()
+    for path in filter(None, paths):
+        with suppress(OSError):
+            os.unlink(path)
+
+
+async def _start(
+    backend: SandboxBackend,
+    command: str,
+    folder: str,
+    env: Mapping[str, str],
+    paths: Sequence[str | None],
+    with_input: bool,
+) -> LocalProcess:
+    wrapped, descriptors = await to_thread.run_sync(_prepare, backend, command, folder, env, paths)
+    from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — loaded by _prepare
+
+    errors = Capture(descriptors[1], paths[1]) if len(paths) > 1 else None
+    capture = Capture(descriptors[0], paths[0], errors=errors)
     try:
-        child = capture.child = prepared.child_type(capture)
+        child = ChildProcess(capture)
+        capture.reader = child.output
         if errors is not None:
-            errors.child = child
+            errors.reader = child.errors
         # PR_SET_PDEATHSIG would slow the start down and miss descendants; the receipt finds all of them.
         await child.start(
             wrapped.argv,
@@ -368,7 +350,7 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
         if errors is not None:
             errors.close()
         with anyio.CancelScope(shield=True):
-            await to_thread.run_sync(prepared.discard)
+            await to_thread.run_sync(_discard, wrapped, paths)
         is_too_long = len(os.fsencode(wrapped.argv[-1])) > _LONGEST_ARGUMENT
         if is_too_long and isinstance(exc, OSError) and exc.errno == errno.E2BIG:
             message = "it is too long for the system: write it to a file, and run that file"
@@ -381,11 +363,7 @@ async def _start(prepare: Callable[[], _Prepared], command: str, folder: str, wi
 
 
 def _require_valid_strings(command: str, folder: str, env: Mapping[str, str], output_path: str | None) -> None:
-    """Reject strings execve(2) can't take.
-
-    Raises:
-        OSError: With EINVAL and a message that identifies the string.
-    """
+    """Reject strings execve(2) can't take. Raises `OSError` with EINVAL and a message that identifies the string."""
     texts = [
         ("a command", command),
         ("a working directory", folder),

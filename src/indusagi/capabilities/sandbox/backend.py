@@ -24,11 +24,10 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     find_bubblewrap,
 )
 from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED, resolve_layout
-from indusagi.core.app_dirs import create_private_file, is_within
+from indusagi.core.app_dirs import create_private_file, is_within, read_small_file
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
-from indusagi.core.secrets.names import holds_secret, is_provider_key, is_secret
-from indusagi.core.secrets.places import find_named_sockets
+from indusagi.core.secrets import find_named_sockets, holds_secret, is_provider_key, is_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -86,9 +85,8 @@ class SandboxBackend:
     def wrap(self, shell: str, command: str, folder: str, env: Mapping[str, str]) -> SandboxedCommand:
         """Build the command line that runs `command` in the sandbox.
 
-        Raises:
-            SandboxMissing: A sandbox is required, but none works on this machine.
-            OSError: We couldn't create the private directory.
+        Raises `SandboxMissing` if a sandbox is required, but none works on this machine, and `OSError` if we couldn't
+        create the private directory.
         """
         layout = resolve_layout(self._sandbox, self._workspace, self._allowed)
         state = self._choose(layout)
@@ -247,11 +245,9 @@ _GIT_CREDENTIALS = re.compile(r"extraheader|password|@.*insteadof", re.IGNORECAS
 
 
 def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) -> dict[str, str]:
-    """Build the environment of a command.
+    """Build the environment of a command from `ours`.
 
-    Args:
-        ours: The environment of this process.
-        allowed: Variables to pass on even though they look like secrets or point to a socket.
+    Passes on `allowed` variables even though they look like secrets or point to a socket.
     """
     kept = {
         name: value
@@ -273,7 +269,7 @@ def command_environment(ours: Mapping[str, str], allowed: Collection[str] = ()) 
 #
 # bash sources the preamble before the command (`BASH_ENV`,
 # https://www.gnu.org/software/bash/manual/bash.html#Bash-Startup-Files). An EXIT trap writes the directory to a
-# private file, even if the command sets its own EXIT trap or replaces the shell with `exec`.
+# private file, unless the command sets its own EXIT trap or replaces the shell with `exec`.
 
 
 FILE_VARIABLE = "INDUS_CWD_FILE"
@@ -282,40 +278,14 @@ _LONGEST_PATH = 16 * 1024
 PREAMBLE = r"""
 __indus_cwd_file=$INDUS_CWD_FILE
 unset -v BASH_ENV INDUS_CWD_FILE
+trap 'builtin pwd -P 2>/dev/null >|"$__indus_cwd_file"' EXIT
 if [ -n "${INDUS_BASH_ENV-}" ]; then
   BASH_ENV=$INDUS_BASH_ENV
   export BASH_ENV
   unset -v INDUS_BASH_ENV
   . "$BASH_ENV"
 fi
-__indus_cwd() {
-  local status=$?
-  builtin pwd -P 2>/dev/null >|"$__indus_cwd_file"
-  return $status
-}
-trap() {
-  case ${1-} in '' ) [ $# -gt 0 ] || { builtin trap; return; } ;; esac
-  case $1 in -[lp]*) builtin trap "$@"; return ;; --) shift ;; esac
-  [ $# -gt 1 ] || set -- - "$@"
-  local action=$1 name status=0
-  shift
-  for name; do
-    case $name in
-      EXIT|exit|0|SIGEXIT)
-        case $action in
-          -|'') builtin trap -- __indus_cwd EXIT ;;
-          *) builtin trap -- "__indus_cwd"$'\n'"$action" EXIT ;;
-        esac ;;
-      *) builtin trap -- "$action" "$name" || status=1 ;;
-    esac
-  done
-  return $status
-}
-builtin trap -- __indus_cwd EXIT
-shopt -s expand_aliases
-alias exec='INDUS_CWD_KEPT=$(__indus_cwd) exec'
 """
-"""`exec` is an alias because a function would undo its redirections."""
 
 
 def final_cwd_variables(preamble: str, cwd_file: str, env: dict[str, str]) -> dict[str, str]:
@@ -327,15 +297,9 @@ def final_cwd_variables(preamble: str, cwd_file: str, env: dict[str, str]) -> di
 def read_final_cwd(cwd_file: str) -> str | None:
     """Read and remove the shell's file; None unless it contains an absolute path, since any process may write it."""
     try:
-        handle = os.open(cwd_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        data = os.read(handle, _LONGEST_PATH)
+        data = read_small_file(cwd_file, _LONGEST_PATH, follow=False)
         os.unlink(cwd_file)
     except OSError:
         return None
-    finally:
-        os.close(handle)
     path = os.fsdecode(data.removesuffix(b"\n"))
     return path if os.path.isabs(path) and "\0" not in path else None

@@ -36,14 +36,9 @@ _USELESS = "bubblewrap does not work here: {}"
 
 
 def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], str]:
-    """Find a working `bwrap`, running a probe in it once.
+    """Find a working `bwrap`, running a probe in it once: the start of its command line, or the reason there's none.
 
-    Args:
-        search_path: Directories to search, as in `PATH`.
-        workspace: Never run programs from here, since they may come from the repository.
-
-    Returns:
-        The start of its command line, and the reason if it's empty.
+    Programs in the workspace never run, since they may come from the repository.
     """
     program = find_trusted_program("bwrap", search_path, workspace)
     if program is None:
@@ -116,14 +111,9 @@ _MACHINE = (
 def bubblewrap_argv(
     start: Sequence[str], layout: SandboxLayout, masked: Sequence[str], private: PrivateDir, folder: str
 ) -> list[str]:
-    """Build the command prefix that runs a command in bubblewrap.
+    """Build the command prefix that runs a command in bubblewrap, from its `start` (see `find_bubblewrap`).
 
-    Args:
-        start: Its start, from `find_bubblewrap`.
-        layout: The paths the command may read and write.
-        masked: Missing protected paths, each covered by an empty directory.
-        private: The directory for temporary files.
-        folder: The working directory.
+    An empty directory covers each of the `masked` paths, which are protected and missing.
     """
     argv = [*start, *_NAMESPACES, *_MACHINE]
     if layout.workspace == "/" and not layout.read_only:

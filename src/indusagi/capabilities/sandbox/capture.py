@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop, Future
     from collections.abc import Callable, Iterator
 
-    from indusagi.core.process.child import ChildProcess
+    from indusagi.core.process.pipes import PipeReader
 
 KEPT_HEAD_BYTES = 32 * 1024 * 1024
 KEPT_TAIL_BYTES = 32 * 1024 * 1024
@@ -34,20 +34,20 @@ def open_capture(path: str | None) -> int:
 
 
 class Capture:
-    """The output of a command so far, with an optional sink.
+    """The output of a command so far, with an optional sink: a file with its first part, then a ring of its last part.
 
     Includes stderr unless there's a second capture for `errors`.
     """
 
-    child: ChildProcess
+    reader: PipeReader
+    """Our end of the pipe, to pause while a piece is written."""
 
-    def __init__(
-        self, descriptor: int, path: str | None = None, *, errors: Capture | None = None, of_errors: bool = False
-    ) -> None:
+    def __init__(self, descriptor: int, path: str | None = None, *, errors: Capture | None = None) -> None:
         self.size = 0
+        """Total size of the output, including dropped bytes."""
         self.errors = errors
-        self._of_errors = of_errors
-        self._file = CaptureFile(descriptor, path)
+        self._descriptor = descriptor
+        self._path = path
         self._loop: AbstractEventLoop = get_running_loop()
         self._waiting: list[bytes] = []
         self._idle = Event()
@@ -79,20 +79,37 @@ class Capture:
         piece = b"".join(self._waiting)
         self._waiting.clear()
         self._idle.clear()
-        if self._of_errors:
-            self.child.pause_errors()
-        else:
-            self.child.pause_output()
-        sink = self._sink
-        start, self._sent = self._sent, self.size + len(piece) if sink is not None else self._sent
-        file = self._file if self._failure is None else None
+        self.reader.pause()
+        sink, start = self._sink, self._sent
+        self._sent = start if sink is None else self.size + len(piece)
         # Use a plain future: no task awaits it, so cancellation can't stop it.
-        future = self._loop.run_in_executor(None, _write_piece, file, piece, sink, start)
+        future = self._loop.run_in_executor(None, self._write_piece, piece, sink, start)
         future.add_done_callback(self._finish_write)
 
-    def _finish_write(self, future: Future[int]) -> None:
+    def _write_piece(self, piece: bytes, sink: Callable[[bytes], None] | None, start: int) -> None:
+        """Append a piece, and call `sink` with everything from offset `start`. Runs in a thread."""
         try:
-            self.size += future.result()
+            if self._failure is None:
+                if sink is not None:
+                    for earlier in self._read_pieces(start, self.size):
+                        sink(earlier)
+                self.append(piece)
+        finally:
+            if sink is not None and piece:
+                sink(piece)
+
+    def append(self, data: bytes) -> None:
+        """Write a piece, overwriting the oldest data in the ring if necessary."""
+        left = memoryview(data)
+        while left:
+            position, room = _position(self.size)
+            done = os.pwrite(self._descriptor, left[:room], position)
+            self.size += done
+            left = left[done:]
+
+    def _finish_write(self, future: Future[None]) -> None:
+        try:
+            future.result()
         except OSError as exc:
             self._failure = exc
         if self._is_full():
@@ -101,12 +118,9 @@ class Capture:
             self._write()
             return
         self._idle.set()
-        if self._of_errors:
-            self.child.resume_errors()
-        else:
-            self.child.resume_output()
+        self.reader.resume()
         if self._closed:
-            self._file.close()
+            os.close(self._descriptor)
         elif self._is_full() and self._on_full is not None:
             self._on_full()
 
@@ -135,70 +149,15 @@ class Capture:
         await self._idle.wait()
 
     def read(self, offset: int, limit: int | None) -> bytes:
-        """Read part of the output.
+        """Read from an offset of the output, or from the next stored byte.
 
-        Raises:
-            OSError: Some of it couldn't be written.
+        Raises `OSError` if some of it couldn't be written.
         """
         if self._failure is not None:
             raise self._failure
-        return self._file.read(offset, limit, self.size)
+        return b"".join(self._read_pieces(offset, self.size if limit is None else min(self.size, offset + limit)))
 
-    def settle(self) -> None:
-        """Put a named file into reading order. Blocks.
-
-        Raises:
-            OSError: The file stays as is, with the last part of a very long output in two halves.
-        """
-        self._file.reorder()
-
-    def close(self) -> None:
-        """Close the file once the last piece is written."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._idle.is_set():
-            self._file.close()
-
-
-def _write_piece(file: CaptureFile | None, piece: bytes, sink: Callable[[bytes], None] | None, start: int) -> int:
-    """Append a piece to `file`, and call `sink` with everything from offset `start`."""
-    try:
-        if file is not None and sink is not None:
-            for earlier in file.pieces(start, file.size):
-                sink(earlier)
-        if file is not None:
-            file.append(piece)
-    finally:
-        if sink is not None and piece:
-            sink(piece)
-    return 0 if file is None else len(piece)
-
-
-class CaptureFile:
-    """A file with the first part of an output, then a ring buffer with the last part."""
-
-    def __init__(self, descriptor: int, path: str | None = None) -> None:
-        self.size = 0
-        """Total size of the output, including dropped bytes."""
-        self._descriptor = descriptor
-        self._path = path
-
-    def append(self, data: bytes) -> None:
-        """Write a piece, overwriting the oldest data in the ring if necessary."""
-        left = memoryview(data)
-        while left:
-            position, room = _position(self.size)
-            done = os.pwrite(self._descriptor, left[:room], position)
-            self.size += done
-            left = left[done:]
-
-    def read(self, offset: int, limit: int | None, size: int) -> bytes:
-        """Read from an offset of the output, or from the next stored byte."""
-        end = size if limit is None else min(size, offset + limit)
-        return b"".join(self.pieces(offset, end))
-
-    def pieces(self, offset: int, end: int) -> Iterator[bytes]:
+    def _read_pieces(self, offset: int, end: int) -> Iterator[bytes]:
         """Yield the stored bytes between two offsets."""
         while offset < end:
             if KEPT_HEAD_BYTES <= offset < self.size - KEPT_TAIL_BYTES:
@@ -211,21 +170,20 @@ class CaptureFile:
             offset += len(data)
             yield data
 
-    def reorder(self) -> None:
-        """Rewrite a named file in reading order.
+    def settle(self) -> None:
+        """Rewrite a named file in reading order. Blocks.
 
-        Raises:
-            OSError: The disk is full; the file stays as is.
+        After an `OSError` the file stays as is, with the last part of a very long output in two halves.
         """
         if self._path is None or self.size <= KEPT_HEAD_BYTES + KEPT_TAIL_BYTES:
             return
         ordered = f"{self._path}.ordered"
         with os.fdopen(create_private_file(ordered), "wb") as target:
             try:
-                target.writelines(self.pieces(0, KEPT_HEAD_BYTES))
+                target.writelines(self._read_pieces(0, KEPT_HEAD_BYTES))
                 left_out = self.size - KEPT_HEAD_BYTES - KEPT_TAIL_BYTES
                 target.write(b"\n[%d bytes left out]\n" % left_out)
-                target.writelines(self.pieces(KEPT_HEAD_BYTES, self.size))
+                target.writelines(self._read_pieces(KEPT_HEAD_BYTES, self.size))
                 target.flush()
                 os.replace(ordered, self._path)
             except OSError:
@@ -233,8 +191,11 @@ class CaptureFile:
                 raise
 
     def close(self) -> None:
-        """Close the file."""
-        os.close(self._descriptor)
+        """Close the file once the last piece is written."""
+        if not self._closed:
+            self._closed = True
+            if self._idle.is_set():
+                os.close(self._descriptor)
 
 
 def _position(offset: int) -> tuple[int, int]:

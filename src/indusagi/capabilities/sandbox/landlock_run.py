@@ -42,10 +42,8 @@ def landlock_abi() -> int:
 def scope_thread() -> None:
     """Cut processes started by this thread off from other programs' abstract sockets.
 
-    Landlock restricts a thread, and a process inherits the restrictions of the thread that starts it.
-
-    Raises:
-        OSError: The kernel refuses, or doesn't support scopes.
+    Landlock restricts a thread, and a process inherits the restrictions of the thread that starts it. Raises `OSError`
+    if the kernel refuses, or doesn't support scopes.
     """
     if landlock_abi() < _ABI_OF["scopes"]:
         raise OSError("this kernel has no Landlock scopes")
@@ -74,11 +72,7 @@ def list_without(folder: str, hidden: list[str]) -> list[str]:
 def restrict(
     *, write: list[str], read: list[str], hidden: list[str], network: bool
 ) -> None:  # pragma: no cover — runs in a permanently restricted process
-    """Restrict this process to these rights.
-
-    Raises:
-        OSError: The kernel refuses.
-    """
+    """Restrict this process to these rights. Raises `OSError` if the kernel refuses."""
     abi = landlock_abi()
     reading = _EXECUTE | _READ_FILE
     handled = _FIRST_ABI_RIGHTS

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.app_dirs import is_within, state_dir
 from indusagi.core.records import record
-from indusagi.core.secrets.places import (
-    find_credential_places,
-    find_named_sockets,
-    find_socket_places,
-    find_sockets_of_user,
-)
+from indusagi.core.secrets import find_credential_places, find_named_sockets, find_socket_places, find_sockets_of_user
 from indusagi.core.time import SystemClock
 
 if TYPE_CHECKING:

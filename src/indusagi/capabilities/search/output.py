@@ -31,13 +31,9 @@ _SEARCHED = re.compile(rb"^(\d+) files? searched$", re.MULTILINE)
 
 
 class MatchReader:
-    """Matching lines, grouped by file.
+    """Matching lines, grouped by file, of the files that `accepts` admits.
 
-    Args:
-        limit: Number of matches to store; one more sets `is_full`.
-        skip: Number of matches to drop first, for a search in path order.
-        max_files: Maximum number of files.
-        accepts: Filters files by path.
+    Drops the first `skip` matches, for a search in path order, and stores `limit`; one more sets `is_full`.
     """
 
     def __init__(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Set
+    from collections.abc import Sequence
 
 WINDOW_CHARS = 500
 """Longest part of a line to show, around the match."""
@@ -77,8 +77,7 @@ class TooManyAlternatives(ValueError):
 def expand_braces(glob: str) -> list[str]:
     """Expand `*.{ts,tsx}` into `*.ts` and `*.tsx`; an unclosed brace is an ordinary character.
 
-    Raises:
-        TooManyAlternatives: The braces expand to more than 256 patterns.
+    Raises `TooManyAlternatives` if the braces expand to more than 256 patterns.
     """
     done: list[str] = []
     waiting = [glob]
@@ -124,16 +123,13 @@ def cut_window(text: str, start: int, end: int) -> str:
 
 # -- line endings -----------------------------------------------------------------------------
 #
-# `\n` in a pattern matches both `\n` and `\r\n`, and the rest of such a pattern treats the two as one character. If a
-# pattern contains `\r`, it matches just that character (we turn ripgrep's `--crlf` off).
+# `\n` in a pattern matches both `\n` and `\r\n`. If a pattern contains `\r`, it matches just that character (we turn
+# ripgrep's `--crlf` off).
 
 
 _ANY_ENDING = r"(?:\r?\n)"
-_SPACES = {r"\s": r"(?:\r\n|[^\S\r])", r"\W": r"(?:\r\n|[^\w\r])", r"\D": r"(?:\r\n|[^\d\r])"}
-"""Classes that include line endings; `\r\n` counts as one character of the class."""
 _RETURNS = frozenset({"\r", r"\r"})
 _EXTENDED = re.compile(r"\(\?[a-wyz]*x")
-_SET = re.compile(r"\[(\^?)(.*)\]", re.DOTALL)
 _PIECE = re.compile(
     # An unclosed set extends to the end, so we only look for its end once.
     r"\[\^?\]?(?:\[:\^?[a-z]+:\]|\\.?|[^\\\]])*+(?:\]|\Z)"
@@ -142,51 +138,38 @@ _PIECE = re.compile(
     r"|\\.|.",
     re.DOTALL,
 )
-_MEMBER = re.compile(r"\\.|.", re.DOTALL)
 
 
 def has_carriage_return(search: Search) -> bool:
     """Return whether the pattern mentions carriage returns, which then belong to their lines."""
-    return any(piece in _RETURNS for piece in _split_pattern(search))
+    return not _RETURNS.isdisjoint(_split_pattern(search))
 
 
 def accept_any_line_ending(search: Search) -> str | None:
     r"""Rewrite the pattern so that `\n` also matches `\r\n`; None if there's nothing to change."""
-    if has_carriage_return(search):
+    pieces = _split_pattern(search)
+    # With the flag `x`, a line end in the pattern is white space.
+    is_extended = search.extended or _EXTENDED.match(search.pattern)
+    endings = {"\n"} if search.literal else {r"\n"} if is_extended else {"\n", r"\n"}
+    if not any(ending in search.pattern for ending in endings) or not _RETURNS.isdisjoint(pieces):
         return None
-    if search.literal:
-        lines = search.pattern.split("\n")
-        return _ANY_ENDING.join(map(re.escape, lines)) if len(lines) > 1 else None
-    extended = search.extended or _EXTENDED.match(search.pattern)
-    endings = {r"\n"} if extended else {"\n", r"\n"}
-    if endings.isdisjoint(_MEMBER.findall(search.pattern)):
-        return None
-    rewritten = "".join(_rewrite_piece(piece, endings) for piece in _split_pattern(search))
-    return None if rewritten == search.pattern else rewritten
+    plain = map(re.escape, pieces) if search.literal else pieces
+    return "".join(
+        _ANY_ENDING if piece in endings else text if search.literal else _rewrite_set(text)
+        for piece, text in zip(pieces, plain, strict=True)
+    )
 
 
-def _rewrite_piece(piece: str, endings: Set[str]) -> str:
-    if piece in endings:
-        return _ANY_ENDING
-    match = _SET.fullmatch(piece)
-    if match is None:
-        return _SPACES.get(piece, piece)
-    negation, members = match[1], match[2]
-    names = _MEMBER.findall(members)
-    if "[" in members or not _RETURNS.isdisjoint(names):
+def _rewrite_set(piece: str) -> str:
+    r"""Have a set with `\n` match `\r\n` too, and a negated set never match the first half of it."""
+    if not piece.startswith("[") or "[" in piece[1:]:
         return piece
-    matches_ending = bool(negation) is endings.isdisjoint(names)
-    if not negation:
-        return rf"(?:\r\n|{piece})" if matches_ending else piece
-    if matches_ending and "\\" in members:
-        return piece  # a class inside it may exclude line endings under another name
-    guard = "\\" if members.startswith(("-", "]")) else ""
-    without_return = rf"[^\r{guard}{members}]"
-    return rf"(?:\r\n|{without_return})" if matches_ending else without_return
+    if not piece.startswith("[^"):
+        return rf"(?:\r\n|{piece})" if "\n" in piece or r"\n" in piece else piece
+    guard = "\\" if piece.startswith(("[^-", "[^]")) else ""
+    return rf"[^\r{guard}{piece[2:]}"
 
 
-def _split_pattern(search: Search) -> Iterator[str]:
+def _split_pattern(search: Search) -> Sequence[str]:
     """Split a pattern into characters, escapes and sets."""
-    if search.literal:
-        return iter(search.pattern)
-    return (match[0] for match in _PIECE.finditer(search.pattern))
+    return [*search.pattern] if search.literal else [match[0] for match in _PIECE.finditer(search.pattern)]

@@ -68,22 +68,14 @@ class Ripgrep:
 
     @classmethod
     async def find(cls, workspace: str) -> Ripgrep:
-        """Find ripgrep.
-
-        Raises:
-            RipgrepMissing: It isn't installed.
-        """
+        """Find ripgrep. Raises `RipgrepMissing` if it isn't installed."""
         program = await to_thread.run_sync(find_ripgrep, workspace)
         if program is None:
             raise RipgrepMissing
         return cls(program)
 
     async def list_types(self, cwd: str) -> dict[str, list[str]]:
-        """List the file types ripgrep knows, with their globs.
-
-        Raises:
-            OSError: ripgrep can't be started.
-        """
+        """List the file types ripgrep knows, with their globs. Raises `OSError` if ripgrep can't be started."""
         listing = _TextReader()
         await run_program(
             [self._program, "--no-config", "--type-list"], build_environment(), cwd, listing, TIME_LIMIT_S
@@ -100,17 +92,9 @@ class Ripgrep:
         offset: int = 0,
         accepts: Callable[[str], bool] | None = None,
     ) -> SearchResult:
-        """Search `target`.
+        """Search `target` for a page of matches, in the files that `accepts` admits.
 
-        Args:
-            search: The query.
-            target: The file or directory to search.
-            limit: Matches per page.
-            offset: Matches before the page.
-            accepts: Filters files by path.
-
-        Raises:
-            OSError: ripgrep can't be started.
+        Raises `OSError` if ripgrep can't be started.
         """
         deadline = monotonic() + TIME_LIMIT_S
         if search.mode is not Mode.CONTENT:
@@ -223,12 +207,8 @@ def build_environment() -> dict[str, str]:
 def build_command(program: str, search: Search, target: str, *, in_order: bool, whole: bool) -> list[str]:
     """Build the command line.
 
-    Args:
-        program: The path of ripgrep.
-        search: The query.
-        target: The file or directory to search, absolute or relative to the working directory.
-        in_order: Search files in path order, which limits ripgrep to one thread.
-        whole: The caller asked for this very file, so search it regardless of size.
+    A search `in_order` of paths is limited to one thread. With `whole` the caller asked for this very file, so it's
+    searched regardless of size.
     """
     threads = 1 if in_order else min(_MAX_THREADS, os.cpu_count() or 1)
     argv = [program, "--no-config", "--hidden", "--engine=auto", f"--threads={threads}"]
@@ -308,8 +288,7 @@ async def run_program(
 ) -> ProgramRun:
     """Run a program and feed its output to `reader`. The program never outlives the call.
 
-    Raises:
-        OSError: The program can't be started.
+    Raises `OSError` if the program can't be started.
     """
     from indusagi.core.process.child import ChildProcess  # noqa: PLC0415 — only searches start programs
 

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.paths.ignore import REPOSITORY
-from indusagi.capabilities.files.paths.policy import default_protected_paths
-from indusagi.capabilities.files.text.lines import format_path, join_path
+from indusagi.capabilities.files.ignore import REPOSITORY
+from indusagi.capabilities.files.lines import format_path, join_path
+from indusagi.capabilities.files.policy import default_protected_paths
 from indusagi.capabilities.ports import FileKind, PathRefused
 from indusagi.core.app_dirs import is_within, parts_below
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Sequence
 
-    from indusagi.capabilities.files.paths.ignore import IgnoreRules
+    from indusagi.capabilities.files.ignore import IgnoreRules
     from indusagi.capabilities.ports import Fs
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -65,175 +65,88 @@ class DirHandle:
                 os.close(self._handle)
 
 
-class WalkEntry(NamedTuple):
-    """One entry of a directory in the tree."""
-
-    entry: os.DirEntry[str]
-    above: str
-    """Path of the parent directory, with a trailing slash."""
-    is_dir: bool
-    rules: IgnoreRules | None
-    """Ignore rules of the parent directory; None to ignore nothing."""
-    handle: int
-    """Handle of the parent directory, open until the walk continues."""
-
-    @property
-    def path(self) -> str:
-        """Path relative to the root of the walk."""
-        return self.above + self.entry.name
-
-    def is_file(self) -> bool:
-        """Return whether it's a regular file."""
-        try:
-            return self.entry.is_file(follow_symlinks=False)
-        except OSError:  # removed in the meantime, on a system without d_type
-            return False
-
-    def is_ignored(self) -> bool:
-        """Return whether the ignore rules exclude it."""
-        return self.rules is not None and self.rules.ignores(self.entry.name, is_dir=self.is_dir)
-
-
-class DirListing:
+class DirListing(NamedTuple):
     """A directory in the tree and its entries."""
 
-    __slots__ = ("_is_resolved", "_name", "_rules", "above", "entries", "handle")
+    above: str
+    """Its path, with a trailing slash."""
+    entries: list[os.DirEntry[str]]
+    rules: IgnoreRules | None
+    """Its ignore rules; None to ignore nothing."""
+    handle: int
+    """Open until the walk continues."""
 
-    def __init__(
-        self, above: str, rules: IgnoreRules | None, handle: int, entries: Sequence[os.DirEntry[str]], name: str | None
-    ) -> None:
-        self.above = above
-        """Its path, with a trailing slash."""
-        self.handle = handle
-        self.entries = entries
-        self._rules = rules
-        self._is_resolved = name is None or rules is None
-        self._name = name or ""
-
-    @property
-    def names(self) -> list[str]:
-        """The names of its entries."""
-        return [entry.name for entry in self.entries]
-
-    @property
-    def rules(self) -> IgnoreRules | None:
-        """The rules for this directory, loaded lazily because most directories don't need them."""
-        if not self._is_resolved and self._rules is not None:
-            self._rules = self._rules.below(self._name, self.handle, self.names)
-            self._is_resolved = True
-        return self._rules
-
-    def to_walk_entry(self, entry: os.DirEntry[str]) -> WalkEntry:
-        """Return one of its entries with its path and rules."""
-        return WalkEntry(entry, self.above, is_dir(entry), self.rules, self.handle)
-
-    def hide(self, is_hidden: Callable[[str], bool]) -> None:
-        """Remove entries by name. Removed rule files still apply."""
-        _ = self.rules
-        self.entries = [entry for entry in self.entries if not is_hidden(entry.name)]
+    def ignores(self, entry: os.DirEntry[str]) -> bool:
+        """Return whether the ignore rules exclude an entry."""
+        return self.rules is not None and self.rules.ignores(entry.name, is_dir=is_dir(entry))
 
 
 class Walk:
-    """The entries of a directory tree, excluding `.git`.
+    """The directories of a tree, excluding `.git`.
 
-    `enters` decides which directories to descend into; by default, the ones that aren't ignored. We never follow links
-    to directories. `listings` yields whole directories and is faster; iteration yields single entries, sorted by name.
+    Descends into directories that are neither ignored nor in `secrets`, and never follows links.
     """
 
     def __init__(
-        self,
-        handle: int,
-        rules: IgnoreRules | None,
-        *,
-        hidden: bool = True,
-        enters: Callable[[WalkEntry], bool] | None = None,
+        self, handle: int, rules: IgnoreRules | None, *, hidden: bool = True, secrets: Collection[str] = ()
     ) -> None:
         self.unreadable: list[str] = []
-        self.skipped = 0
-        """Number of directories not entered."""
+        self.ignored = 0
+        """Number of directories not entered because of the ignore rules."""
         self._handle = handle
         self._rules = rules
         self._hidden = hidden
-        self._enters = enters
+        self._secrets = secrets
 
     def listings(self) -> Iterator[DirListing]:
         """Yield each directory; its handle stays open until you request the next one."""
         stack: list[tuple[DirListing, Iterator[os.DirEntry[str]]]] = []
+        entered: DirListing | None = self._list("", os.dup(self._handle), self._rules)
         try:
-            listing = self._list("", self._rules, os.dup(self._handle))
-            stack.append((listing, _directories_of(listing)))
-            yield listing
-            while stack:
-                listing, rest = stack[-1]
-                entry = next(rest, None)
-                if entry is None:
-                    os.close(stack.pop()[0].handle)
-                    continue
-                entered = self._enter(len(stack), listing, entry)
+            while entered is not None or stack:
                 if entered is not None:
-                    stack.append((entered, _directories_of(entered)))
+                    stack.append((entered, iter([entry for entry in entered.entries if is_dir(entry)])))
                     yield entered
-        finally:
-            for listing, _ in stack:
-                os.close(listing.handle)
-
-    def __iter__(self) -> Iterator[WalkEntry]:
-        stack: list[tuple[DirListing, Iterator[os.DirEntry[str]]]] = []
-        try:
-            listing = self._list("", self._rules, os.dup(self._handle))
-            stack.append((listing, _sort_entries(listing)))
-            while stack:
-                listing, rest = stack[-1]
-                entry = next(rest, None)
+                listing, folders = stack[-1]
+                entry, entered = next(folders, None), None
                 if entry is None:
                     os.close(stack.pop()[0].handle)
-                    continue
-                walk_entry = listing.to_walk_entry(entry)
-                yield walk_entry
-                entered = self._enter(len(stack), listing, entry) if walk_entry.is_dir else None
-                if entered is not None:
-                    stack.append((entered, _sort_entries(entered)))
+                else:
+                    entered = self._enter(len(stack), listing, entry)
         finally:
             for listing, _ in stack:
                 os.close(listing.handle)
 
     def _enter(self, depth: int, listing: DirListing, entry: os.DirEntry[str]) -> DirListing | None:
-        name, rules = entry.name, listing.rules
-        if self._enters is None:
-            enters = rules is None or not rules.ignores(name, is_dir=True)
-        else:
-            enters = self._enters(listing.to_walk_entry(entry))
-        if not enters:
-            self.skipped += 1
+        path = listing.above + entry.name
+        if path in self._secrets:
+            return None
+        if listing.ignores(entry):
+            self.ignored += 1
             return None
         try:
             if depth < _MAX_DEPTH:
-                handle = os.open(name, _DIRECTORY, dir_fd=listing.handle)
-                return self._list(f"{listing.above}{name}/", rules, handle, name)
+                handle = os.open(entry.name, _DIRECTORY, dir_fd=listing.handle)
+                return self._list(f"{path}/", handle, listing.rules, entry.name)
         except OSError:  # removed in the meantime, or unreadable
             pass
-        self.unreadable.append(f"{listing.above}{name}")
+        self.unreadable.append(path)
         return None
 
-    def _list(self, above: str, rules: IgnoreRules | None, handle: int, name: str | None = None) -> DirListing:
+    def _list(self, above: str, handle: int, rules: IgnoreRules | None, name: str = "") -> DirListing:
         """List a directory; closes the handle on failure."""
         try:
             with os.scandir(handle) as entries:
-                listing = DirListing(above, rules, handle, list(entries), name)
+                listed = list(entries)
         except OSError:
             os.close(handle)
             raise
-        if not self._hidden or any(entry.name == REPOSITORY for entry in listing.entries):
-            listing.hide(lambda name: name == REPOSITORY or (not self._hidden and name.startswith(".")))
-        return listing
-
-
-def _sort_entries(listing: DirListing) -> Iterator[os.DirEntry[str]]:
-    return iter(sorted(listing.entries, key=lambda entry: os.fsencode(entry.name)))
-
-
-def _directories_of(listing: DirListing) -> Iterator[os.DirEntry[str]]:
-    return iter([entry for entry in listing.entries if is_dir(entry)])
+        if rules is not None and name:
+            rules = rules.below(name, handle, {entry.name for entry in listed})
+        shown = [
+            entry for entry in listed if entry.name != REPOSITORY and (self._hidden or not entry.name.startswith("."))
+        ]
+        return DirListing(above, shown, rules, handle)
 
 
 def is_dir(entry: os.DirEntry[str]) -> bool:
@@ -265,10 +178,8 @@ async def open_target(fs: Fs, path: str) -> AsyncGenerator[SearchTarget]:
     """Open the target of a search, so that the program searches exactly what `fs` admitted.
 
     If `/proc` exists, the program reaches the target through our handle. Otherwise it uses the path, and may end up
-    elsewhere if someone replaces a directory along the way.
-
-    Raises:
-        OSError: The target doesn't exist, isn't allowed, or is neither a directory nor a regular file.
+    elsewhere if someone replaces a directory along the way. Raises `OSError` if the target doesn't exist, isn't
+    allowed, or is neither a directory nor a regular file.
     """
     stat = await fs.stat(path)
     if stat.kind is FileKind.DIRECTORY:
@@ -316,10 +227,7 @@ class _FileHandle:
 async def find_secrets_below(fs: Fs, folder: str, root: str) -> tuple[str, ...]:
     """List the protected paths in a directory, relative to it, except the ones the user allowed.
 
-    Args:
-        fs: The file system, which decides about each path.
-        folder: The directory to search, absolute, with links resolved.
-        root: The working directory, also absolute and resolved.
+    `folder` and the working directory `root` are absolute, with links resolved.
     """
     protection = default_protected_paths()
     if not any(is_within(place, base) for place in protection.places for base in (folder, root)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from indusagi.capabilities.tool import DefinedTool
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.tools.bash import bash_tool as bash_tool
     from indusagi.capabilities.tools.edit import edit_tool as edit_tool
+    from indusagi.capabilities.tools.edit import write_tool as write_tool
     from indusagi.capabilities.tools.find import find_tool as find_tool
     from indusagi.capabilities.tools.grep import grep_tool as grep_tool
     from indusagi.capabilities.tools.ls import ls_tool as ls_tool
@@ -23,35 +24,24 @@ if TYPE_CHECKING:
     from indusagi.capabilities.tools.web import webfetch_tool as webfetch_tool
     from indusagi.capabilities.tools.web import websearch_tool as web_search_tool
     from indusagi.capabilities.tools.web import websearch_tool as websearch_tool
-    from indusagi.capabilities.tools.write import write_tool as write_tool
 
 
-class _Row(NamedTuple):
-    name: str
-    home: str
-    read_only: bool
-
-
-# In catalog order: read-only tools first.
-_TABLE = (
-    _Row("read", "read", read_only=True),
-    _Row("ls", "ls", read_only=True),
-    _Row("grep", "grep", read_only=True),
-    _Row("find", "find", read_only=True),
-    _Row("websearch", "web", read_only=True),
-    _Row("webfetch", "web", read_only=True),
-    _Row("todo_read", "todo", read_only=True),
-    _Row("write", "write", read_only=False),
-    _Row("edit", "edit", read_only=False),
-    _Row("bash", "bash", read_only=False),
-    _Row("process", "process", read_only=False),
-    _Row("todo_set", "todo", read_only=False),
-)
-_HOMES = {f"{row.name}_tool": row.home for row in _TABLE}
+# In catalog order: read-only tools first, each with its module.
+_READING = {
+    "read": "read",
+    "ls": "ls",
+    "grep": "grep",
+    "find": "find",
+    "websearch": "web",
+    "webfetch": "web",
+    "todo_read": "todo",
+}
+_MUTATING = {"write": "edit", "edit": "edit", "bash": "bash", "process": "process", "todo_set": "todo"}
+_HOMES = {f"{name}_tool": home for name, home in (_READING | _MUTATING).items()}
 _ALIASES = {"web_fetch_tool": "webfetch_tool", "web_search_tool": "websearch_tool"}
 """Alternative names of factories, with an underscore."""
-READ_ONLY_NAMES = tuple(row.name for row in _TABLE if row.read_only)
-MUTATING_NAMES = tuple(row.name for row in _TABLE if not row.read_only)
+READ_ONLY_NAMES = tuple(_READING)
+MUTATING_NAMES = tuple(_MUTATING)
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll] — factories are loaded by name, below
     *_HOMES,
     *_ALIASES,
@@ -70,11 +60,7 @@ def native_tools() -> tuple[DefinedTool, ...]:
 
 
 def native_tool(name: str) -> DefinedTool:
-    """Create one of the tools.
-
-    Raises:
-        KeyError: There's no such tool.
-    """
+    """Create one of the tools. Raises `KeyError` if there's no such tool."""
     return _load_factory(f"{name}_tool")()
 
 

@@ -1,7 +1,10 @@
 """`bash`: run a command and return its output.
 
 The command ends when the shell exits. Processes it leaves in the background become a job of the session. We terminate
-the process tree of a command that's cancelled or exceeds its time limit.
+the process tree of a command that is cancelled or exceeds its time limit.
+
+For some programs, exit code 1 is an answer rather than a failure: `grep` found nothing, `diff` found a difference. That
+only applies if such a program ran last and so set the code. If an earlier one may have set it, it is a failure.
 """
 
 from __future__ import annotations
@@ -18,19 +21,25 @@ from anyio import to_thread
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
-from indusagi.capabilities.files.text.codec import digest_bytes
-from indusagi.capabilities.files.text.lines import format_path
-from indusagi.capabilities.jobs.foreground import ForegroundWait, explain_exit_code, find_lasting_survivors
-from indusagi.capabilities.jobs.job import RenderedOutput, describe_exit, hidden_note, render_output, to_shell_exit_code
+from indusagi.capabilities.files.codec import digest_bytes
+from indusagi.capabilities.files.lines import format_path
+from indusagi.capabilities.jobs.job import (
+    RenderedOutput,
+    describe_exit,
+    hidden_note,
+    plain_text,
+    render_output,
+    to_shell_exit_code,
+)
 from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
 from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, Ended, FileKind, SandboxMissing, ShellProcess
 from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.app_dirs import is_within
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
-from indusagi.runtime.contract import JsonSchema, Keep, TextContentBlock, ToolResult
+from indusagi.runtime.contract import JsonSchema, Keep, TextContentBlock, ToolProgress, ToolResult
 
 LONGEST_TIMEOUT_MS = 600_000
 _DESCRIPTION = (
@@ -94,11 +103,7 @@ _NO_NETWORK = (
 
 def bash_tool() -> DefinedTool:
     """Create the `bash` tool."""
-    return define_tool(
-        ToolSpec(
-            "bash", _DESCRIPTION, _SCHEMA, _run, title="Run a command", prepare=coerce_to(_SCHEMA, _ALIASES), terse=True
-        )
-    )
+    return define_native_tool("bash", "Run a command", _DESCRIPTION, _SCHEMA, _run, coerce_to(_SCHEMA, _ALIASES))
 
 
 @record
@@ -165,8 +170,7 @@ async def _digest(path: str, ctx: ToolContext) -> str:
 async def resolve_start_directory(path: str, ctx: ToolContext) -> str:
     """Resolve the directory a command starts in.
 
-    Raises:
-        OSError: The directory doesn't exist or is outside the workspace.
+    Raises `OSError` if the directory doesn't exist or is outside the workspace.
     """
     folder = await ctx.fs.resolve(path)
     if (await ctx.fs.stat(folder)).kind is not FileKind.DIRECTORY:
@@ -251,8 +255,7 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 async def _folder(arguments: JsonObject, ctx: ToolContext, session: _Session, report: _Report) -> str:
     """Resolve the directory the command starts in.
 
-    Raises:
-        OSError: The directory doesn't exist or is outside the workspace.
+    Raises `OSError` if the directory doesn't exist or is outside the workspace.
     """
     if arguments.get("cwd") is None and session.cwd is not None:
         try:
@@ -275,13 +278,14 @@ class _BashRun:
         self._process = process
         self._ctx = ctx
         self._report = report
-        self._watch = ForegroundWait(process, ctx)
+        self._reported = 0
+        """How much of the output was reported as progress."""
 
     async def run(self, limit_ms: int, session: _Session | None) -> ToolResult:
         """Wait for the end and return the result; surviving processes become a job or get killed."""
         adopted = False
         try:
-            ended = await self._watch.wait(limit_ms / 1000)
+            ended = await self._wait(limit_ms / 1000)
             if ended is Ended.CANCELLED:
                 # Even if the token is cancelled, return the output so far.
                 with anyio.CancelScope(shield=True):
@@ -317,13 +321,38 @@ class _BashRun:
                         with suppress(OSError):
                             await anyio.Path(self._path).unlink()
 
+    async def _wait(self, limit_s: float) -> Ended:
+        """Wait until the command itself exits, `limit_s` passes, or the context's token is cancelled.
+
+        Cancellation of the task propagates unless the token is cancelled.
+        """
+        try:
+            with anyio.move_on_after(limit_s):
+                while True:
+                    with anyio.move_on_after(_PROGRESS_INTERVAL_S):
+                        await self._process.wait()
+                        return Ended.EXITED
+                    size = self._process.output_size()
+                    if self._ctx.on_progress is not None and size != self._reported:
+                        self._reported = size
+                        self._ctx.report(ToolProgress(size, None, await to_thread.run_sync(self._read_latest)))
+            return Ended.TIMEOUT
+        except anyio.get_cancelled_exc_class():
+            if not self._ctx.cancel.cancelled:
+                raise
+            return Ended.CANCELLED
+
+    def _read_latest(self) -> str:
+        try:
+            return plain_text(self._process.read_output(max(self._reported - _PROGRESS_BYTES, 0)))
+        except OSError:  # we report it at the end
+            return ""
+
     async def _stop(self, why: str, code: str) -> ToolResult:
         await self._process.stop()
         shown = await self._render()
         self._report.code = code
         self._report.details |= {"ended": code, "exitCode": to_shell_exit_code(self._process.exit_code)}
-        if self._watch.stalled:
-            why = f"{why}; it was waiting for terminal input"
         self._report.notes.append(f"{why}; it was ended with all that it had started")
         return self._report.result(shown.text)
 
@@ -366,3 +395,103 @@ class _BashRun:
         count = "1 process runs" if len(left) == 1 else f"{len(left)} processes run"
         self._report.notes.append(f"{count} on in the background as {job.id} (pids {pids}): use the process tool")
         return True
+
+
+# -- waiting, and the exit code ---------------------------------------------------------------------
+
+
+_PROGRESS_INTERVAL_S = 0.25
+_PROGRESS_BYTES = 4_096
+_SETTLE_S = 0.1
+_POLL_INTERVAL_S = 0.02
+_ANSWERS = {
+    "grep": "nothing matched",
+    "egrep": "nothing matched",
+    "fgrep": "nothing matched",
+    "zgrep": "nothing matched",
+    "rg": "nothing matched",
+    "ag": "nothing matched",
+    "pgrep": "nothing matched",
+    "diff": "they differ",
+    "cmp": "they differ",
+    "test": "not so",
+    "[": "not so",
+    "[[": "not so",
+    "git grep": "nothing matched",
+    "git diff": "they differ",
+}
+_QUIET_FIRST = frozenset({"cd", "pushd", "export", "set", "echo", "printf", "true", ":", "mkdir"})
+"""Programs that may precede it: they print a message if they fail."""
+_NEVER_FAIL = frozenset({"echo", "printf", "true", ":"})
+"""Programs that may follow it after `&&`: they didn't set the code."""
+_SKIPPED = frozenset({"command", "builtin", "time", "nice", "env", "then", "do", "{", "("})
+_TOKEN = re.compile(
+    r"""(?P<space>(?:[ \t]|\\\n)+)|(?P<comment>\#[^\n]*)|(?P<op>&&|\|\||[;|\n]|&(?![>0-9])|[()])"""
+    r"""|(?P<word>(?:'[^']*'|"(?:\\.|[^"\\])*"|\\.|[$<>]\([^()]*\)|[^\s;|&()'"\\]"""
+    r"""|&(?=[>0-9])|[<>]&)+)|(?P<rest>.)""",
+    re.DOTALL,
+)
+_MAY_END_EARLIER = re.compile(r"(?<![\w-])exit(?![\w-])|errexit|pipefail|\bset -\w*e")
+"""An earlier program may have set the code, so that the last one didn't run."""
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+_MAX_PARSED = 4_000
+"""Longest command to parse; anything longer is a script."""
+
+
+async def find_lasting_survivors(process: ShellProcess) -> list[int]:
+    """List the processes a command left in the background, after a grace period for ones about to exit."""
+    left = list(await to_thread.run_sync(process.survivors))
+    with anyio.move_on_after(_SETTLE_S):
+        while left:
+            await anyio.sleep(_POLL_INTERVAL_S)
+            left = list(await to_thread.run_sync(process.survivors))
+    return left
+
+
+def explain_exit_code(command: str, code: int, output: str) -> str | None:
+    """Explain exit code 1 if it's an answer rather than a failure, otherwise return None."""
+    if code != 1 or len(command) > _MAX_PARSED or "<<" in command:
+        return None
+    steps = _steps(command)
+    while steps and steps[-1][0] == "&&" and steps[-1][1][0] in _NEVER_FAIL:
+        steps.pop()
+    if not steps:
+        return None
+    answer = _answer(steps[-1][1])
+    if answer is None or _MAY_END_EARLIER.search(command):
+        return None
+    # The steps that had to succeed for the last one to run.
+    for index in range(len(steps) - 1, 0, -1):
+        operator, former = steps[index][0], steps[index - 1][1]
+        if operator not in {"&&", "||", "|"}:
+            break
+        if operator == "||" or (operator == "&&" and former[0] not in _QUIET_FIRST):
+            return None
+    # A message from the shell itself: it couldn't run a program.
+    return None if re.search(r"^\S*bash: (line \d+: )?", output, re.MULTILINE) else answer
+
+
+def _answer(words: list[str]) -> str | None:
+    while words and (words[0] in _SKIPPED or _ASSIGNMENT.fullmatch(words[0])):
+        words = words[1:]
+    if not words:
+        return None
+    name = words[0].rpartition("/")[2]
+    if name == "git":
+        name = f"git {words[1]}" if len(words) > 1 else name
+    return _ANSWERS.get(name)
+
+
+def _steps(command: str) -> list[tuple[str, list[str]]]:
+    """Split a command into simple commands, each with the operator before it."""
+    steps: list[tuple[str, list[str]]] = [("", [])]
+    for match in _TOKEN.finditer(command):
+        kind, text = match.lastgroup, match.group()
+        if kind == "rest":  # an unclosed quote, or invalid shell syntax
+            return []
+        if kind == "op":
+            steps.append((text, []))
+        elif kind == "word":
+            steps[-1][1].append(text)
+    # An operator at the end of a line, or an empty line, doesn't start a command.
+    return [step for step in steps if step[1]]

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, cast
 from anyio import CancelScope
 
 from indusagi.capabilities.context import PerContext, ToolContext
-from indusagi.capabilities.files.edits.diff import replace_surrogates
-from indusagi.capabilities.files.edits.plan import EditRequest, plan_edit
-from indusagi.capabilities.files.edits.replace import MAX_FILE_BYTES, EditRefusal, Replacement, ShownLines
-from indusagi.capabilities.files.paths.atomic_write import file_lock
-from indusagi.capabilities.files.text.lines import format_path, format_path_below
+from indusagi.capabilities.files.atomic_write import file_lock
+from indusagi.capabilities.files.diff import replace_surrogates
+from indusagi.capabilities.files.lines import format_path, format_path_below
+from indusagi.capabilities.files.plan import EditRequest, plan_edit
+from indusagi.capabilities.files.replace import MAX_FILE_BYTES, EditRefusal, Replacement, ShownLines
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject
 from indusagi.core.text import find_invisible_kinds
@@ -26,7 +26,7 @@ from indusagi.runtime.contract import ToolResult
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.capabilities.files.edits.plan import EditPlan
+    from indusagi.capabilities.files.plan import EditPlan
     from indusagi.core.json import JsonValue
 
 _EDIT_TEXTS = ("oldText", "newText", "replaceAll")
@@ -77,12 +77,7 @@ async def change_file(
 ) -> ToolResult:
     """Apply the whole change to a file, or report why not.
 
-    Args:
-        ctx: The context of the call.
-        path: The path as the model wrote it.
-        edits: The replacements.
-        content: The complete new content, as an alternative to edits.
-        dry_run: Report the change without writing it.
+    The change is a list of replacements, or else the complete new content. `dry_run` reports it without writing it.
     """
     state = ctx.framework.read_state
     try:

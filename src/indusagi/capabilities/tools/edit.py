@@ -1,14 +1,15 @@
-"""`edit`: replace texts in a file."""
+"""`edit` and `write`: replace texts in a file, or the whole file."""
 
 from __future__ import annotations
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
+from indusagi.capabilities.tool import DefinedTool, define_native_tool, run_lazily
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.json import JsonLike
 from indusagi.runtime.contract import JsonSchema
 
 MAX_EDITS = 200
+_CHANGE = "indusagi.capabilities.tools.change"
 _TEXTS: dict[str, JsonLike] = {
     "oldText": {"type": "string", "description": "Copied from the file, without line numbers; empty: make a new file."},
     "newText": {"type": "string"},
@@ -58,19 +59,37 @@ _DESCRIPTION = (
 
 def edit_tool() -> DefinedTool:
     """Create the `edit` tool."""
-    return define_tool(
-        ToolSpec(
-            "edit",
-            _DESCRIPTION,
-            _PARAMETERS,
-            run_lazily("indusagi.capabilities.tools.change", "run_edit"),
-            title="Edit a file",
-            annotations={"destructiveHint": True, "idempotentHint": False},
-            prepare=coerce_to(
-                _PARAMETERS,
-                {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"},
-                {"edits": coerce_to(_ITEM, _TEXT_ALIASES)},
-            ),
-            terse=True,
-        )
+    prepare = coerce_to(
+        _PARAMETERS, {**PATH_ALIASES, **_TEXT_ALIASES, "dry_run": "dryRun"}, {"edits": coerce_to(_ITEM, _TEXT_ALIASES)}
+    )
+    run, hints = run_lazily(_CHANGE, "run_edit"), {"destructiveHint": True, "idempotentHint": False}
+    return define_native_tool("edit", "Edit a file", _DESCRIPTION, _PARAMETERS, run, prepare, annotations=hints)
+
+
+# -- write ------------------------------------------------------------------------------------------
+
+
+_WRITE_PARAMETERS: JsonSchema = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "description": "Directories above it are made."},
+        "content": {"type": "string"},
+    },
+    "required": ["path", "content"],
+    "additionalProperties": False,
+}
+_WRITE_ALIASES = {**PATH_ALIASES, "contents": "content", "text": "content", "file_text": "content"}
+_WRITE_DESCRIPTION = (
+    "Write a whole file: a new one, or one that has been read and is unchanged since. No "
+    "placeholders for omitted code. To change a part use edit. Answers with the changed lines "
+    "and syntax errors."
+)
+
+
+def write_tool() -> DefinedTool:
+    """Create the `write` tool."""
+    prepare = coerce_to(_WRITE_PARAMETERS, _WRITE_ALIASES)
+    run, hints = run_lazily(_CHANGE, "run_write"), {"destructiveHint": True, "idempotentHint": True}
+    return define_native_tool(
+        "write", "Write a file", _WRITE_DESCRIPTION, _WRITE_PARAMETERS, run, prepare, annotations=hints
     )

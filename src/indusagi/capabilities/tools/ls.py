@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 
 from anyio import to_thread
@@ -17,14 +17,14 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import MOST_ENTRIES
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.paths.ignore import REPOSITORY, RULE_FILE, IgnoreRules, compile_glob
-from indusagi.capabilities.files.text.lines import format_path
+from indusagi.capabilities.files.ignore import REPOSITORY, RULE_FILE, IgnoreRules, compile_glob
+from indusagi.capabilities.files.lines import format_path
 from indusagi.capabilities.ports import DirEntry, FileKind, Fs, PathRefused
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path
 from indusagi.core.app_dirs import is_within, parts_below
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.core.records import record
+from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonSchema, ToolResult
 
 _MAX_DEPTH = 3
@@ -64,18 +64,8 @@ _MAX_PATTERNS = 100
 
 def ls_tool() -> DefinedTool:
     """Create the `ls` tool."""
-    return define_tool(
-        ToolSpec(
-            "ls",
-            _DESCRIPTION,
-            _PARAMETERS,
-            _run,
-            title="List directory",
-            read_only=True,
-            prepare=coerce_to(_PARAMETERS, _ALIASES),
-            terse=True,
-        )
-    )
+    prepare = coerce_to(_PARAMETERS, _ALIASES)
+    return define_native_tool("ls", "List directory", _DESCRIPTION, _PARAMETERS, run_ls, prepare, read_only=True)
 
 
 def format_size(size: int) -> str:
@@ -89,52 +79,36 @@ def format_size(size: int) -> str:
 
 def format_tree(name: str, tree: DirectoryTree) -> str:
     """Format the listing: a header, then one line per entry."""
-    files = tree.entries - tree.folders
-    parts = [_format_count(tree.folders, "directory", "directories"), _format_count(files, "file", "files")]
-    parts = [part for part in parts if part] or ["empty"]
+    counts = ((tree.folders, "directory", "directories"), (tree.entries - tree.folders, "file", "files"))
+    parts = [format_count(count, one, many) for count, one, many in counts if count] or ["empty"]
     if tree.hidden:
         parts.append(f"{tree.hidden:,} hidden (showHidden shows them)")
     if tree.excluded:
         parts.append(f"{tree.excluded:,} left out by ignore")
     if tree.is_truncated:
-        unread = _format_count(tree.unread, "directory was", "directories were")
-        parts.append(f"cut at {MOST_ENTRIES:,}" + (f", {unread} not entered" * bool(unread)))
+        unread = format_count(tree.unread, "directory was", "directories were")
+        parts.append(f"cut at {MOST_ENTRIES:,}" + (f", {unread} not entered" * bool(tree.unread)))
     return "\n".join([f"[{name}: {'; '.join(parts)}]", *_format_level(tree.top, "")])
 
 
-def _format_count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}" if number else ""
-
-
-def _format_level(level: ListedDirectory, indent: str) -> Iterator[str]:
-    for entry_row in level.shown:
-        entry = entry_row.entry
+def _format_level(level: ListedEntry, indent: str) -> Iterator[str]:
+    for row in level.below or ():
+        entry = row.entry
         line = format_path(entry.name)
         if entry.kind is FileKind.DIRECTORY:
             line += "/"
         elif entry.kind is FileKind.SYMLINK:
             line += f" -> {format_path(entry.target or '?')}"
-            line += "/" if entry_row.is_link_to_directory else ""
+            line += "/" if row.is_link_to_directory else ""
         elif entry.kind is FileKind.OTHER:
             line += " (special)"
         elif entry.size is not None:
             line += f"  {format_size(entry.size)}"
-        line += f" ({entry_row.problem})" if entry_row.problem else ""
-        yield f"{indent}{line}{' (ignored)' if entry_row.ignored else ''}"
-        if entry_row.below is not None:
-            yield from _format_level(entry_row.below, f"{indent}  ")
+        line += f" ({row.problem})" if row.problem else ""
+        yield f"{indent}{line}{' (ignored)' if row.ignored else ''}"
+        yield from _format_level(row, f"{indent}  ")
     if level.more:
         yield f"{indent}[{level.more:,} more]"
-
-
-@record(kw_only=True)
-class ListOptions:
-    """Options of a listing."""
-
-    depth: int = 1
-    show_hidden: bool = False
-    patterns: tuple[str, ...] = ()
-    """Globs to exclude; a glob with a slash matches against the path from the top."""
 
 
 @dataclass(slots=True)
@@ -142,104 +116,64 @@ class ListedEntry:
     """An entry to show."""
 
     entry: DirEntry
-    ignored: bool
-    below: ListedDirectory | None = None
+    ignored: bool = False
     problem: str = ""
     """Why a directory is unreadable, or the problem with a link."""
     is_link_to_directory: bool = False
-
-
-@dataclass(slots=True)
-class ListedDirectory:
-    """The entries of a directory to show, and the number of others."""
-
-    shown: list[ListedEntry] = field(default_factory=list[ListedEntry])
+    below: list[ListedEntry] | None = None
+    """The entries of a directory we've read."""
     more: int = 0
-    """Number of entries past the limit."""
-
-
-@dataclass(slots=True)
-class _PendingDirectory:
-    """A directory we haven't read yet."""
-
-    path: str
-    way: str
-    """Path from the top with a trailing slash; empty for the top itself."""
-    depth: int
-    rules: IgnoreRules
-    entry_row: ListedEntry | None
+    """Number of its entries past the limit."""
 
 
 class DirectoryTree:
-    """A directory and its subdirectories."""
+    """A directory and its subdirectories, down to `depth` levels.
 
-    def __init__(self, options: ListOptions) -> None:
-        self.top = ListedDirectory()
-        self.entries = 0
-        self.folders = 0
-        self.hidden = 0
-        self.ignored = 0
-        self.excluded = 0
+    A glob in `patterns` excludes names; one with a slash matches against the path from the top.
+    """
+
+    def __init__(self, depth: int, patterns: Sequence[str], *, show_hidden: bool) -> None:
+        self.top = ListedEntry(DirEntry(".", FileKind.DIRECTORY))
+        self.entries = self.folders = self.hidden = self.ignored = self.excluded = 0
         self.unread = 0
         """Number of directories not read because of the limit."""
-        self._choice = options
+        self._depth, self._show_hidden = depth, show_hidden
         self._patterns: list[tuple[re.Pattern[str] | None, bool, bool]] = []
         """(compiled glob, whether it matches whole paths, whether it only matches directories)"""
-        for pattern in options.patterns:
+        for pattern in patterns:
             text = pattern.removeprefix("./").rstrip("/")
             self._patterns.append((compile_glob(text.removeprefix("/")), "/" in text, pattern.endswith("/")))
         self._remaining = MOST_ENTRIES
 
-    @staticmethod
-    async def read(fs: Fs, path: str, options: ListOptions) -> DirectoryTree:
+    async def read(self, fs: Fs, path: str) -> None:
         """Read a directory tree level by level.
 
-        Raises:
-            OSError: The top directory is unreadable; problems with others end up in their entry.
+        Raises `OSError` if the top directory is unreadable; problems with others end up in their entry.
         """
-        tree = DirectoryTree(options)
-        waiting = deque([_PendingDirectory(path, "", 1, IgnoreRules(), None)])
-        while waiting and tree._remaining:
-            pending = waiting.popleft()
+        waiting = deque([(self.top, path, "", IgnoreRules())])
+        while waiting and self._remaining:
+            level, folder, way, rules = waiting.popleft()
             try:
-                entries = await fs.readdir(pending.path)
+                entries = await fs.readdir(folder)
             except OSError as exc:
-                if pending.entry_row is None:
+                if level is self.top:
                     raise
-                pending.entry_row.problem = exc.strerror or str(exc)
+                level.problem = exc.strerror or str(exc)
                 continue
-            pending.rules = await _load_rules(fs, pending, entries)
-            level = await to_thread.run_sync(tree._select_entries, pending, entries)
-            for entry_row in level.shown:
-                if entry_row.entry.kind is FileKind.SYMLINK:
-                    try:
-                        found = await fs.stat(os.path.join(pending.path, entry_row.entry.name))
-                        entry_row.is_link_to_directory = found.kind is FileKind.DIRECTORY
-                    except PathRefused:
-                        entry_row.problem = "outside"
-                    except OSError:
-                        entry_row.problem = "broken"
-            if pending.entry_row is None:
-                tree.top = level
-            else:
-                pending.entry_row.below = level
-            # Descend into directories that are neither ignored nor `.git`.
-            waiting.extend(
-                _PendingDirectory(
-                    os.path.join(pending.path, entry_row.entry.name),
-                    f"{pending.way}{entry_row.entry.name}/",
-                    pending.depth + 1,
-                    pending.rules,
-                    entry_row,
-                )
-                for entry_row in level.shown
-                if pending.depth < options.depth
-                and entry_row.entry.kind is FileKind.DIRECTORY
-                and not entry_row.ignored
-                and entry_row.entry.name != REPOSITORY
-            )
-        tree.unread = len(waiting)
-        return tree
+            rules = await _load_rules(fs, folder, rules, entries, is_top=level is self.top)
+            level.below = await to_thread.run_sync(self._select_entries, level, way, rules, entries)
+            for row in level.below:
+                name, below = row.entry.name, os.path.join(folder, row.entry.name)
+                if row.entry.kind is FileKind.SYMLINK:
+                    await _follow_link(fs, below, row)
+                elif (
+                    _is_folder(row.entry)
+                    and not row.ignored
+                    and name != REPOSITORY
+                    and way.count("/") < self._depth - 1
+                ):
+                    waiting.append((row, below, f"{way}{name}/", rules))
+        self.unread = len(waiting)
 
     @property
     def is_truncated(self) -> bool:
@@ -259,12 +193,14 @@ class DirectoryTree:
             "truncated": self.is_truncated,
         }
 
-    def _select_entries(self, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> ListedDirectory:
+    def _select_entries(
+        self, level: ListedEntry, way: str, rules: IgnoreRules, entries: Sequence[DirEntry]
+    ) -> list[ListedEntry]:
         """Select and sort the entries to show. Blocks, since a directory may be huge."""
         listed: list[DirEntry] = []
         for entry in entries:
-            is_folder, path = _is_folder(entry), pending.way + entry.name
-            if entry.name.startswith(".") and not self._choice.show_hidden:
+            is_folder, path = _is_folder(entry), way + entry.name
+            if entry.name.startswith(".") and not self._show_hidden:
                 self.hidden += 1
             elif any(
                 regex is not None and (is_folder or not folders) and regex.match(path if by_path else entry.name)
@@ -273,35 +209,46 @@ class DirectoryTree:
                 self.excluded += 1
             else:
                 self.folders += is_folder
-                self.ignored += pending.rules.ignores(entry.name, is_dir=is_folder)
+                self.ignored += rules.ignores(entry.name, is_dir=is_folder)
                 listed.append(entry)
         self.entries += len(listed)
         # Use a heap: sorting a huge list would hold the GIL.
         chosen = heapq.nsmallest(
             self._remaining, listed, key=lambda entry: (not _is_folder(entry), entry.name.casefold(), entry.name)
         )
-        shown = [ListedEntry(entry, pending.rules.ignores(entry.name, is_dir=_is_folder(entry))) for entry in chosen]
-        self._remaining -= len(shown)
-        return ListedDirectory(shown, len(listed) - len(shown))
+        self._remaining -= len(chosen)
+        level.more = len(listed) - len(chosen)
+        return [ListedEntry(entry, rules.ignores(entry.name, is_dir=_is_folder(entry))) for entry in chosen]
 
 
 def _is_folder(entry: DirEntry) -> bool:
     return entry.kind is FileKind.DIRECTORY
 
 
-async def _load_rules(fs: Fs, pending: _PendingDirectory, entries: Sequence[DirEntry]) -> IgnoreRules:
+async def _follow_link(fs: Fs, path: str, row: ListedEntry) -> None:
+    try:
+        row.is_link_to_directory = (await fs.stat(path)).kind is FileKind.DIRECTORY
+    except PathRefused:
+        row.problem = "outside"
+    except OSError:
+        row.problem = "broken"
+
+
+async def _load_rules(
+    fs: Fs, path: str, above: IgnoreRules, entries: Sequence[DirEntry], *, is_top: bool
+) -> IgnoreRules:
     """Load the ignore rules of a directory, if the file system supports handles."""
     names = {name for name in (REPOSITORY, RULE_FILE) if _has_name(entries, name)}
-    name = os.path.basename(pending.path)
-    if pending.entry_row is not None and not names:
-        return pending.rules.below(name, pending.path, names)
+    name = os.path.basename(path)
+    if not is_top and not names:
+        return above.below(name, path, names)
     try:
-        with await fs.folder(pending.path) as folder:
-            if pending.entry_row is None:
+        with await fs.folder(path) as folder:
+            if is_top:
                 return await to_thread.run_sync(IgnoreRules.load, folder.path)
-            return await to_thread.run_sync(pending.rules.below, name, folder.handle, names)
+            return await to_thread.run_sync(above.below, name, folder.handle, names)
     except OSError:
-        return pending.rules
+        return above
 
 
 def _has_name(entries: Sequence[DirEntry], name: str) -> bool:
@@ -310,7 +257,8 @@ def _has_name(entries: Sequence[DirEntry], name: str) -> bool:
     return at < len(entries) and entries[at].name == name
 
 
-async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+async def run_ls(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
+    """Run a call of `ls`."""
     path = path_given(arguments)
     patterns = _patterns(arguments)
     if len(patterns) > _MAX_PATTERNS:
@@ -333,11 +281,11 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         line = f"{name}  {format_size(found.size)}" if found.kind is FileKind.FILE else f"{name} (special)"
         return ToolResult.text(line, path=resolved, kind=str(found.kind), size=found.size)
     depth = arguments.get("depth")
-    options = ListOptions(
-        depth=depth if isinstance(depth, int) else 1, show_hidden=arguments.get("showHidden") is True, patterns=patterns
+    tree = DirectoryTree(
+        depth if isinstance(depth, int) else 1, patterns, show_hidden=arguments.get("showHidden") is True
     )
     try:
-        tree = await DirectoryTree.read(ctx.fs, path, options)
+        await tree.read(ctx.fs, path)
     except OSError as exc:
         return path_trouble(exc, path)
     return ToolResult.text(format_tree(name, tree), path=resolved, **tree.to_details())

@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from anyio import to_thread
 
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.text.lines import format_path
+from indusagi.capabilities.files.lines import format_path
 from indusagi.capabilities.ports import DirEntry, PathRefused
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.runtime.contract import ToolResult

@@ -17,7 +17,7 @@ from indusagi.capabilities.jobs.job import (
     SHOWN_LINES,
     Job,
     JobState,
-    JobStream,
+    LineRing,
     OutputLines,
     has_line_with,
     hidden_note,
@@ -26,7 +26,7 @@ from indusagi.capabilities.jobs.job import (
 )
 from indusagi.capabilities.jobs.table import JOB, JobKind, JobTable, jobs_of
 from indusagi.capabilities.ports import LONGEST_WAIT_MS
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.bash import report_start_failure, resolve_start_directory
 from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
@@ -81,17 +81,8 @@ _SHOWN = OutputBudget(SHOWN_BYTES, SHOWN_LINES)
 
 def process_tool() -> DefinedTool:
     """Create the `process` tool."""
-    return define_tool(
-        ToolSpec(
-            "process",
-            _DESCRIPTION,
-            _SCHEMA,
-            _run,
-            title="Background processes",
-            prepare=coerce_to(_SCHEMA, _ALIASES),
-            terse=True,
-        )
-    )
+    prepare = coerce_to(_SCHEMA, _ALIASES)
+    return define_native_tool("process", "Background processes", _DESCRIPTION, _SCHEMA, _run, prepare)
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -214,7 +205,7 @@ class _StreamOutput(NamedTuple):
         return [*dropped, f"[{count}]", text]
 
 
-async def _read_stream(stream: JobStream, lines: int | None, *, since_last: bool) -> _StreamOutput:
+async def _read_stream(stream: LineRing, lines: int | None, *, since_last: bool) -> _StreamOutput:
     output = stream.read(lines=lines, since_last=since_last)
     text = await to_thread.run_sync(plain_text, "\n".join(output.all_texts).encode("utf-8", "replace"))
     return _StreamOutput(output, f"{text} [unfinished line]" if output.open_line else text)

@@ -7,6 +7,7 @@ continue. We record the lines shown with a digest of the whole file, which `edit
 from __future__ import annotations
 
 import base64
+import io
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Event
@@ -17,11 +18,8 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES, STANDARD_BYTES, STANDARD_LINES
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.files.media.images import EncodedImage, fit_image
-from indusagi.capabilities.files.media.notebook import NotebookPage, read_notebook_page
-from indusagi.capabilities.files.media.pdf import PdfPages, parse_page_range, read_pdf_pages
-from indusagi.capabilities.files.text.codec import HEAD_BYTES, FileType, TextForm, digest_bytes, format_hex, sniff
-from indusagi.capabilities.files.text.lines import (
+from indusagi.capabilities.files.codec import HEAD_BYTES, TextForm, digest_bytes, format_hex, sniff
+from indusagi.capabilities.files.lines import (
     LineRange,
     ReadFailure,
     TextScan,
@@ -30,9 +28,19 @@ from indusagi.capabilities.files.text.lines import (
     format_path_below,
     scan_lines,
 )
+from indusagi.capabilities.files.media import (
+    EncodedImage,
+    PdfPages,
+    fit_image,
+    parse_page_range,
+    read_notebook_page,
+    read_pdf_pages,
+)
 from indusagi.capabilities.ports import FileKind
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool
+from indusagi.capabilities.tool import DefinedTool, define_native_tool
+from indusagi.capabilities.tools.ls import run_ls
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path
+from indusagi.capabilities.worker import run_in_thread
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import format_count
@@ -65,8 +73,6 @@ MAX_NOTEBOOK_BYTES = 16 * 1024 * 1024
 """Larger notebooks are shown as plain text, because we'd have to parse their JSON as a whole."""
 _NUMBER_WIDTH = 6
 _MIN_LINE_BYTES = _NUMBER_WIDTH + 2
-_MAX_ENTRIES = 200
-_SUFFIXES = {FileKind.DIRECTORY: "/", FileKind.SYMLINK: "@", FileKind.OTHER: "|"}
 _FRAME_BYTES = 1024
 """Budget for the lines around the content."""
 _FRAME_LINES = 2
@@ -74,35 +80,21 @@ _FRAME_LINES = 2
 
 def read_tool() -> DefinedTool:
     """Create the `read` tool."""
-    return define_tool(
-        ToolSpec(
-            "read",
-            _DESCRIPTION,
-            _PARAMETERS,
-            _run,
-            title="Read file",
-            read_only=True,
-            prepare=coerce_to(_PARAMETERS, _ALIASES),
-            terse=True,
-        )
-    )
+    prepare = coerce_to(_PARAMETERS, _ALIASES)
+    return define_native_tool("read", "Read file", _DESCRIPTION, _PARAMETERS, _run, prepare, read_only=True)
 
 
 @record
-class NotebookContents:
-    """Some lines of a notebook."""
+class LoadedFile:
+    """A file we can only show after loading all of it."""
 
-    page: NotebookPage
+    kind: Literal["image", "pdf", "notebook"]
+    mime: str
+    data: bytes
     digest: str
-    """Of the whole file."""
 
 
-@record
-class NotebookAsText:
-    """A file with a notebook's name, shown as plain text."""
-
-    scan: TextScan
-    reason: str
+FileContents: TypeAlias = "TextScan | LoadedFile | ReadFailure"
 
 
 async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
@@ -117,46 +109,37 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     max_bytes = min(STANDARD_BYTES, ctx.budget.max_bytes) - _FRAME_BYTES
     count = min(limit if isinstance(limit, int) else STANDARD_LINES, max_lines)
     wanted = LineRange((offset if isinstance(offset, int) else 1) or 1, max(1, count), max(1, max_bytes))
+    if stat.kind is FileKind.DIRECTORY:
+        return await run_ls({"path": path, "showHidden": True}, ctx)
+    if stat.kind is not FileKind.FILE:
+        reason = "a pipe, a socket or a device; only regular files and directories are read"
+        return ToolResult.error(f"{format_path(path)} is {reason}", code="denied", refusal="special")
+    stopped = Event()
     try:
-        if stat.kind is FileKind.DIRECTORY:
-            return await list_directory(path, ctx)
-        if stat.kind is not FileKind.FILE:
-            reason = "a pipe, a socket or a device; only regular files and directories are read"
-            return ToolResult.error(f"{format_path(path)} is {reason}", code="denied", refusal="special")
         resolved = await ctx.fs.resolve(path)
-        contents = await _read(path, stat.size, wanted, ctx)
+        work = partial(read_contents, name=path, size=stat.size, wanted=wanted, stopped=stopped.is_set)
+        contents = await ctx.fs.reading(path, work)
     except OSError as exc:
         return path_trouble(exc, path)
+    finally:
+        # A cancelled call doesn't wait for its thread, which checks this event between chunks.
+        stopped.set()
     return await _show(contents, wanted, pages if isinstance(pages, str) else None, resolved, ctx)
 
 
 async def _show(
-    contents: FileContents | NotebookContents | NotebookAsText,
-    wanted: LineRange,
-    pages: str | None,
-    resolved: str,
-    ctx: ToolContext,
+    contents: FileContents, wanted: LineRange, pages: str | None, resolved: str, ctx: ToolContext
 ) -> ToolResult:
     """Format the contents of a file, and record it as read if we could show it."""
     name = format_path_below(resolved, ctx.cwd)
     details: dict[str, JsonValue] = {"path": resolved}
-    if isinstance(contents, BinaryFile):
-        kind = contents.type
-        message = (
-            f"{name} is not text: {kind.name}, {contents.size:,} bytes.\nIt begins with: {format_hex(contents.head)}"
-        )
-        remedy = "\nConvert it with iconv to read it." if kind.mime == "text/plain" else ""
-        return ToolResult.error(message + remedy, code="binary", **details, type=kind.mime, bytes=contents.size)
-    if isinstance(contents, OversizedFile):
-        message = f"{name}: a {contents.type.name} of more than {MAX_DOCUMENT_BYTES:,} bytes is not read"
-        return ToolResult.error(message, code="too_large", **details)
-    note = ""
-    if isinstance(contents, NotebookAsText):
-        contents, note = contents.scan, f"not shown as a notebook: {contents.reason}"
+    if isinstance(contents, ReadFailure):
+        return _report_failure(contents, name, details)
     if isinstance(contents, TextScan):
+        note = "not shown as a notebook: it is too large for that" if is_notebook_name(resolved) else ""
         result = format_text(contents, wanted, name, details, note=note)
-    elif isinstance(contents, NotebookContents):
-        result = await format_notebook(contents.page, name, wanted, details)
+    elif contents.kind == "notebook":
+        result = await format_notebook(contents, name, wanted, details)
     elif contents.kind == "image":
         result = await format_image(contents, name, details)
     else:
@@ -169,91 +152,30 @@ async def _show(
     return result
 
 
-async def _read(
-    path: str, size: int, wanted: LineRange, ctx: ToolContext
-) -> FileContents | NotebookContents | NotebookAsText:
-    contents = await _read_once(path, path, size, wanted, ctx)
-    if isinstance(contents, TextScan) and is_notebook_name(path):
-        return NotebookAsText(contents, "it is too large for that")
-    if not isinstance(contents, LoadedFile) or contents.kind != "notebook":
-        return contents
-    page = await read_notebook_page(contents.data, wanted)
-    if not isinstance(page, str):
-        return NotebookContents(page, contents.digest)
-    text = await _read_once(path, "", size, wanted, ctx)
-    return NotebookAsText(text, page) if isinstance(text, TextScan) else text
-
-
-async def _read_once(path: str, name: str, size: int, wanted: LineRange, ctx: ToolContext) -> FileContents:
-    stopped = Event()
-    work = partial(read_contents, name=name, size=size, wanted=wanted, stopped=stopped.is_set)
-    try:
-        return await ctx.fs.reading(path, work)
-    finally:
-        # A cancelled call doesn't wait for its thread, which checks this event between chunks.
-        stopped.set()
-
-
-@record
-class LoadedFile:
-    """A file we can only show after loading all of it."""
-
-    kind: Literal["image", "pdf", "notebook"]
-    mime: str
-    data: bytes
-    digest: str
-
-
-@record
-class OversizedFile:
-    """A file we'd have to load, but that's too large."""
-
-    type: FileType
-
-
-@record
-class BinaryFile:
-    """A file that's neither text nor a supported document."""
-
-    type: FileType
-    size: int
-    head: bytes
-
-
-FileContents: TypeAlias = "TextScan | LoadedFile | OversizedFile | BinaryFile"
-
-
 def read_contents(
     file: BinaryIO, *, name: str, size: int, wanted: LineRange, stopped: Callable[[], bool]
 ) -> FileContents:
-    """Read as much of a file as we need to show it. Blocks.
+    """Read as much of a file as we need to show it, `wanted` lines if it's text. Blocks.
 
-    Args:
-        file: Open for reading, positioned at its start.
-        name: Its name, which marks a notebook until we parse it as one.
-        size: Its size according to `stat`.
-        wanted: The lines to return, if it's text.
-        stopped: Polled between chunks; True aborts the scan.
+    The name marks a notebook, and `size` comes from `stat`. Reading ends once `stopped` returns True.
     """
-
-    def read_rest(limit: int) -> bytes:
-        """Read the rest, up to one byte past the limit."""
-        return head + (file.read(limit + 1 - len(head)) or b"")
-
     head = file.read(HEAD_BYTES) or b""
     found = sniff(head)
-    if found is None and is_notebook_name(name):
-        data = read_rest(MAX_NOTEBOOK_BYTES)
-        if len(data) <= MAX_NOTEBOOK_BYTES:
-            return LoadedFile("notebook", "application/x-ipynb+json", data, digest_bytes(data))
-        file.seek(len(head))
-    if found is None:
+    if found is not None and found.family == "other":
+        remedy = "\nConvert it with iconv to read it." if found.mime == "text/plain" else ""
+        why = f"is not text: {found.name}, {size:,} bytes.\nIt begins with: {format_hex(head)}{remedy}"
+        return ReadFailure(why, "binary", {"type": found.mime, "bytes": size})
+    if found is None and not is_notebook_name(name):
         return scan_lines(file, head, size, wanted, stopped)
-    if found.family == "other":
-        return BinaryFile(found, size, head)
-    data = read_rest(MAX_DOCUMENT_BYTES)
-    if len(data) > MAX_DOCUMENT_BYTES:
-        return OversizedFile(found)
+    limit = MAX_NOTEBOOK_BYTES if found is None else MAX_DOCUMENT_BYTES
+    data = head + (file.read(limit + 1 - len(head)) or b"")
+    if found is None and len(data) <= limit:
+        return LoadedFile("notebook", "application/x-ipynb+json", data, digest_bytes(data))
+    if found is None or found.family == "other":
+        file.seek(len(head))
+        return scan_lines(file, head, size, wanted, stopped)
+    if len(data) > limit:
+        return ReadFailure(f"a {found.name} of more than {limit:,} bytes is not read", "too_large")
     return LoadedFile(found.family, found.mime, data, digest_bytes(data))
 
 
@@ -319,11 +241,11 @@ def format_text(
             return ToolResult.error(message, code="too_large", **details)
         message = f"offset {wanted.first:,} is past the end: {name} has {format_count(scan.total, 'line')}"
         return ToolResult.error(message, code="not_found", **details)
-    nul = next((line.number for line in scan.lines if b"\0" in line.head), None)
+    nul = next((number for number, text in scan.lines if "\0" in text), None)
     if nul is not None:
         message = f"line {nul} of {name} holds NUL characters and is not text; other lines may be"
         return ToolResult.error(message, code="binary", **details)
-    shown = fit_lines(((line.number, line.format(scan.form)) for line in scan.lines), wanted.max_bytes)
+    shown = fit_lines(scan.lines, wanted.max_bytes)
     at_end = shown.last == scan.total
     notes = [note] if note else []
     notes.extend(_describe_form(scan.form, scan.crlf, scan.total))
@@ -413,10 +335,14 @@ def _format_pages(found: PdfPages, last: int) -> str:
     return "\n".join(lines)
 
 
-async def format_notebook(
-    page: NotebookPage, name: str, wanted: LineRange, details: dict[str, JsonValue]
-) -> ToolResult:
-    """Format lines of a notebook, including their images."""
+async def format_notebook(file: LoadedFile, name: str, wanted: LineRange, details: dict[str, JsonValue]) -> ToolResult:
+    """Format lines of a notebook, including their images; or its JSON, if it isn't one."""
+    page = await read_notebook_page(file.data, wanted)
+    if isinstance(page, str):
+        scan = await run_in_thread(
+            scan_lines, io.BytesIO(file.data), file.data[:HEAD_BYTES], len(file.data), wanted, lambda: False
+        )
+        return format_text(scan, wanted, name, details, note=f"not shown as a notebook: {page}")
     total = page.total
     facts: dict[str, JsonValue] = {**details, "kind": "notebook", "cells": page.cells}
     if not total:
@@ -444,23 +370,11 @@ def _to_block(image: EncodedImage) -> JsonContentBlock:
 
 
 def _report_failure(failure: ReadFailure, name: str, details: dict[str, JsonValue]) -> ToolResult:
-    return ToolResult.error(f"{name}: {failure.why}", code=failure.code, **details)
+    facts = {**details, **failure.facts}
+    colon = "" if failure.code == "binary" else ":"
+    return ToolResult.error(f"{name}{colon} {failure.why}", code=failure.code, **facts)
 
 
 def _escape_surrogates(text: str) -> str:
     """Escape lone surrogates, which may occur in JSON and PDF files."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
-
-
-async def list_directory(path: str, ctx: ToolContext) -> ToolResult:
-    """List the first entries of a directory."""
-    entries = await ctx.fs.readdir(path)
-    names = [format_path(entry.name) + _SUFFIXES.get(entry.kind, "") for entry in entries[:_MAX_ENTRIES]]
-    more = len(entries) - _MAX_ENTRIES
-    lines = [
-        f"[{format_path(path)} is a directory; {format_count(len(entries), 'entry', 'entries')}]",
-        *names,
-        *([f"[{more:,} more; use ls or find]"] if more > 0 else []),
-    ]
-    resolved = await ctx.fs.resolve(path)
-    return ToolResult.text("\n".join(lines), kind="directory", path=resolved, entries=len(entries))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.tool import DefinedTool, ToolSpec, define_tool, run_lazily
+from indusagi.capabilities.tool import DefinedTool, define_native_tool, run_lazily
 from indusagi.runtime.contract import JsonSchema
 
+_HINTS = {"openWorldHint": True}
 _FETCH_SCHEMA: JsonSchema = {
     "type": "object",
     "properties": {
@@ -34,18 +35,9 @@ _FETCH_DESCRIPTION = (
 
 def webfetch_tool() -> DefinedTool:
     """Create the `webfetch` tool."""
-    return define_tool(
-        ToolSpec(
-            "webfetch",
-            _FETCH_DESCRIPTION,
-            _FETCH_SCHEMA,
-            run_lazily("indusagi.capabilities.web.fetch", "fetch"),
-            title="Fetch URL",
-            read_only=True,
-            annotations={"openWorldHint": True},
-            prepare=coerce_to(_FETCH_SCHEMA, _FETCH_ALIASES),
-            terse=True,
-        )
+    run, prepare = run_lazily("indusagi.capabilities.web.fetch", "fetch"), coerce_to(_FETCH_SCHEMA, _FETCH_ALIASES)
+    return define_native_tool(
+        "webfetch", "Fetch URL", _FETCH_DESCRIPTION, _FETCH_SCHEMA, run, prepare, read_only=True, annotations=_HINTS
     )
 
 
@@ -78,16 +70,7 @@ _SEARCH_DESCRIPTION = "Search the web; read a page with webfetch. Results are da
 
 def websearch_tool() -> DefinedTool:
     """Create the `websearch` tool."""
-    return define_tool(
-        ToolSpec(
-            "websearch",
-            _SEARCH_DESCRIPTION,
-            _SEARCH_SCHEMA,
-            run_lazily("indusagi.capabilities.web.results", "search"),
-            title="Web search",
-            read_only=True,
-            annotations={"openWorldHint": True},
-            prepare=coerce_to(_SEARCH_SCHEMA, _SEARCH_ALIASES),
-            terse=True,
-        )
+    run, prepare = run_lazily("indusagi.capabilities.web.results", "search"), coerce_to(_SEARCH_SCHEMA, _SEARCH_ALIASES)
+    return define_native_tool(
+        "websearch", "Web search", _SEARCH_DESCRIPTION, _SEARCH_SCHEMA, run, prepare, read_only=True, annotations=_HINTS
     )

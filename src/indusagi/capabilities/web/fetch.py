@@ -18,10 +18,9 @@ from anyio import current_time, to_thread
 
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import PerContext
-from indusagi.capabilities.files.media.images import fit_image
-from indusagi.capabilities.files.text.lines import ReadFailure
-from indusagi.capabilities.ports import FetchError, WebSettings
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
+from indusagi.capabilities.files.lines import ReadFailure
+from indusagi.capabilities.files.media import fit_image
+from indusagi.capabilities.ports import WebSettings
 from indusagi.capabilities.web.page import (
     ACCEPT,
     PDF,
@@ -32,11 +31,13 @@ from indusagi.capabilities.web.page import (
     file_extension,
     is_text,
 )
-from indusagi.capabilities.web.url import parse_url
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
+from indusagi.net.address import parse_url
+from indusagi.net.client import CrossSiteRedirect, WebClient
+from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
@@ -44,10 +45,9 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.budget import SessionDir
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.web.body import Truncation
-    from indusagi.capabilities.web.client import WebResponse
     from indusagi.capabilities.web.page import Format
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.net.client import Truncation, WebResponse
 
 
 PageT = TypeVar("PageT")
@@ -125,7 +125,6 @@ _AROUND: Final = OutputBudget(FENCE_BYTES + 200, 6)
 """Room for the fence and the notes."""
 _CUTS: Final[dict[Truncation | None, str]] = {
     "size": " (truncated here: `maxBytes` can be up to 5 MiB)",
-    "ratio": " (truncated: it grows out of all proportion when unpacked)",
     "ended early": " (truncated: the connection ended before the page did)",
     None: "",
 }
@@ -258,9 +257,8 @@ async def _show_bytes(
 ) -> ToolResult | TextPage:
     """Show an image or PDF text, or save the file."""
     if found.cut is not None:
-        why = {"size": "is larger than can be fetched", "ratio": "is packed too tightly"}
-        message = f"{found.target.url}: this {page.kind} {why.get(found.cut, 'broke off')}"
-        return ToolResult.error(message, code="too_large" if found.cut in why else "failed", **facts)
+        code, why = ("too_large", "is larger than can be fetched") if found.cut == "size" else ("failed", "broke off")
+        return ToolResult.error(f"{found.target.url}: this {page.kind} {why}", code=code, **facts)
     head, shown = _format_head(facts), None
     if page.is_image:
         shown = await fit_image(page.data, page.kind)

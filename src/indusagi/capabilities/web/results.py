@@ -14,14 +14,15 @@ from urllib.parse import parse_qsl, urlencode
 
 from anyio import fail_after, move_on_after, to_thread
 
-from indusagi.capabilities.ports import FetchError, SearchError, SearchHit, SearchQuery, WebSettings
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient
-from indusagi.capabilities.web.convert import show_invisible
+from indusagi.capabilities.ports import SearchError, SearchHit, SearchQuery, WebSettings
 from indusagi.capabilities.web.fetch import fence_text
-from indusagi.capabilities.web.url import is_subdomain, parse_host_and_port, parse_url
+from indusagi.capabilities.web.page import show_invisible
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
+from indusagi.net.address import is_subdomain, parse_host_and_port, parse_url
+from indusagi.net.client import CrossSiteRedirect, WebClient
+from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.ports import Freshness, SearchProvider
-    from indusagi.capabilities.web.url import WebUrl
     from indusagi.core.json import JsonObject, JsonValue
+    from indusagi.net.address import WebUrl
 
 
 # -- providers --------------------------------------------------------------------------------
@@ -83,9 +84,9 @@ class SearxngProvider:
             path = base.path.partition("?")[0].rstrip("/").removesuffix("/search")
             url = f"{replace(base, path=path).url}/search?{urlencode(asked)}"
             # The user configured this host, so its private address is allowed.
-            own = f"{base.authority.removesuffix(f':{base.port}')}:{base.port}"
-            allowed = replace(self.settings, allow_private=[*self.settings.allow_private, own])
-            found = await WebClient(allowed).fetch(url, accept="application/json", cap=lambda _headers: _ANSWER_BYTES)
+            own = [*self.settings.allow_private, base.server]
+            policy = replace(self.settings, allow_private=own, hard_bytes=_ANSWER_BYTES)
+            found = await WebClient(policy).fetch(url, accept="application/json")
         except FetchError as trouble:
             raise SearchError(str(trouble), code=trouble.code) from trouble
         if isinstance(found, CrossSiteRedirect):

@@ -22,11 +22,12 @@ from typing import IO, TYPE_CHECKING, Protocol, cast
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.process.pipes import PipeReader, PipeWriter
-from indusagi.core.process.procfs import read_activity, read_cpu_demand
 from indusagi.core.process.tree import (
     MARK,
     ProcessTree,
     pipe_name,
+    read_activity,
+    read_cpu_demand,
     select_settled,
     signal_group,
     signal_processes,
@@ -37,7 +38,7 @@ from indusagi.core.tasks import BackgroundTask, run_shielded
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping, Sequence
 
-    from indusagi.core.process.procfs import Activity, CpuDemand, ProcessInfo
+    from indusagi.core.process.tree import Activity, CpuDemand, ProcessInfo
 
 _PR_SET_PDEATHSIG = 1
 _REAP_S = 1.0
@@ -85,8 +86,8 @@ class ChildProcess:
         self._tree = ProcessTree(self.mark)
         self._process: subprocess.Popen[bytes] | None = None
         self._exit_code: int | None = None
-        self._output = PipeReader(listener.stdout_received, lambda: self._close_pipe(self.output_ended))
-        self._errors = PipeReader(listener.stderr_received, lambda: self._close_pipe(self.errors_ended))
+        self.output = PipeReader(listener.stdout_received, lambda: self._close_pipe(self.output_ended))
+        self.errors = PipeReader(listener.stderr_received, lambda: self._close_pipe(self.errors_ended))
         self._stdin: asyncio.WriteTransport | None = None
         # Whether the pid, and so the process group id, still belongs to our child.
         self._owns_pid = True
@@ -160,11 +161,11 @@ class ChildProcess:
         loop = asyncio.get_running_loop()
         self._watch_exit(loop, process)
         self._tree.pipe = pipe_name(cast("IO[bytes]", process.stdout).fileno())
-        await loop.connect_read_pipe(lambda: self._output, process.stdout)
+        await loop.connect_read_pipe(lambda: self.output, process.stdout)
         if process.stderr is None:
             self.errors_ended.set()
         else:
-            await loop.connect_read_pipe(lambda: self._errors, process.stderr)
+            await loop.connect_read_pipe(lambda: self.errors, process.stderr)
         if process.stdin is None:
             self.input_open = False
         else:
@@ -250,15 +251,17 @@ class ChildProcess:
         """Bytes waiting for room in the pipe of its standard input."""
         return 0 if self._stdin is None else self._stdin.get_write_buffer_size()
 
-    def write(self, data: bytes, *, report_unread: bool = False) -> None:
-        """Write to its standard input, or drop the data if that's closed.
+    def write(self, data: bytes, *, report_unread: bool = False) -> int:
+        """Write to its standard input, or drop the data if that's closed; return how many bytes wait for room.
 
         With `report_unread`, `writable` is clear while any byte waits for room in the pipe, not just many.
         """
-        if self._stdin is not None and not self._stdin.is_closing():
-            if report_unread:
-                self._stdin.set_write_buffer_limits(0)
-            self._stdin.write(data)
+        if self._stdin is None or self._stdin.is_closing():
+            return 0
+        if report_unread:
+            self._stdin.set_write_buffer_limits(0)
+        self._stdin.write(data)
+        return self._stdin.get_write_buffer_size()
 
     unread_input = unwritten
 
@@ -269,28 +272,20 @@ class ChildProcess:
 
     def pause_output(self) -> None:
         """Stop reading standard output until `resume_output`; the process blocks once the pipe is full."""
-        self._output.pause()
+        self.output.pause()
 
     def resume_output(self) -> None:
         """Resume reading standard output."""
-        self._output.resume()
-
-    def pause_errors(self) -> None:
-        """Stop reading standard error until `resume_errors`."""
-        self._errors.pause()
-
-    def resume_errors(self) -> None:
-        """Resume reading standard error."""
-        self._errors.resume()
+        self.output.resume()
 
     def stop_reading(self) -> None:
         """Close both output pipes."""
-        self._output.close()
-        self._errors.close()
+        self.output.close()
+        self.errors.close()
 
     def read_rest(self) -> None:
         """Read the rest of the pipes: after the exit, everything the process itself wrote."""
-        for ended, reader in ((self.output_ended, self._output), (self.errors_ended, self._errors)):
+        for ended, reader in ((self.output_ended, self.output), (self.errors_ended, self.errors)):
             if not ended.is_set():
                 reader.read_rest()
 
@@ -448,7 +443,7 @@ class ChildProcess:
         if stdin is not None and self.input_open and (not stdin.is_closing() or stdin.get_write_buffer_size()):
             stdin.abort()
         self.stop_reading()
-        connected = (self._stdin, self._output.transport, self._errors.transport)
+        connected = (self._stdin, self.output.transport, self.errors.transport)
         for pipe, transport in zip((process.stdin, process.stdout, process.stderr), connected, strict=True):
             if pipe is not None and transport is None:
                 pipe.close()

@@ -19,16 +19,12 @@ class PipeReader(asyncio.Protocol):
 
     def __init__(self, on_data: Callable[[bytes], None], on_end: Callable[[], None]) -> None:
         self.transport: asyncio.ReadTransport | None = None
-        self._on_data = on_data
+        self.data_received = on_data  # pyright: ignore[reportAttributeAccessIssue] — its parameter may have any name
         self._on_end = on_end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self.transport = cast("asyncio.ReadTransport", transport)
-
-    def data_received(self, data: bytes) -> None:
-        """Pass data on."""
-        self._on_data(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Report the end of the pipe."""
@@ -61,7 +57,7 @@ class PipeReader(asyncio.Protocol):
                 return
             if not data:
                 return
-            self._on_data(data)
+            self.data_received(data)
 
 
 class PipeWriter(asyncio.BaseProtocol):

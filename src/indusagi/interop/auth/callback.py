@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from indusagi.interop.auth.contract import AuthFault
-from indusagi.interop.auth.metadata import split_address
+from indusagi.interop.auth.metadata import check_endpoint, split_address
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
     from indusagi.interop.auth.contract import AuthSettings
 
@@ -54,35 +54,33 @@ def read_redirect(target: str, path: str, state: str) -> Mapping[str, str] | Non
 
 
 def read_state(url: str) -> str:
-    """Return the `state` of an authorization request.
+    """Return the `state` of an authorization request, which we're about to send the user to.
 
     Raises:
-        AuthFault: It has none, so we couldn't tell its answer from another.
+        AuthFault: The URL isn't safe to open, or has no state to tell its answer from another.
     """
+    check_endpoint(url, "sign-in page", "the authorization request")
     state = dict(parse_qsl(split_address(url).query)).get("state", "")
     if not state:
         raise AuthFault("the authorization request has no state")
     return state
 
 
-def check_authorization_url(url: str) -> None:
-    """Check that we may send the user to a URL from a server.
-
-    Raises:
-        AuthFault: It's neither https nor http on this machine, or contains anything but visible ASCII.
-    """
-    parts = split_address(url)
-    is_local = parts.scheme == "http" and parts.hostname in _LOOPBACK
-    if not (parts.scheme == "https" or is_local) or not re.fullmatch(r"[\x21-\x7e]+", url) or not parts.hostname:
-        shown = url[:60]
-        raise AuthFault(f"the address of the sign-in page is not an https address: {shown!r}")
-
-
 class RedirectListener:
-    """A listener for one redirect."""
+    """A listener for the redirect of one authorization request; a `RedirectReceiver`.
 
-    def __init__(self, redirect_uri: str) -> None:
+    Args:
+        redirect_uri: Where the authorization server sends the browser.
+        show: Has the user open the sign-in page.
+        wait_s: How long the user has.
+    """
+
+    def __init__(
+        self, redirect_uri: str, show: Callable[[str], Awaitable[None]], wait_s: float = SIGN_IN_WAIT_S
+    ) -> None:
         self.redirect_uri = redirect_uri
+        self._show = show
+        self._wait_s = wait_s
         self._path = urlsplit(redirect_uri).path or "/"
         self._state = ""
         self._received: asyncio.Future[Mapping[str, str]] = asyncio.get_running_loop().create_future()
@@ -90,22 +88,19 @@ class RedirectListener:
         self.refused = 0
         """Number of refused requests."""
 
-    def expect(self, state: str) -> None:
-        """Accept the redirect with this `state` from now on, even before `wait`."""
-        self._state = state
-
-    async def wait(self, state: str, within_s: float = SIGN_IN_WAIT_S) -> Mapping[str, str]:
-        """Return the query parameters of the redirect with this `state`.
+    async def authorize(self, url: str) -> Mapping[str, str]:
+        """Have the user open a page, and return the query parameters of its redirect.
 
         Raises:
             AuthFault: The deadline passed.
         """
-        self.expect(state)
+        self._state = read_state(url)
+        await self._show(url)
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(self._wait_s):
                 return await self._received
         except TimeoutError:
-            message = f"no one has signed in within {within_s / 60:g} minutes: try again, or sign in with --paste"
+            message = f"no one has signed in within {self._wait_s / 60:g} minutes: try again, or sign in with --paste"
             raise AuthFault(message) from None
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -167,7 +162,12 @@ def _build_response(status: int, phrase: str, text: str) -> bytes:
 
 
 @asynccontextmanager
-async def listen_for_redirect(settings: AuthSettings, registered: Sequence[str]) -> AsyncGenerator[RedirectListener]:
+async def listen_for_redirect(
+    settings: AuthSettings,
+    registered: Sequence[str],
+    show: Callable[[str], Awaitable[None]],
+    wait_s: float = SIGN_IN_WAIT_S,
+) -> AsyncGenerator[RedirectListener]:
     """Listen for one redirect: at the configured address or port, else where the client is registered, else anywhere.
 
     Raises:
@@ -188,7 +188,7 @@ async def listen_for_redirect(settings: AuthSettings, registered: Sequence[str])
     parts = urlsplit(redirect_uri)
     if parts.port == 0:
         redirect_uri = f"http://{parts.hostname}:{sockets[0].getsockname()[1]}{parts.path}"
-    listener = RedirectListener(redirect_uri)
+    listener = RedirectListener(redirect_uri, show, wait_s)
     servers: list[asyncio.Server] = []
     try:
         for bound in [*sockets]:

@@ -9,11 +9,12 @@ single-flight under the store's lock. `settings.grant = "device_code"` selects t
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import field, replace
-from typing import Literal, Protocol, TypeAlias, get_args
+from dataclasses import asdict, field
+from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
@@ -203,45 +204,19 @@ class StoredCredentials:
 
     def to_json(self) -> JsonObject:
         """Convert to JSON, secrets included."""
-        registration, tokens, ends = self.registration, self.tokens, self.endpoints
-        document: JsonObject = {
-            "issuer": self.key.issuer,
-            "resource": self.key.resource,
-            "client": self.key.client,
-            "registration": {
-                "client_id": registration.client_id,
-                "client_secret": registration.client_secret,
-                "auth_method": registration.auth_method,
-                "source": registration.source,
-                "redirect_uris": [*registration.redirect_uris],
-                "secret_expires_at_ms": registration.secret_expires_at_ms,
-            },
-            "endpoints": {
-                "token_endpoint": ends.token_endpoint,
-                "refresh_endpoint": ends.refresh_endpoint,
-                "revocation_endpoint": ends.revocation_endpoint,
-                "indicator": ends.indicator,
-            },
-            "requested_scopes": [*self.requested_scopes],
-            "wanted_scopes": [*self.wanted_scopes],
+        document: dict[str, Any] = {
+            **asdict(self.key),
+            "registration": asdict(self.registration),
+            "endpoints": asdict(self.endpoints),
+            "requested_scopes": self.requested_scopes,
+            "wanted_scopes": self.wanted_scopes,
             "account": self.account,
         }
-        if tokens is not None:
-            document["tokens"] = {
-                "access_token": tokens.access_token,
-                "refresh_token": tokens.refresh_token,
-                "token_type": tokens.token_type,
-                "scope": None if tokens.scope is None else [*tokens.scope],
-                "obtained_at_ms": tokens.obtained_at_ms,
-                "expires_at_ms": tokens.expires_at_ms,
-            }
+        if self.tokens is not None:
+            document["tokens"] = asdict(self.tokens)
         if self.dpop_key is not None:
             document["dpop_key"] = self.dpop_key
-        return document
-
-    def without_tokens(self) -> StoredCredentials:
-        """Return a signed-out copy that keeps the registration."""
-        return replace(self, tokens=None, account="")
+        return cast("JsonObject", json.loads(json.dumps(document)))  # tuples become lists
 
 
 def parse_credentials(document: JsonValue) -> StoredCredentials | None:

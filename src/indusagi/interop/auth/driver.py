@@ -1,6 +1,6 @@
 """Runs the state machine's steps on the guarded HTTP client, a store and a prompt.
 
-Requests to issuers go through the HTTP client of the web tools, which only connects to checked addresses: a server on
+Requests to issuers go through the guarded client, which only connects to checked addresses: a server on
 the open web can't make us send requests into the user's network. An issuer at a private address is reachable if the
 server is at one too, or if the user named the issuer. Requests with a body never follow redirects.
 """
@@ -13,16 +13,12 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 
 import anyio
 
-from indusagi.capabilities.ports import FetchError, WebSettings
-from indusagi.capabilities.web.client import CrossSiteRedirect, WebClient, WebRequest
-from indusagi.capabilities.web.dial import PRIVATE_KINDS, classify_address, system_resolver
 from indusagi.core.tasks import run_shielded
 from indusagi.core.time import SYSTEM_CLOCK
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.grants import exchange_subject
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
 from indusagi.interop.auth.metadata import canonical_resource, get_origin_of, split_address
-from indusagi.interop.auth.proofs import ProofKey
 from indusagi.interop.auth.steps import (
     AuthorizeStep,
     DeviceStep,
@@ -35,6 +31,11 @@ from indusagi.interop.auth.steps import (
     find_oauth_challenge,
     parse_challenges,
 )
+from indusagi.interop.auth.token_endpoint import ProofKey
+from indusagi.net.address import PRIVATE_KINDS, classify_address
+from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
+from indusagi.net.dial import system_resolver
+from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -253,7 +254,7 @@ class AuthDriver:
         host = target.hostname or ""
         own = (host,) if await self._may_be_private(host) else ()
         has_body = step.body is not None
-        settings = WebSettings(
+        policy = HttpPolicy(
             allow_private=own,
             ports=(target.port or 443, 80, 443),
             redirects=0 if has_body else _METADATA_REDIRECTS,
@@ -263,7 +264,7 @@ class AuthDriver:
         )
         request = WebRequest(step.url, method=step.method, headers=step.headers, body=step.body, follow="origin")
         try:
-            response = await WebClient(settings).send(request, cap=lambda _: _BODY_BYTES)
+            response = await WebClient(policy).send(request)
         except FetchError as exc:
             origin = get_origin_of(step.url)
             if exc.code in {"denied", "unsupported"}:

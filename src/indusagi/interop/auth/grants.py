@@ -15,12 +15,12 @@ from urllib.parse import urlencode
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, ClientRegistration, DeviceCode
 from indusagi.interop.auth.metadata import check_endpoint, get_origin_of
-from indusagi.interop.auth.proofs import encode_base64url
 from indusagi.interop.auth.steps import DeviceStep, WaitStep, authorize, build_reply_fault, post_form
 from indusagi.interop.auth.token_endpoint import (
     TokenClient,
     TokenGrant,
     build_client_authentication,
+    encode_base64url,
     parse_token_reply,
     request_tokens,
     send_token_request,

@@ -33,7 +33,6 @@ from indusagi.interop.auth.metadata import (
     parse_issuer_metadata,
     parse_resource_metadata,
 )
-from indusagi.interop.auth.proofs import PROOF_ALGORITHM, ProofKey
 from indusagi.interop.auth.steps import (
     SaveStep,
     build_reply_fault,
@@ -44,6 +43,8 @@ from indusagi.interop.auth.steps import (
     post_json,
 )
 from indusagi.interop.auth.token_endpoint import (
+    PROOF_ALGORITHM,
+    ProofKey,
     TokenClient,
     build_client_authentication,
     choose_auth_method,

@@ -220,7 +220,7 @@ def check_endpoint(url: str, role: str, owner: str) -> str:
         is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_loopback(url))
     except AuthFault:
         is_usable = is_safe = False
-    if not (is_usable and is_safe and url.isprintable() and " " not in url):
+    if not (is_usable and is_safe and url.isascii() and url.isprintable() and " " not in url):
         raise AuthFault(f"{owner}: its {role} is no https address, so that signing in would not be safe")
     return url
 

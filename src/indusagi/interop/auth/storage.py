@@ -14,26 +14,27 @@ import hashlib
 import json
 import os
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, cast, get_args
 
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.files.paths.atomic_write import file_lock
+from indusagi.capabilities.files.atomic_write import file_lock
 from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_file, state_dir
 from indusagi.core.faults import Note
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from indusagi.interop.auth.contract import AuthFault, CredentialKey, parse_credentials
-from indusagi.interop.auth.vaults import KEY_VARIABLE, PlainVault, VaultKind, find_keyring, find_sealing_key
+from indusagi.interop.auth.vaults import KEY_VARIABLE, VaultKind, find_keyring, find_sealing_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from indusagi.core.json import JsonValue
     from indusagi.interop.auth.contract import StoredCredentials
-    from indusagi.interop.auth.vaults import KeyringVault, SealedVault, Vault
+    from indusagi.interop.auth.vaults import KeyringVault, SealedVault
 
 _VERSION: Final = 1
 _MAX_FILE_BYTES: Final = 1024 * 1024
@@ -92,16 +93,11 @@ class CredentialFiles:
         self._environ = os.environ if environ is None else environ
         self._find_keyring = find_keyring
         self._keyring: KeyringVault | None = None
-        self._sealed: list[SealedVault | None] = []
 
     # -- CredentialStore --------------------------------------------------------------------
 
     async def load(self, resource: str, client: str = "") -> StoredCredentials | None:
-        """Return the server's most recently saved sign-in, with any issuer.
-
-        Raises:
-            AuthFault: It's stored but can't be opened here.
-        """
+        """Return the server's most recently saved sign-in, with any issuer."""
 
         def read() -> StoredCredentials | None:
             rows = [row for row in self.read_rows() if row.key.resource == resource and row.key.client == client]
@@ -110,11 +106,7 @@ class CredentialFiles:
         return await to_thread.run_sync(read)
 
     async def find(self, key: CredentialKey) -> StoredCredentials | None:
-        """Return the sign-in with exactly this key.
-
-        Raises:
-            AuthFault: It's stored but can't be opened here.
-        """
+        """Return the sign-in with exactly this key."""
 
         def read() -> StoredCredentials | None:
             row = _read_row(self._path(key))
@@ -123,19 +115,11 @@ class CredentialFiles:
         return await to_thread.run_sync(read)
 
     async def save(self, credentials: StoredCredentials) -> None:
-        """Store a sign-in atomically and durably, replacing the one with the same key.
-
-        Raises:
-            AuthFault: It can't be stored.
-        """
+        """Store a sign-in atomically and durably, replacing the one with the same key."""
         await to_thread.run_sync(self._save, credentials)
 
     async def delete(self, key: CredentialKey) -> None:
-        """Remove a sign-in if it exists, secret first.
-
-        Raises:
-            AuthFault: It can't be removed.
-        """
+        """Remove a sign-in if it exists, secret first."""
         await to_thread.run_sync(self._delete, key)
 
     async def list_credentials(self) -> Sequence[StoredCredentials]:
@@ -153,11 +137,7 @@ class CredentialFiles:
 
     @asynccontextmanager
     async def lock(self, key: CredentialKey) -> AsyncGenerator[None]:
-        """Keep other tasks and processes from refreshing this sign-in.
-
-        Raises:
-            AuthFault: Another one has held the lock for too long.
-        """
+        """Keep other tasks and processes from refreshing this sign-in."""
         path = await to_thread.run_sync(self._path, key)
         async with AsyncExitStack() as stack:
             try:
@@ -201,7 +181,7 @@ class CredentialFiles:
                 _sync_directory(os.path.dirname(path))
                 if former is not None and former.vault == "keyring" and vault != "keyring":
                     with suppress(AuthFault):  # the file replaces it, and it may be locked
-                        self._get_vault("keyring", former).remove(former.owner)
+                        self._require_keyring().remove(former.owner)
         except OSError as exc:
             raise AuthFault(f"the sign-in of {key.resource} cannot be stored: {exc}", is_transient=True) from exc
 
@@ -211,12 +191,11 @@ class CredentialFiles:
         reason = "no keyring of the operating system can be used (pip install 'indus-deck[keyring]')"
         if keyring is not None:
             try:
-                return keyring.kind, keyring.put(owner, secret)
+                return "keyring", keyring.put(owner, secret)
             except AuthFault as exc:
                 reason = str(exc)
-        sealed = self._get_sealed()
-        if sealed is not None:
-            return sealed.kind, sealed.put(owner, secret)
+        if self._sealed is not None:
+            return "sealed", self._sealed.put(owner, secret)
         note = Note("sign-ins", f"stored as plain text that only you can read; {reason}", f"or set {KEY_VARIABLE}")
         if note not in self.notes:
             self.notes.append(note)
@@ -224,7 +203,7 @@ class CredentialFiles:
 
     def _open(self, row: StoredRow) -> StoredCredentials | None:
         try:
-            secret = self._get_vault(row.vault, row).get(row.owner, row.secret)
+            secret = self._read_secret(row)
         except AuthFault as exc:
             if self.skips_unreadable:
                 return None
@@ -238,36 +217,36 @@ class CredentialFiles:
         # Write access to the file must not be enough to send one server's tokens to another.
         return credentials if credentials is not None and credentials.key == row.key else None
 
-    def _get_vault(self, kind: VaultKind, row: StoredRow) -> Vault:
-        """Return the vault of a kind.
-
-        Raises:
-            AuthFault: It isn't available here.
-        """
-        if kind == "plain":
-            return PlainVault()
-        vault = self._get_keyring() if kind == "keyring" else self._get_sealed()
-        if vault is None and kind == "keyring":
-            raise AuthFault("it is in a keyring, and this process has none: pip install 'indus-deck[keyring]'")
-        if vault is None:
+    def _read_secret(self, row: StoredRow) -> str | None:
+        """Read a row's secret from its vault; raises `AuthFault` if that isn't available here."""
+        if row.vault == "keyring":
+            return self._require_keyring().get(row.owner, row.secret)
+        if row.vault == "plain":
+            return row.secret
+        if self._sealed is None:
             raise AuthFault(f"{row.path} is sealed: set {KEY_VARIABLE} to the key")
-        return vault
+        return self._sealed.get(row.owner, row.secret)
+
+    def _require_keyring(self) -> KeyringVault:
+        keyring = self._get_keyring()
+        if keyring is None:
+            raise AuthFault("it is in a keyring, and this process has none: pip install 'indus-deck[keyring]'")
+        return keyring
 
     def _get_keyring(self) -> KeyringVault | None:
         if self._keyring is None:
             self._keyring = self._find_keyring()  # a session may unlock it or start its service later
         return self._keyring
 
-    def _get_sealed(self) -> SealedVault | None:
-        if not self._sealed:
-            self._sealed.append(find_sealing_key(self._environ))
-        return self._sealed[0]
+    @cached_property
+    def _sealed(self) -> SealedVault | None:
+        return find_sealing_key(self._environ)
 
     def _delete(self, key: CredentialKey) -> None:
         row = _read_row(self._path(key))
         try:
             if row is not None and row.vault == "keyring":
-                self._get_vault("keyring", row).remove(row.owner)
+                self._require_keyring().remove(row.owner)
             os.unlink(self._path(key))
         except FileNotFoundError:
             return

@@ -12,7 +12,7 @@ import base64
 import hashlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import describe_error
@@ -38,27 +38,8 @@ _FORM = "scrypt-aes256gcm"
 _SCRYPT_COST = 2**14
 
 
-class PlainVault:
-    """Keeps the secret in the file itself."""
-
-    kind: ClassVar[VaultKind] = "plain"
-
-    def put(self, owner: str, secret: str) -> str:
-        """Return the secret."""
-        return secret
-
-    def get(self, owner: str, text: str) -> str | None:
-        """Return the text."""
-        return text
-
-    def remove(self, owner: str) -> None:
-        """Do nothing: removing the file removes the text."""
-
-
 class SealedVault:
     """Keeps the secret in the file, sealed with a key."""
-
-    kind: ClassVar[VaultKind] = "sealed"
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -93,9 +74,6 @@ class SealedVault:
             message = f"it is damaged, or was sealed by another key than the one in {KEY_VARIABLE} or {KEY_FILE}"
             raise AuthFault(message) from exc
 
-    def remove(self, owner: str) -> None:
-        """Do nothing: removing the file removes the text."""
-
     def _derive(self, salt: bytes) -> bytes:
         # The user may have typed the key: scrypt (RFC 7914) makes guessing expensive.
         derived = self._derived.get(salt)
@@ -107,8 +85,6 @@ class SealedVault:
 
 class KeyringVault:
     """Keeps the secret in the operating system's keyring, and nothing in the file."""
-
-    kind: ClassVar[VaultKind] = "keyring"
 
     def __init__(self, backend: Any, wait_s: float = _KEYRING_WAIT_S) -> None:
         # Any: the package is optional.
@@ -156,9 +132,6 @@ class KeyringVault:
             return results[0]
         cause = describe_error(failures[0]) if failures else f"no answer within {self._wait_s:g} s; is it locked?"
         raise AuthFault(f"the keyring ({self.name}) cannot be used: {cause}", is_transient=True)
-
-
-Vault: TypeAlias = PlainVault | SealedVault | KeyringVault
 
 
 def find_keyring() -> KeyringVault | None:

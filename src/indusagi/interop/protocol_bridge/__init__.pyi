@@ -6,9 +6,9 @@ from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIEN
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_VERSION as CLIENT_VERSION
 from indusagi.interop.protocol_bridge.client.connect import InjectedTransport as InjectedTransport
 from indusagi.interop.protocol_bridge.client.handlers import Handlers as Handlers
-from indusagi.interop.protocol_bridge.client.start.policy import StartHistory as StartHistory
-from indusagi.interop.protocol_bridge.client.start.policy import StartPolicy as StartPolicy
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision as Supervision
+from indusagi.interop.protocol_bridge.client.start import StartHistory as StartHistory
+from indusagi.interop.protocol_bridge.client.start import StartPolicy as StartPolicy
+from indusagi.interop.protocol_bridge.client.start import Supervision as Supervision
 from indusagi.interop.protocol_bridge.contract import FAULT_KINDS as FAULT_KINDS
 from indusagi.interop.protocol_bridge.contract import QUALIFIER as QUALIFIER
 from indusagi.interop.protocol_bridge.contract import BridgeConfig as BridgeConfig
@@ -46,11 +46,11 @@ from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl as ServerFlee
 from indusagi.interop.protocol_bridge.fleet import start_server_fleet as start_server_fleet
 from indusagi.interop.protocol_bridge.host import ProviderHost as ProviderHost
 from indusagi.interop.protocol_bridge.host import ProviderHostInfo as ProviderHostInfo
+from indusagi.interop.protocol_bridge.host import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.host import create_provider_host as create_provider_host
 from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits as HostLimits
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost as HttpHost
 from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings as HttpSettings
-from indusagi.interop.protocol_bridge.host.server import RunningProviderHost as RunningProviderHost
 from indusagi.interop.protocol_bridge.relay import RelayHost as RelayHost
 from indusagi.interop.protocol_bridge.relay import create_relay_host as create_relay_host
 from indusagi.interop.protocol_bridge.rpc.transport import linked_pair as linked_pair

@@ -14,7 +14,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.client.tools import model_name
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,

@@ -60,6 +60,30 @@ FaultReason: TypeAlias = Literal[
     "version",
 ]
 """Finer cause of a fault; a closed set."""
+Recovery: TypeAlias = Literal["wait", "reconnect", "user"]
+"""The remedy: time, a new connection or process, or a change by the user."""
+
+RECOVERIES: Mapping[FaultReason, Recovery] = {
+    "auth": "user",
+    "cancelled": "reconnect",
+    "closed": "wait",
+    "exited": "reconnect",
+    "frame_too_large": "reconnect",
+    "malformed": "user",
+    "moved": "wait",
+    "node_changed": "wait",
+    "not_found": "user",
+    "outcome_unknown": "wait",
+    "rate_limited": "wait",
+    "redirect": "user",
+    "refused": "wait",
+    "sign_in": "user",
+    "untrusted": "user",
+    "upstream": "wait",
+    "version": "user",
+}
+"""What a failure calls for, for everything that retries: subscriptions, task polls, lists, restarts. An answer from the
+server is final; a failure on the way to it, or an answer that says "later", isn't."""
 CLUSTER_PREFIX = "cluster:"
 """The command `cluster:NODE/SERVER` refers to a server on a cluster node, not to a program."""
 LATER_START_S = 10.0
@@ -118,11 +142,7 @@ class ProtocolFault(CoreError):
 
 
 def protocol_fault(kind: FaultKind, message: str, cause: FaultCause | None = None) -> ProtocolFault:
-    """Create a fault without details.
-
-    Raises:
-        ValueError: `kind` isn't one of `FAULT_KINDS`.
-    """
+    """Create a fault without details; raise `ValueError` if `kind` isn't one of `FAULT_KINDS`."""
     return ProtocolFault(kind, message, cause)
 
 
@@ -148,20 +168,12 @@ class EndpointPhase(StrEnum):
 
 
 def is_usable_phase(phase: EndpointPhase | str) -> bool:
-    """Return whether tools can be called in a phase (a member or its value).
-
-    Raises:
-        ValueError: Unknown phase.
-    """
+    """Return whether tools can be called in a phase (a member or its value); raise `ValueError` if it's unknown."""
     return EndpointPhase(phase) is EndpointPhase.READY
 
 
 def is_terminal_phase(phase: EndpointPhase | str) -> bool:
-    """Return whether a phase is final.
-
-    Raises:
-        ValueError: Unknown phase.
-    """
+    """Return whether a phase is final; raise `ValueError` if it's unknown."""
     return EndpointPhase(phase) in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
 
 
@@ -217,7 +229,7 @@ class StdioServerConfig:
     command: str
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Added to the variables every server inherits (see `client.start.policy`)."""
+    """Added to the variables every server inherits (see `client.start`)."""
     cwd: str | None = field(default=None, kw_only=True)
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)
@@ -410,19 +422,11 @@ class ServerEndpoint(Protocol):
         ...
 
     async def open(self) -> None:
-        """Connect; concurrent callers share one attempt.
-
-        Raises:
-            ProtocolFault: It couldn't be opened, or was already closed.
-        """
+        """Connect; concurrent callers share one attempt. Raises `ProtocolFault` if it can't be opened or was closed."""
         ...
 
     async def list_tools(self) -> Sequence[RemoteTool]:
-        """List the tools, cached until the server reports a change.
-
-        Raises:
-            ProtocolFault: Not ready, or the listing failed.
-        """
+        """List the tools, cached until the server reports a change, or raise `ProtocolFault`."""
         ...
 
     async def invoke(
@@ -430,8 +434,7 @@ class ServerEndpoint(Protocol):
     ) -> RemoteCallResult:
         """Call a tool by its name on the server.
 
-        Raises:
-            ProtocolFault: Not ready, refused, timed out, cancelled, or the connection was lost.
+        Raises `ProtocolFault` if it isn't ready, refuses, times out or is cancelled, or the connection is lost.
         """
         ...
 
@@ -448,11 +451,7 @@ class ServerFleet(Protocol):
     """Endpoints by server id, in configuration order. Servers fail independently."""
 
     async def spin_up(self) -> None:
-        """Start the last configuration again.
-
-        Raises:
-            ProtocolFault: The fleet was never started.
-        """
+        """Start the last configuration again; raise `ProtocolFault` if there was none."""
         ...
 
     async def tear_down(self) -> None:
@@ -527,11 +526,6 @@ def from_block(block: JsonValue) -> ToolContentBlock:
             extra = {key: value for key, value in block.items() if key not in {"type", "text"}}
             return TextContentBlock(text, extra)
     return JsonContentBlock(block)
-
-
-def to_blocks(content: Sequence[ToolContentBlock]) -> list[JsonObject]:
-    """Convert kernel blocks into MCP blocks."""
-    return [to_block(block) for block in content]
 
 
 def to_block(block: ToolContentBlock) -> JsonObject:

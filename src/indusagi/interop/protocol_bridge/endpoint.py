@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, nullcontext
 from functools import partial
 from typing import Literal, TypeAlias
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.core.process.procfs import CpuDemand
+from indusagi.core.process.tree import CpuDemand
 from indusagi.core.tasks import Attempt, BackgroundTask
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.client.connect import CLIENT_NAME as CLIENT_NAME
@@ -28,11 +28,10 @@ from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protoco
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
 from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, read_instructions, read_items
-from indusagi.interop.protocol_bridge.client.start.policy import PROCESS_HISTORY, StartHistory, StartPolicy
-from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout, StartWatch
+from indusagi.interop.protocol_bridge.client.start import PROCESS_HISTORY, StartHistory, StartPolicy
+from indusagi.interop.protocol_bridge.client.stdio import StartTimeout, StartWatch, StdioTransport
 from indusagi.interop.protocol_bridge.client.tasks import read_task_support
 from indusagi.interop.protocol_bridge.client.tools import read_tools
-from indusagi.interop.protocol_bridge.client.transient import is_transient
 from indusagi.interop.protocol_bridge.client.watches import ChangedLists, ServerWatches, keep_listening
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
@@ -53,6 +52,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     ConnectionClosedError,
     RequestOptions,
     RequestTimeoutError,
+    is_transient,
 )
 from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.contract import ProgressSink, ToolProgress
@@ -89,6 +89,8 @@ def create_server_endpoint(
 class ServerEndpointImpl:
     """The implementation of `ServerEndpoint`."""
 
+    phase: EndpointPhase = EndpointPhase.IDLE
+
     def __init__(
         self,
         config: ServerConfig,
@@ -111,11 +113,12 @@ class ServerEndpointImpl:
         self._before_list = before_list
         self._handlers = (handlers or Handlers()).bind(config.id)
         self._on_event = on_event
-        self._phase = EndpointPhase.IDLE
         self._fault: ProtocolFault | None = None
         self._listing_fault: ProtocolFault | None = None
         self._session: ClientSession | None = None
         self._items: dict[ItemKind, tuple[RemoteTool, ...]] = {}
+        self.known_tools: Sequence[RemoteTool] | None = None
+        """The last list of tools, or `None` before the first one."""
         self._lists = ChangedLists(config.limits.relist_gap_s, self._relist)
         self._notes: tuple[Note, ...] = ()
         self._item_notes: dict[ItemKind, tuple[Note, ...]] = {}
@@ -137,19 +140,9 @@ class ServerEndpointImpl:
         return self._config
 
     @property
-    def phase(self) -> EndpointPhase:
-        """The current phase."""
-        return self._phase
-
-    @property
     def facts(self) -> ServerFacts | None:
         """The server's declarations; `None` before the handshake and after the end."""
         return None if self._session is None else self._session.facts
-
-    @property
-    def known_tools(self) -> Sequence[RemoteTool] | None:
-        """The last list of tools, or `None` before the first one."""
-        return self._items.get("tool")
 
     def known_items(self, kind: ItemKind) -> Sequence[RemoteTool] | None:
         """Return the last list of a kind, or `None` before the first one."""
@@ -173,11 +166,11 @@ class ServerEndpointImpl:
                     text += f"; the first: {cut_text(clean_text(lines[0])[0].strip(), 200)!r}"
                 notes = (*notes, Note(owner, text))
         fault, watch, slow_start = self._fault or self._listing_fault, self._start_watch, None
-        if watch is not None and watch.is_slow and self._phase is EndpointPhase.CONNECTING:
+        if watch is not None and watch.is_slow and self.phase is EndpointPhase.CONNECTING:
             slow_start = SlowStart(watch.allowance.first, watch.allowance.package_manager)
-        count = len(self._items.get("tool", ()))
+        count = len(self.known_tools or ())
         return EndpointStatus(
-            self._config.id, self._phase, count, fault, notes=notes, slow_start=slow_start, answer_s=self._answer_s
+            self._config.id, self.phase, count, fault, notes=notes, slow_start=slow_start, answer_s=self._answer_s
         )
 
     def read_log(self) -> Sequence[str]:
@@ -186,7 +179,7 @@ class ServerEndpointImpl:
         return (*(f"stderr: {line}" for line in lines), *self._log_messages)
 
     @property
-    def _process(self) -> StartedProcess | None:
+    def _process(self) -> StdioTransport | None:
         return None if self._start_watch is None else self._start_watch.process
 
     async def cpu_demand(self) -> CpuDemand | None:
@@ -196,12 +189,8 @@ class ServerEndpointImpl:
     # -- opening and closing ----------------------------------------------------------------
 
     async def open(self) -> None:
-        """Connect; concurrent callers share one attempt.
-
-        Raises:
-            ProtocolFault: It couldn't be opened, or was already closed.
-        """
-        if self._phase is EndpointPhase.IDLE and not self._task.started:
+        """Connect; concurrent callers share one attempt. Raises `ProtocolFault` if it can't be opened or was closed."""
+        if self.phase is EndpointPhase.IDLE and not self._task.started:
             self._opened = Attempt[None]()
             self._enter(EndpointPhase.CONNECTING)
             self._task.start(self._run(self._opened))
@@ -215,10 +204,10 @@ class ServerEndpointImpl:
         """Close the connection and everything that belongs to it; never raises."""
         self._stop.set()
         if not self._task.started:
-            if not is_terminal_phase(self._phase):
+            if not is_terminal_phase(self.phase):
                 self._enter(EndpointPhase.CLOSED)
             return
-        if self._phase is EndpointPhase.CONNECTING:
+        if self.phase is EndpointPhase.CONNECTING:
             self._task.cancel()
         await self._task.join()
 
@@ -250,7 +239,7 @@ class ServerEndpointImpl:
                 # Change the phase before any caller learns that its call is lost.
                 session.connection.ended.add_done_callback(lambda ended: self._lose_connection(ended.result()))
                 await self._serve(session)
-                if self._phase is EndpointPhase.READY:
+                if self.phase is EndpointPhase.READY:
                     self._enter(EndpointPhase.CLOSING)
         except Exception as exc:  # noqa: BLE001 — boundary: any behaviour of a server or its transport
             fault = to_protocol_fault(exc, self._config, FaultSite.CONNECT, process=self._process)
@@ -271,7 +260,7 @@ class ServerEndpointImpl:
             self._opened.settle(None)
 
     def _lose_connection(self, end: TransportEnd) -> None:
-        if self._phase is EndpointPhase.READY and not self._stop.is_set():
+        if self.phase is EndpointPhase.READY and not self._stop.is_set():
             self._fault = to_protocol_fault(ConnectionClosedError(end), self._config, FaultSite.HELD)
             self._enter(EndpointPhase.FAULTED)
 
@@ -319,8 +308,8 @@ class ServerEndpointImpl:
                 _log.debug("server %r answered a check with: %s", self._config.id, exc)
 
     def _enter(self, phase: EndpointPhase) -> None:
-        if phase is not self._phase:
-            self._phase = phase
+        if phase is not self.phase:
+            self.phase = phase
             self._report("phase")
 
     def _report(self, event: EndpointEvent) -> None:
@@ -330,20 +319,13 @@ class ServerEndpointImpl:
     # -- tools ------------------------------------------------------------------------------
 
     async def list_tools(self) -> Sequence[RemoteTool]:
-        """List the tools, cached until the server reports a change.
-
-        Raises:
-            ProtocolFault: Not ready, or the listing failed.
-        """
+        """List the tools, cached until the server reports a change, or raise `ProtocolFault`."""
         return await self.list_items("tool")
 
     async def list_items(self, kind: ItemKind) -> Sequence[RemoteTool]:
-        """List the items of one kind, cached until the server reports a change.
+        """List the items of one kind, cached until the server reports a change, or raise `ProtocolFault`.
 
         Empty if the server doesn't declare the capability.
-
-        Raises:
-            ProtocolFault: Not ready, or the listing failed.
         """
         session = self._require_ready()
         self._lists.wanted.add(kind)
@@ -370,8 +352,10 @@ class ServerEndpointImpl:
             # A server that declares only other capabilities has no tools.
             is_offered = is_offered or not (facts and facts.capabilities)
         try:
-            with self._measure() if kind == "tool" and is_offered else nullcontext():
-                rows = await session.read_pages(listed.method, listed.key) if is_offered else ()
+            began = asyncio.get_running_loop().time()
+            rows = await session.read_pages(listed.method, listed.key) if is_offered else ()
+            if kind == "tool" and is_offered:
+                self._answer_s = asyncio.get_running_loop().time() - began
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.LIST)
             if kind == "tool":
@@ -388,6 +372,7 @@ class ServerEndpointImpl:
             self._report("items")
             return
         self._items[kind], notes = read_tools(rows, config)
+        self.known_tools = self._items[kind]
         owner = f"server {config.id!r}"
         self._notes = (*(Note(owner, note) for note in session.notes), *notes)
         self._listing_fault = None
@@ -426,11 +411,7 @@ class ServerEndpointImpl:
     # -- watches ----------------------------------------------------------------------------
 
     async def watch_resource(self, uri: str) -> None:
-        """Subscribe to updates of a resource (`notifications/resources/updated`).
-
-        Raises:
-            ProtocolFault: See `invoke`.
-        """
+        """Subscribe to updates of a resource (`notifications/resources/updated`)."""
         self._require_ready()
         try:
             if self._watches is not None:
@@ -440,20 +421,12 @@ class ServerEndpointImpl:
             raise fault from fault.cause
 
     async def unwatch_resource(self, uri: str) -> None:
-        """Unsubscribe from updates of a resource.
-
-        Raises:
-            ProtocolFault: See `invoke`.
-        """
-        if self._watches is not None and self._phase is EndpointPhase.READY:
+        """Unsubscribe from updates of a resource."""
+        if self._watches is not None and self.phase is EndpointPhase.READY:
             await self._watches.unwatch_resource(uri)
 
     async def watch_task(self, task_id: str) -> None:
-        """Subscribe to changes of a modern server's task (`notifications/tasks`); legacy servers send them unasked.
-
-        Raises:
-            ProtocolFault: Not ready.
-        """
+        """Subscribe to changes of a modern server's task (`notifications/tasks`); legacy servers send them unasked."""
         self._require_ready()
         if self._watches is not None:
             self._watches.watch_task(task_id)
@@ -470,10 +443,11 @@ class ServerEndpointImpl:
     ) -> RemoteCallResult:
         """Call a tool by its name on the server.
 
-        Raises:
-            ProtocolFault: Not ready, refused, timed out, cancelled, or the connection was lost.
+        Raises `ProtocolFault` if it isn't ready, refuses, times out or is cancelled, or the connection is lost.
         """
-        session = self._require_ready()
+        session, clock = self._session, asyncio.get_running_loop().time
+        if session is None or self.phase is not EndpointPhase.READY:
+            session = self._require_ready()
         arguments = {} if args is None else args
         if not is_json_object(arguments):
             detail = FaultDetail(server=self._config.id, reason="malformed")
@@ -489,8 +463,9 @@ class ServerEndpointImpl:
         tasks = None if caller is None else caller.tasks
         try:
             with nullcontext() if cancel is None else cancel.guard():
-                with self._measure():
-                    result = await session.call("tools/call", params, progress)
+                began = clock()
+                result = await session.call("tools/call", params, progress)
+                self._answer_s = clock() - began
                 if result.get("resultType") == "input_required":
                     return RemoteCallResult(())  # the caller's `exchange` holds the request for input
                 if tasks is not None and tasks.created is not None:
@@ -509,7 +484,7 @@ class ServerEndpointImpl:
 
     def _ask_for_task(self, name: str) -> JsonObject:
         """Return the parameter that turns a call to a legacy server into a task, if tool or caller want one."""
-        support = next((read_task_support(one.raw) for one in self._items.get("tool", ()) if one.ref.name == name), "")
+        support = next((read_task_support(one.raw) for one in self.known_tools or () if one.ref.name == name), "")
         caller = current_caller.get()
         wanted = None if caller is None or caller.tasks is None else caller.tasks.core
         if wanted is not None and support in {"optional", "required"}:
@@ -520,12 +495,9 @@ class ServerEndpointImpl:
     async def request(
         self, method: str, params: JsonObject | None = None, *, on_progress: ProgressSink | None = None
     ) -> JsonObject:
-        """Send any other request (resources, prompts, completion, tasks, …) as plain JSON.
+        """Send any other request (resources, prompts, completion, tasks, …) as plain JSON; raise like `invoke`.
 
         `tasks/result` waits for a task's result in both eras.
-
-        Raises:
-            ProtocolFault: See `invoke`.
         """
         session = self._require_ready()
         progress = None if on_progress is None else partial(_report_progress, on_progress)
@@ -536,11 +508,7 @@ class ServerEndpointImpl:
             raise fault from fault.cause
 
     async def list_all(self, method: str, key: str) -> Sequence[JsonValue]:
-        """Read a list (such as `resources/list`, `resources`) page by page.
-
-        Raises:
-            ProtocolFault: See `list_tools`.
-        """
+        """Read a list (such as `resources/list`, `resources`) page by page; raise like `list_tools`."""
         session = self._require_ready()
         try:
             return await session.read_pages(method, key)
@@ -549,20 +517,8 @@ class ServerEndpointImpl:
             raise fault from fault.cause
 
     def notify(self, method: str, params: JsonObject | None = None) -> None:
-        """Send a notification.
-
-        Raises:
-            ProtocolFault: Not ready.
-        """
+        """Send a notification; raise `ProtocolFault` if it isn't ready."""
         self._require_ready().connection.notify(method, params)
-
-    @contextmanager
-    def _measure(self) -> Generator[None]:
-        """Record the response time of the block, unless it fails."""
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        yield
-        self._answer_s = clock() - began
 
     def _to_fault(self, exc: Exception, site: FaultSite, subject: str = "") -> ProtocolFault:
         if isinstance(exc, RequestTimeoutError):
@@ -571,11 +527,11 @@ class ServerEndpointImpl:
 
     def _require_ready(self) -> ClientSession:
         session = self._session
-        if session is None or self._phase is not EndpointPhase.READY:
+        if session is None or self.phase is not EndpointPhase.READY:
             if self._fault is not None and needs_sign_in(self._fault):
                 raise self._fault
             owner = f"server {self._config.id!r}"
-            message = f"{owner} is {self._phase}"
+            message = f"{owner} is {self.phase}"
             because = "" if self._fault is None else f": {str(self._fault).removeprefix(f'{owner}: ')}"
             is_moved = self._fault is not None and self._fault.detail.reason == "moved"
             detail = FaultDetail(server=self._config.id, reason="moved" if is_moved else None)

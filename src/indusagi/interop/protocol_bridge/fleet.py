@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
@@ -23,7 +23,7 @@ from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_caller
-from indusagi.interop.protocol_bridge.client.start.policy import (
+from indusagi.interop.protocol_bridge.client.start import (
     PROCESS_HISTORY,
     StartHistory,
     StartPacer,
@@ -93,7 +93,7 @@ async def start_server_fleet(
 
 
 class ServerFleetImpl:
-    """The implementation of `ServerFleet`; it starts empty."""
+    """The implementation of `ServerFleet`; it starts empty. An unknown server id raises `ProtocolFault`."""
 
     def __init__(
         self,
@@ -124,15 +124,11 @@ class ServerFleetImpl:
         """Whether the servers are closing or closed: nothing starts until the next `start`."""
         self._epoch = 0
         """Counts starts and ends, so that a start notices when a later one overtakes it."""
-        self._notes: tuple[Note, ...] = ()
+        self.notes: Sequence[Note] = ()
+        """Problems of the configuration."""
         self.leases = ServerLeases()
         """Servers in use by sub-agents."""
         self._listeners: list[Callable[[FleetEvent], None]] = []
-
-    @property
-    def notes(self) -> Sequence[Note]:
-        """Problems of the configuration."""
-        return self._notes
 
     async def start(self, config: BridgeConfig, *, waiting: Mapping[str, Waiting] | None = None) -> None:
         """Connect to the configured servers, replacing the current ones.
@@ -158,7 +154,7 @@ class ServerFleetImpl:
         message = "configured more than once; the last configuration is used"
         duplicates = [server.id for server in usable if by_id[server.id] is not server]
         notes.extend(Note(f"server {server!r}", message, "give one another id") for server in duplicates)
-        self._notes = tuple(notes)
+        self.notes = tuple(notes)
         self._owners = {
             identity: self._make_owner(server, self._waiting.get(identity)) for identity, server in by_id.items()
         }
@@ -193,9 +189,6 @@ class ServerFleetImpl:
 
         If it's already starting, wait for that; if it waits for a sign-in, try once more; if it's untrusted, do
         nothing. Unless it's `urgent`, the start waits for a free core. Other servers aren't affected.
-
-        Raises:
-            ProtocolFault: Unknown id.
         """
         await self._require(server).start(urgent=urgent)
 
@@ -204,19 +197,11 @@ class ServerFleetImpl:
         return server in self._owners and self._owners[server].is_starting
 
     async def wait_listed(self, server: str) -> None:
-        """Wait until a started server has listed everything or has failed.
-
-        Raises:
-            ProtocolFault: Unknown id.
-        """
+        """Wait until a started server has listed everything or has failed."""
         await self._require(server).wait_listed()
 
     async def add(self, server: ServerConfig, *, waiting: Waiting | None = None) -> None:
-        """Add a server, replacing one with the same id, and wait as `start` does.
-
-        Raises:
-            ProtocolFault: The fleet was torn down.
-        """
+        """Add a server or replace the one with its id, and wait as `start` does; raise if the fleet was torn down."""
         while (present := self._owners.get(server.id)) is not None:
             if await present.replace(server, waiting):
                 return
@@ -232,11 +217,7 @@ class ServerFleetImpl:
             await owner.wait_up()
 
     async def remove(self, server: str) -> None:
-        """Close and forget a server.
-
-        Raises:
-            ProtocolFault: Unknown id.
-        """
+        """Close and forget a server."""
         owner = self._require(server)
         try:
             await owner.close()
@@ -245,11 +226,7 @@ class ServerFleetImpl:
                 del self._owners[server]
 
     async def spin_up(self) -> None:
-        """Start the last configuration again.
-
-        Raises:
-            ProtocolFault: The fleet was never started.
-        """
+        """Start the last configuration again; raise `ProtocolFault` if there was none."""
         if self._config is None:
             raise ProtocolFault("not_connected", "the fleet was never started")
         await self.start(self._config, waiting=self._waiting)
@@ -290,11 +267,7 @@ class ServerFleetImpl:
         return None if owner is None else owner.status()
 
     async def restart(self, server: str) -> None:
-        """Restart a server at once, bypassing supervision, and wait until it's up or has failed.
-
-        Raises:
-            ProtocolFault: Unknown id, or the server needs consent.
-        """
+        """Restart a server at once and wait until it's up or has failed; raise `ProtocolFault` if it needs consent."""
         owner = self._require(server)
         if owner.waiting == "untrusted":
             detail = FaultDetail(server=server, reason="untrusted")
@@ -306,30 +279,19 @@ class ServerFleetImpl:
             raise ProtocolFault("not_connected", message, detail=FaultDetail(server=server))
 
     def read_log(self, server: str) -> Sequence[str]:
-        """Return a server's standard error and log messages, including those from before its restarts.
-
-        Raises:
-            ProtocolFault: Unknown id.
-        """
+        """Return a server's standard error and log messages, including those from before its restarts."""
         return self._require(server).read_log()
 
     async def rest(self, server: str) -> bool:
         """Stop an unused server until its next call; return whether it was unused.
 
         Calls that arrive while its process ends wait for that, then start it again.
-
-        Raises:
-            ProtocolFault: Unknown id.
         """
         owner = self._require(server)
         return not self.leases.find_holders(server) and await owner.rest()
 
     async def stop(self, server: str) -> None:
-        """Close one server and leave it closed.
-
-        Raises:
-            ProtocolFault: Unknown id.
-        """
+        """Close one server and leave it closed."""
         await self._require(server).stop()
 
     def subscribe(self, listener: Callable[[FleetEvent], None]) -> Callable[[], None]:
@@ -364,15 +326,19 @@ class ServerFleetImpl:
 
 async def send_past_move(send: Callable[[], Awaitable[T]]) -> T:
     """Send a request, retrying for up to a minute while its server moves to another node."""
-    loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + _MOVE_S
+    give_up_at = asyncio.get_running_loop().time() + _MOVE_S
     while True:
         try:
             return await send()
         except ProtocolFault as fault:
-            if fault.detail.reason != "moved" or loop.time() > give_up_at:
-                raise
-        await asyncio.sleep(_MOVE_PAUSE_S)
+            await _wait_for_move(fault, give_up_at)
+
+
+async def _wait_for_move(fault: ProtocolFault, give_up_at: float) -> None:
+    """Pause before another attempt, or raise the fault of the last one."""
+    if fault.detail.reason != "moved" or asyncio.get_running_loop().time() > give_up_at:
+        raise fault
+    await asyncio.sleep(_MOVE_PAUSE_S)
 
 
 class MountedTool:
@@ -414,19 +380,24 @@ class MountedTool:
         return define_tool(spec)
 
     async def _invoke(self, arguments: JsonObject, ctx: ToolContext) -> RemoteCallResult | ToolResult:
-        """Call the tool once, after starting its server if necessary."""
+        """Call the tool, after starting its server if necessary; retry like `send_past_move`."""
         ref, fleet = self.remote.ref, self._fleet
-        endpoint = fleet.endpoint(ref.server)
-        if endpoint is not None and endpoint.known_tools is None:
-            # The only place that starts a sleeping server for a call, or waits for its start.
-            await fleet.wake(ref.server)
-            endpoint = fleet.endpoint(ref.server)
-        if endpoint is None:
-            return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
-        if self._check is not None and (refusal := self._check(ref)) is not None:
-            return refusal
         sent = arguments if self._spelling is None else self._spelling.restore(arguments)
-        return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
+        give_up_at = asyncio.get_running_loop().time() + _MOVE_S
+        while True:
+            try:
+                endpoint = fleet.endpoint(ref.server)
+                if endpoint is not None and endpoint.known_tools is None:
+                    # The only place that starts a sleeping server for a call, or waits for its start.
+                    await fleet.wake(ref.server)
+                    endpoint = fleet.endpoint(ref.server)
+                if endpoint is None:
+                    return ToolResult.error(f"server {ref.server!r} is not there any more", code="not_connected")
+                if self._check is not None and (refusal := self._check(ref)) is not None:
+                    return refusal
+                return await endpoint.invoke(ref.name, sent, on_progress=ctx.on_progress)
+            except ProtocolFault as fault:
+                await _wait_for_move(fault, give_up_at)
 
     async def run(self, arguments: JsonValue, ctx: ToolContext) -> ToolResult:
         """Call the tool, retrying while its server moves to another node; failures become error results."""
@@ -438,7 +409,7 @@ class MountedTool:
             return ToolResult.stopped(name, ctx.cancel)
         with ctx.cancel.guard():
             try:
-                result = await send_past_move(partial(self._invoke, prepared, ctx))
+                result = await self._invoke(prepared, ctx)
                 if isinstance(result, ToolResult):
                     return result
             except ProtocolFault as fault:

@@ -20,7 +20,7 @@ import anyio
 
 from indusagi.core.backoff import Backoff
 from indusagi.core.tasks import Attempt, BackgroundTask
-from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, StartPacer, Supervision
+from indusagi.interop.protocol_bridge.client.start import RestartRecord, StartPacer, Supervision
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
     EndpointStatus,

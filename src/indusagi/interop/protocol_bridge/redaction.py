@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from indusagi.core.secrets.names import REDACTED, hide_secrets, holds_secret, is_secret_name
+from indusagi.core.secrets import REDACTED, hide_secrets, holds_secret, is_secret_name
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 
 if TYPE_CHECKING:

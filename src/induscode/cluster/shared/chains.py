@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
-from induscode.deck.mcp.store.database import ChainEnd
+from induscode.deck.mcp.store.database import ChainEnd, ChainRow
 from induscode.deck.mcp.store.events import chain_digest
-from induscode.deck.mcp.store.publication import ChainRow
 
 _CELLS = (str, int, str, str, str, str)
 _END = 2
@@ -145,7 +144,6 @@ class ChainState:
     node: str
     base: ChainEnd
     head: ChainEnd
-    rows: int = 0
     withheld: int = 0
     is_broken: bool = False
     recent: dict[int, str] = field(default_factory=dict[int, str])
@@ -255,7 +253,6 @@ class ChainBook:
             self.report(f"anchor {owed[1]:,} has another row", chain=chain, row=row.position, number=number)
         state.head = ChainEnd(row.position, row.digest)
         state.recent[row.position] = row.digest
-        state.rows += 1
         state.withheld += not row.cells
         if state.kept is not None:
             state.kept.append(row.digest)

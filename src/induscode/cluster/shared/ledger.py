@@ -1,4 +1,4 @@
-"""Publishes a node's ledger, and anchors all ledgers of the cluster.
+"""Publishes a node's ledger, and anchors and verifies all ledgers of the cluster.
 
 A ledger is written to its own file first. The publisher then appends its rows to the replicated stream in order. Each
 batch requires the previous message to be the last of its chain, so the broker or the digests catch a second writer, a
@@ -9,28 +9,22 @@ any of this.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
-from induscode.cluster.contract import ClusterFault, LostRaceError
-from induscode.cluster.key import UnsealedError
-from induscode.cluster.shared.chains import Anchor, ChainBatch, ChainBook, digest_anchor
-from induscode.deck.mcp.store.database import ChainEnd
-from induscode.deck.mcp.store.publication import ChainRow
+from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
+from induscode.cluster.jetstream import Stream, StreamMessage
+from induscode.cluster.key import ClusterKey, UnsealedError
+from induscode.cluster.shared.chains import Anchor, ChainBatch, ChainBook, ChainProblem, ChainState, digest_anchor
+from induscode.deck.mcp.store.database import ChainEnd, ChainPart, ChainRow
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from induscode.cluster.contract import ClusterSettings
-    from induscode.cluster.key import ClusterKey
-    from induscode.cluster.requests import Stream, StreamMessage
+    from indusagi.core.json import JsonObject
+    from induscode.cluster.broker import Broker
     from induscode.deck.mcp.store import ThreadedStore
-    from induscode.deck.mcp.store.publication import ChainPart
-
-_log = logging.getLogger(__name__)
 
 _BATCH_ROWS = 256
 _BATCH_CHARACTERS = 512 * 1024
@@ -38,10 +32,6 @@ _HEADERS_BYTES = 4_096
 """Message size beyond the content."""
 _POLL_INTERVAL_S = 0.4
 """Polling interval for the file, since other processes write to it too."""
-_RETRY_S = 0.5
-_MAX_RETRY_S = 3.0
-_CLOSE_S = 3.0
-"""How long a stopping node may take to publish its last rows."""
 ANCHOR_S = 60.0
 _MAX_REPORTED = 5
 """Problems reported at once; `indus cluster verify` lists them all."""
@@ -58,7 +48,7 @@ class LedgerPublisher:
         source: ThreadedStore,
         on_note: Callable[[str], None],
         largest_bytes: int,
-        on_count: Callable[[int], None] = lambda _: None,
+        on_count: Callable[[int], None],
     ) -> None:
         self._on_count = on_count
         """Called with the number of waiting rows when it changes."""
@@ -76,44 +66,30 @@ class LedgerPublisher:
         self._is_known = False
         self._first = (False, "", "")
         """Whether the next batch starts the chain, its former id, and the reason."""
-        self._attempt = 0
         self._waiting = -1
         self._is_full = False
         """Whether the last note said the stream is full."""
         self._told_lost = (0, 0)
         """Rows the last note reported as lost: after the first number, up to the second."""
-        self._wake = asyncio.Event()
-
-    def wake(self) -> None:
-        """Look for new rows now."""
-        self._wake.set()
 
     def forget(self) -> None:
         """Reread the chain's end from the stream, after a reconnect or a rejected message."""
         self._is_known = False
-        self._wake.set()
 
     async def run(self) -> None:
-        """Publish rows as they come, until cancelled."""
-        pause = _RETRY_S
+        """Publish rows as they come, until cancelled or something fails."""
         while True:
-            self._wake.clear()
             try:
                 await self.publish_all()
-                pause = _RETRY_S
-                wait_s = _POLL_INTERVAL_S
-                self._report_full(is_full=False)
             except (ClusterFault, LostRaceError) as exc:
-                _log.debug("the ledger is not published: %s", exc)
                 self._report_full(is_full=isinstance(exc, ClusterFault) and exc.state == "full")
-                self._is_known = False
-                wait_s, pause = pause, min(2 * pause, _MAX_RETRY_S)
-                await self._count()
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+                self.forget()
+                part = await self._source.read_part(None, 0, 0)
+                if part is not None:
+                    self._report(part.unpublished)
+                raise
+            self._report_full(is_full=False)
+            await asyncio.sleep(_POLL_INTERVAL_S)
 
     def _report_full(self, *, is_full: bool) -> None:
         if is_full and not self._is_full:
@@ -123,20 +99,10 @@ class LedgerPublisher:
             self._on_note("the brokers take rows of the ledgers again")
         self._is_full = is_full
 
-    async def close(self) -> None:
-        """Publish the remaining rows, within a short deadline."""
-        try:
-            async with asyncio.timeout(_CLOSE_S):
-                await self.publish_all()
-        except (ClusterFault, LostRaceError, TimeoutError) as exc:
-            _log.debug("the end of the ledger is published by the next start: %s", exc)
-
     async def publish_all(self) -> None:
         """Publish every row of the file that isn't in the stream.
 
-        Raises:
-            ClusterFault: The broker failed.
-            LostRaceError: Another process on this machine publishes the same file.
+        Raises `LostRaceError` if another process on this machine publishes the same file.
         """
         while True:
             if not self._is_known:
@@ -161,11 +127,6 @@ class LedgerPublisher:
             assert part.before is not None
             await self._publish(part.before, part.rows)
 
-    async def _count(self) -> None:
-        part = await self._source.read_part(None, 0, 0)
-        if part is not None:
-            self._report(part.unpublished)
-
     def _report(self, waiting: int) -> None:
         if waiting != self._waiting:
             self._waiting = waiting
@@ -177,7 +138,7 @@ class LedgerPublisher:
         if part is None:
             raise ClusterFault("ready", "the ledger cannot be read")
         self._chain, self._first = part.chain, (False, "", "")
-        subject = self._settings.chain_subject(part.chain)
+        subject = self._settings.subject("ledger.chain", part.chain)
         last = await self._stream.read_last(subject)
         done = part.published
         self._last = 0 if last is None else last.number
@@ -218,7 +179,7 @@ class LedgerPublisher:
         self._first = (True, former, reason)
 
     async def _publish(self, before: ChainEnd, rows: Sequence[ChainRow]) -> None:
-        subject = self._settings.chain_subject(self._chain)
+        subject = self._settings.subject("ledger.chain", self._chain)
         is_first, former, reason = self._first
         batch = ChainBatch(
             node=self._settings.node, previous=before, rows=rows, is_first=is_first, former=former, reason=reason
@@ -230,15 +191,9 @@ class LedgerPublisher:
             batch = replace(batch, rows=rows)
             data = self._key.seal(subject, batch.encode())
         end = ChainEnd(rows[-1].position, rows[-1].digest)
-        identity = f"{end.digest}.{self._attempt}" if self._attempt else end.digest
-        number, is_repeated = await self._stream.publish(subject, data, identity=identity, expected=self._last)
-        if is_repeated:
-            # An unanswered attempt wrote it; or it was removed since, and needs another identity.
-            await self._find_end()
-            if self._end is None or self._end.position < end.position:
-                self._attempt += 1
-            return
-        self._end, self._last, self._first = end, number, (False, "", "")
+        # If an unanswered attempt wrote it, another message is the last one by now.
+        self._last = await self._stream.publish(subject, data, expected=self._last)
+        self._end, self._first = end, (False, "", "")
         await self._source.mark_published(self._chain, end)
 
 
@@ -269,34 +224,21 @@ class LedgerAuditor:
         self._reported = 0
 
     async def run(self) -> None:
-        """Verify and anchor periodically, until cancelled."""
+        """Verify and anchor periodically, until cancelled or something fails."""
         while True:
             await asyncio.sleep(ANCHOR_S)
-            try:
-                await self.anchor()
-            except (ClusterFault, LostRaceError) as exc:
-                _log.debug("no anchor: %s", exc)
-
-    async def close(self) -> None:
-        """Make a last anchor, within a short deadline."""
-        try:
-            async with asyncio.timeout(_CLOSE_S):
-                await self.anchor()
-        except (ClusterFault, LostRaceError, TimeoutError) as exc:
-            _log.debug("no anchor at the end: %s", exc)
+            await self.anchor()
 
     async def anchor(self) -> bool:
         """Read new messages, and anchor them if anything changed. Return whether an anchor was made.
 
-        Raises:
-            ClusterFault: The broker didn't answer.
-            LostRaceError: Another node made one at the same time.
+        Raises `LostRaceError` if another node made one at the same time.
         """
         await self.read_new()
         heads = self.book.list_heads()
         if not heads or dict(heads) == dict(self.book.anchored):
             return False
-        last = await self._stream.read_last(self._settings.anchors)
+        last = await self._stream.read_last(self._settings.subject("ledger.anchor"))
         anchor = Anchor(
             number=self.book.anchors + 1,
             previous=self.book.last_anchor,
@@ -306,20 +248,15 @@ class LedgerAuditor:
             heads=heads,
         )
         data = anchor.encode()
-        sealed = self._key.seal(self._settings.anchors, data)
+        sealed = self._key.seal(self._settings.subject("ledger.anchor"), data)
         if last is not None and last.number >= self._next:
             return False  # another node was first
-        await self._stream.publish(
-            self._settings.anchors, sealed, identity=digest_anchor(data), expected=0 if last is None else last.number
-        )
+        expected = 0 if last is None else last.number
+        await self._stream.publish(self._settings.subject("ledger.anchor"), sealed, expected=expected)
         return True
 
     async def read_new(self) -> None:
-        """Verify new messages.
-
-        Raises:
-            ClusterFault: The broker didn't answer.
-        """
+        """Verify new messages."""
         if not self._next:
             await self._resume()
         state = await self._stream.read_state()
@@ -336,7 +273,7 @@ class LedgerAuditor:
     async def _resume(self) -> None:
         """Start at the last anchor, or at the first message if there's no readable anchor."""
         self._next = 1
-        last = await self._stream.read_last(self._settings.anchors)
+        last = await self._stream.read_last(self._settings.subject("ledger.anchor"))
         if last is None:
             return
         try:
@@ -352,11 +289,7 @@ class LedgerAuditor:
 
 
 def open_message(key: ClusterKey, message: StreamMessage) -> bytes:
-    """Open a message of the ledger stream.
-
-    Raises:
-        UnsealedError: It isn't from a node of this cluster.
-    """
+    """Open a message of the ledger stream. Raises `UnsealedError` if it isn't from a node of this cluster."""
     return key.unseal_message("ledger", message.subject, message.data, message.number)
 
 
@@ -367,7 +300,8 @@ def take_message(
     if message is None:
         book.report("the message was removed from the stream", number=number)
         return
-    chain = settings.find_chain(message.subject)
+    prefix = settings.subject("ledger.chain", "")
+    chain = message.subject.removeprefix(prefix) if message.subject.startswith(prefix) else None
     try:
         data = open_message(key, message)
     except UnsealedError as exc:
@@ -378,3 +312,105 @@ def take_message(
         book.take_batch(chain, data, number)
     else:
         book.take_anchor(data, number)
+
+
+# -- verification -----------------------------------------------------------------------------
+
+
+_PAGE_ROWS = 4_096
+_PAGE_CHARACTERS = 16 * 1024 * 1024
+
+
+@record(kw_only=True)
+class ClusterReport:
+    """The result of a verification."""
+
+    chains: Mapping[str, ChainState]
+    anchors: int
+    messages: int
+    problems: Sequence[ChainProblem]
+    own_chain: str = ""
+    """This machine's chain, or empty if it isn't published."""
+    own_rows: int = 0
+    """Rows of this machine's file compared with the stream."""
+    unpublished: int = 0
+
+    def to_json(self) -> JsonObject:
+        """Convert to a JSON object."""
+        return {
+            "ok": not self.problems,
+            "messages": self.messages,
+            "anchors": self.anchors,
+            "chains": [
+                {
+                    "chain": chain,
+                    "node": state.node,
+                    "first_row": state.base.position + 1,
+                    "last_row": state.head.position,
+                    "digest": state.head.digest,
+                    "withheld": state.withheld,
+                }
+                for chain, state in self.chains.items()
+            ],
+            "this_machine": {"chain": self.own_chain, "compared": self.own_rows, "unpublished": self.unpublished},
+            "problems": [problem.to_json() for problem in self.problems],
+        }
+
+
+async def verify_cluster(broker: Broker, source: ThreadedStore | None) -> ClusterReport:
+    """Read and verify the whole ledger stream, and compare it with this machine's ledger."""
+    settings, key = broker.settings, broker.settings.key
+    assert key is not None
+    stream = Stream(broker, settings.ledger)
+    part = None if source is None else await source.read_part(None, 0, 0)
+    book = ChainBook(keep="" if part is None else part.chain)
+    state = await stream.read_state()
+    if state.first > 1:
+        book.report(f"messages 1 to {state.first - 1:,} were removed from the stream", number=1)
+    async for number, message in stream.read_range(max(1, state.first), state.last):
+        take_message(book, settings, key, number, message)
+    book.finish()
+    compared = 0
+    if part is not None and source is not None:
+        compared = await _compare_file(book, source, part.chain)
+    is_published = part is not None and part.chain in book.chains
+    return ClusterReport(
+        chains=book.chains,
+        anchors=book.anchors,
+        messages=state.messages,
+        problems=book.problems,
+        own_chain=part.chain if part is not None and is_published else "",
+        own_rows=compared,
+        unpublished=0 if part is None else part.unpublished,
+    )
+
+
+async def _compare_file(book: ChainBook, source: ThreadedStore, chain: str) -> int:
+    """Compare this machine's file with its chain in the stream, and return the number of compared rows."""
+    state = book.chains.get(chain)
+    part = await source.read_part(None, _PAGE_ROWS, _PAGE_CHARACTERS)
+    if part is None:
+        book.report("the ledger of this machine cannot be read (indus ledger verify)")
+        return 0
+    if state is None or state.kept is None:
+        if part.published is not None:
+            text = f"this machine has published its rows up to {part.published.position:,}, and the stream has none"
+            book.report(text, chain=chain)
+        return 0
+    if part.head.position < state.head.position:
+        text = f"the file of this machine ends with row {part.head.position:,}, the stream with {state.head.position:,}"
+        book.report(f"{text}: the file is an older copy", chain=chain, row=part.head.position + 1)
+    if part.published is not None and part.published.position > state.head.position:
+        text = f"this machine has published it, and the stream ends with row {state.head.position:,}"
+        book.report(text, chain=chain, row=part.published.position)
+    compared, first = 0, state.base.position + 1
+    while part is not None and part.rows:
+        for row in part.rows:
+            index = row.position - first
+            if 0 <= index < len(state.kept):
+                compared += 1
+                if state.kept[index] != row.digest:
+                    book.report("the file of this machine has another row", chain=chain, row=row.position)
+                    return compared
+        part = await source.read_part(part.rows[-1].position, _PAGE_ROWS, _PAGE_CHARACTERS)
+    return compared

@@ -11,24 +11,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from induscode.cluster.broker import PROOF, REPLACED, check_key, find_proof_place, is_sealed_with
 from induscode.cluster.contract import ClusterFault, LostRaceError
-from induscode.cluster.key import read_key, write_key
+from induscode.cluster.jetstream import Bucket, Stream, open_bucket
+from induscode.cluster.key import ClusterKey, read_key, write_key
 from induscode.cluster.membership import open_membership
-from induscode.cluster.requests import Stream
+from induscode.cluster.proofs import PROOF, REPLACED, check_key, find_proof_place
 from induscode.cluster.shared.table import PIN, SharedTable, name_pin
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
-    from induscode.cluster.bucket import Bucket
-    from induscode.cluster.key import ClusterKey
 
 _SUFFIX = ".new"
 _UNDER_WAY = "another rotation of the key is under way"
@@ -45,11 +43,7 @@ class Rotation:
 
 
 async def rotate_key(broker: Broker, path: str) -> Rotation:
-    """Replace a cluster's key, and this machine's key file. Continues an interrupted attempt.
-
-    Raises:
-        ClusterFault: A node runs, this machine doesn't have the cluster key, or the broker or a file fails.
-    """
+    """Replace a cluster's key, and this machine's key file. Continues an interrupted attempt."""
     path = await to_thread.run_sync(os.path.realpath, path)  # others may read the file behind a link
     with _locked_key(path):
         return await _rotate(broker, path)
@@ -57,41 +51,42 @@ async def rotate_key(broker: Broker, path: str) -> Rotation:
 
 @contextmanager
 def _locked_key(path: str) -> Generator[None]:
-    """Hold a key file's lock (flock(2)): two rotations would both write the new key's file, and only one key counts.
-
-    Raises:
-        ClusterFault: Another process holds it, or the file can't be opened.
-    """
+    """Hold a key file's lock (flock(2)): two rotations would both write the new key's file, and only one key counts."""
     import fcntl  # noqa: PLC0415 — only a rotation pays
 
-    try:
+    with _explain("read"):
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as exc:
-        raise ClusterFault("ready", f"the key cannot be read: {exc}") from exc
     try:
-        try:
+        with _explain("locked"):
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            raise ClusterFault("ready", _UNDER_WAY) from exc
-        except OSError as exc:
-            raise ClusterFault("ready", f"the key cannot be locked: {exc}") from exc
         yield
     finally:
         os.close(handle)
+
+
+@contextmanager
+def _explain(what: str, remedy: str = "") -> Generator[None]:
+    """Turn an error of the key's file into a `ClusterFault`."""
+    try:
+        yield
+    except BlockingIOError as exc:
+        raise ClusterFault("ready", _UNDER_WAY) from exc
+    except OSError as exc:
+        raise ClusterFault("ready", f"the key cannot be {what}: {exc}{remedy}") from exc
 
 
 async def _rotate(broker: Broker, path: str) -> Rotation:
     settings, pending = broker.settings, path + _SUFFIX
     old = settings.key
     assert old is not None
-    keys = await broker.open_bucket(settings.keys)
+    keys = await open_bucket(broker, settings.keys)
     proof = await keys.get(PROOF)
     if proof is None:
         raise ClusterFault("missing", "the cluster has no key; prepare it once with `indus cluster init`")
     new = await _read_pending(pending)
-    shared = await broker.open_bucket(settings.shared)
+    shared = await open_bucket(broker, settings.shared)
     written, left_out = 0, 0
-    if new is None or not is_sealed_with(new, find_proof_place(settings), proof.value):
+    if new is None or not new.has_sealed(find_proof_place(settings), proof.value):
         await check_key(broker)
         await _check_empty(broker)
         ledger = (await Stream(broker, settings.ledger).read_state()).last
@@ -99,22 +94,18 @@ async def _rotate(broker: Broker, path: str) -> Rotation:
         limit = {"ledger": ledger, "calls": calls}
         # A pending key that follows another one is from an attempt another machine has overtaken: it opens too little.
         new = old.replace(**limit) if new is None or not new.follows(old) else new.limit_previous(**limit)
-        try:
+        with _explain("written"):
             await to_thread.run_sync(write_key, pending, new)
-        except OSError as exc:
-            raise ClusterFault("ready", f"the key cannot be written: {exc}") from exc
         written, left_out = await _seal_again(broker, shared, old, new)
         await _check_empty(broker)
         try:
-            await keys.update(PROOF, new.seal(find_proof_place(settings), PROOF.encode()), proof.revision)
+            await keys.put(PROOF, new.seal(find_proof_place(settings), PROOF.encode()), proof.revision)
         except LostRaceError as exc:
             raise ClusterFault("ready", _UNDER_WAY) from exc
     await _remove_old(settings.shared, shared, new)
     await _leave_word(settings.keys, keys, old)
-    try:
+    with _explain("written", f"; the new one is in {pending}"):
         await to_thread.run_sync(os.replace, pending, path)
-    except OSError as exc:
-        raise ClusterFault("ready", f"the key cannot be written: {exc}; the new one is in {pending}") from exc
     return Rotation(entries=written, left_out=left_out)
 
 
@@ -146,7 +137,7 @@ async def _seal_again(broker: Broker, shared: Bucket, old: ClusterKey, new: Clus
         try:
             value: object = json.loads(old.unseal(f"{name}/{key}", entry.value))
         except ValueError:
-            left_out += not is_sealed_with(new, f"{name}/{key}", entry.value)
+            left_out += not new.has_sealed(f"{name}/{key}", entry.value)
             continue
         content = value.get("value") if is_json_object(value) else None
         if not is_json_object(content):
@@ -173,21 +164,13 @@ def _find_names(kind: str, content: JsonObject) -> Sequence[str] | None:
 
 async def _remove_old(name: str, shared: Bucket, new: ClusterKey) -> None:
     for key, entry in (await shared.read_all()).items():
-        if not is_sealed_with(new, f"{name}/{key}", entry.value):
-            try:
+        if not new.has_sealed(f"{name}/{key}", entry.value):
+            with suppress(LostRaceError):  # written with another key than the new one, so nodes ignore it
                 await shared.delete(key, entry.revision)
-            except LostRaceError:
-                continue  # written with another key than the new one, so nodes ignore it
 
 
 async def _leave_word(name: str, keys: Bucket, old: ClusterKey) -> None:
     """Leave a message that only machines with the old key can read."""
-    data = old.seal(f"{name}/{REPLACED}", b"{}")
-    present = await keys.get(REPLACED)
-    try:
-        if present is None:
-            await keys.create(REPLACED, data)
-        else:
-            await keys.update(REPLACED, data, present.revision)
-    except LostRaceError:
-        return  # only a message
+    data, present = old.seal(f"{name}/{REPLACED}", b"{}"), await keys.get(REPLACED)
+    with suppress(LostRaceError):  # only a message
+        await keys.put(REPLACED, data, None if present is None else present.revision)

@@ -1,10 +1,12 @@
-"""One node's shared state, opened and closed with its ledger."""
+"""One node's shared state: its ledger, the consents of its user, and the records of its calls."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,28 +14,30 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.core.json import compact_json
-from indusagi.core.listeners import Listeners
+from indusagi.core.ids import new_ulid
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
+from indusagi.core.tasks import Listeners
 from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.cluster.contract import ClusterFault
-from induscode.cluster.requests import Stream
+from induscode.cluster.contract import ClusterFault, LostRaceError
+from induscode.cluster.jetstream import Stream
 from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
 from induscode.cluster.shared.table import PIN, ClusterStore, SharedTable, open_table
-from induscode.servers.config.rows import find_project_dir
+from induscode.servers.config.rows import ServerRow, find_project_dir
 from induscode.servers.config.trust import TrustStore, consent_facts
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
+    from induscode.cluster.broker import Broker
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.node import ClusterNode
     from induscode.core.consent import ConsentState
     from induscode.deck.mcp.store import ThreadedStore
-    from induscode.servers.config.rows import ServerRow
 
 _log = logging.getLogger(__name__)
 
 _RETRY_S = 2.0
+_CLOSE_S = 3.0
+"""How long a stopping node waits for the broker to accept its last rows and records."""
 
 
 class SharedState:
@@ -78,7 +82,7 @@ class SharedState:
 
         publisher = LedgerPublisher(stream, settings, key, local, node.on_note, broker.payload_bytes, count)
         auditor = LedgerAuditor(stream, settings, key, node.on_note)
-        store = self.store = ClusterStore(local, self.table, settings.node, publisher.wake)
+        store = self.store = ClusterStore(local, self.table, settings.node)
         forget = node.on_back.add(come_back)
         work: Sequence[Callable[[], Awaitable[None]]] = (publisher.run, auditor.run, self.table.run, self._share)
         running = [asyncio.create_task(keep_running(run), name="shared state") for run in work]  # noqa: TID251 — awaited below
@@ -90,8 +94,8 @@ class SharedState:
                 task.cancel()
             await asyncio.wait(running)
             if broker.is_connected:
-                await publisher.close()
-                await auditor.close()
+                await finish(publisher.publish_all)
+                await finish(auditor.anchor)
             self.store = None
 
     async def _share(self) -> None:
@@ -111,24 +115,27 @@ async def keep_running(run: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await run()
-        except ClusterFault as fault:
-            _log.debug("%s", fault)
+        except (ClusterFault, LostRaceError) as exc:
+            _log.debug("%s", exc)
         except Exception:  # noqa: BLE001 — boundary: the node serves clients whatever happens here
             _log.exception("the shared state of the cluster has failed")
         await asyncio.sleep(_RETRY_S)
 
 
-@asynccontextmanager
-async def open_shared_state(node: ClusterNode) -> AsyncGenerator[SharedState | None]:
-    """Open the nodes' shared state. None for a node without the cluster key.
+async def finish(work: Callable[[], Awaitable[object]]) -> None:
+    """Do the last of some work, within a short deadline. The next start does the rest."""
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await work()
+    except (ClusterFault, LostRaceError, TimeoutError) as exc:
+        _log.debug("the next start does the rest: %s", exc)
 
-    Raises:
-        ClusterFault: The broker doesn't answer, or an earlier version prepared it.
-    """
+
+async def open_shared_state(node: ClusterNode) -> SharedState | None:
+    """Open the nodes' shared state. None for a node without the cluster key."""
     if node.broker.settings.key is None:
-        yield None
-        return
-    yield SharedState(node, await open_table(node.broker, node.on_note))
+        return None
+    return SharedState(node, await open_table(node.broker, node.on_note))
 
 
 # -- consents ---------------------------------------------------------------------------------
@@ -178,11 +185,7 @@ class SharedTrust(TrustStore):
         return self._key.digest(KIND, compact_json(facts, sort_keys=True))
 
     async def share(self) -> None:
-        """Write this user's missing consents, and remove revoked ones.
-
-        Raises:
-            ClusterFault: The broker failed.
-        """
+        """Write this user's missing consents, and remove revoked ones."""
         wanted: dict[str, JsonObject] = {}
         for (file, server), digest in [*self._own.items()]:
             value: JsonObject = {"digest": digest, "server": server, "file": file, "by": self._node}
@@ -193,7 +196,7 @@ class SharedTrust(TrustStore):
                 file, server = str(value.get("file")), str(value.get("server"))
                 # Keep consents of other projects that aren't served now.
                 if (file, server) in self._own or not await to_thread.run_sync(self.has_consent, file, server):
-                    await self._table.remove(key)
+                    await self._table.put(key, None)
         for key, value in wanted.items():
             if key not in present:
                 await self._table.put(key, {**value, "at": iso_utc(now_ms())})
@@ -222,3 +225,82 @@ def _names_file(folder: str, word: str) -> bool:
         or (not os.path.isabs(name) and os.path.lexists(os.path.join(folder, name)))
         for name in names
     )
+
+
+# -- call records -----------------------------------------------------------------------------
+#
+# Records contain sizes and digests, but no arguments or results. A node publishes them in batches from a bounded queue.
+# While the broker is away, the oldest ones that don't fit are dropped; they stay in the node's database. A batch has an
+# id and is resent unchanged if the broker didn't answer, so readers use the first of each id.
+
+
+_MAX_WAITING = 20_000
+_BATCH_SIZE = 500
+_PUBLISH_INTERVAL_S = 0.5
+
+
+class CallPublisher:
+    """Publishes this node's call records."""
+
+    def __init__(self, broker: Broker, key: ClusterKey) -> None:
+        self._broker = broker
+        self._stream = Stream(broker, broker.settings.calls)
+        self._key = key
+        self._waiting: deque[Sequence[str | int]] = deque(maxlen=_MAX_WAITING)
+        self._unanswered: JsonObject | None = None
+        """The last batch sent, until the broker answers."""
+
+    def put(self, rows: Sequence[Sequence[str | int]]) -> None:
+        """Add rows, in the recorder's thread."""
+        self._waiting.extend(rows)
+
+    async def run(self) -> None:
+        """Publish records as they come, until cancelled or something fails."""
+        while True:
+            await asyncio.sleep(_PUBLISH_INTERVAL_S)
+            await self.publish_all()
+
+    async def close(self) -> None:
+        """Publish the rest, within a short deadline. Call it after the recorder has written its last rows."""
+        if self._broker.is_connected:
+            await finish(self.publish_all)
+
+    async def publish_all(self) -> None:
+        """Publish all waiting records. If the broker fails, they keep waiting."""
+        settings = self._broker.settings
+        subject = settings.subject("calls", settings.node)
+        while True:
+            if self._unanswered is None:
+                rows = [self._waiting.popleft() for _ in range(min(_BATCH_SIZE, len(self._waiting)))]
+                if not rows:
+                    return
+                self._unanswered = {"node": settings.node, "batch": new_ulid(), "calls": [[*row] for row in rows]}
+            sealed = self._key.seal(subject, compact_json(self._unanswered).encode())
+            await self._stream.publish(subject, sealed)
+            self._unanswered = None
+
+
+async def read_calls(broker: Broker, columns: int) -> AsyncGenerator[tuple[str, Sequence[JsonValue]]]:
+    """Read all nodes' records, newest first, each with its node. Skips damaged and repeated ones."""
+    settings, key = broker.settings, broker.settings.key
+    assert key is not None
+    stream = Stream(broker, settings.calls)
+    state = await stream.read_state()
+    seen: set[str] = set()
+    for number in range(state.last, max(0, state.first - 1), -1):
+        message = await stream.read_at(number)
+        if message is None:
+            continue
+        try:
+            value: object = json.loads(key.unseal_message("calls", message.subject, message.data, number))
+        except (ValueError, RecursionError) as exc:
+            _log.debug("message %d of the call records: %s", number, exc)
+            continue
+        if not is_json_object(value) or (batch := str(value.get("batch", number))) in seen:
+            continue
+        seen.add(batch)
+        calls, node = value.get("calls"), str(value.get("node"))
+        for row in reversed(calls if isinstance(calls, list) else []):
+            # Nodes of the previous version don't send `allowed_by`, the last column.
+            if isinstance(row, list) and columns - 1 <= len(row) <= columns:
+                yield node, row

@@ -13,18 +13,18 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from indusagi.core.json import JsonObject, compact_json, is_json_object
-from indusagi.core.listeners import Listeners
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
+from indusagi.core.tasks import Listeners
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from induscode.cluster.broker import Broker, check_key
-from induscode.cluster.bucket import Bucket, BucketEntry
+from induscode.cluster.broker import Broker
 from induscode.cluster.contract import ClusterFault, LostRaceError
-from induscode.cluster.key import UnsealedError
-from induscode.cluster.requests import Stream
-from induscode.deck.mcp.store.events import Row, content_address
+from induscode.cluster.jetstream import Bucket, BucketEntry, Stream, StreamMessage, open_bucket
+from induscode.cluster.proofs import check_key
+from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, Row, RunFacts, content_address
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.faults import Note
     from induscode.cluster.key import ClusterKey
-    from induscode.cluster.requests import StreamMessage
     from induscode.deck.mcp.store import LedgerStore
-    from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, RunFacts
 
 
 # -- store ------------------------------------------------------------------------------------
@@ -52,10 +50,7 @@ PIN = "pin"
 class ClusterStore:
     """A node's `LedgerStore`. The caller closes the machine's store."""
 
-    def __init__(
-        self, local: LedgerStore, table: SharedTable, node: str, on_append: Callable[[], None] = lambda: None
-    ) -> None:
-        self._on_append = on_append
+    def __init__(self, local: LedgerStore, table: SharedTable, node: str) -> None:
         self.identities: Callable[[], Collection[str]] = tuple
         """Returns the identities of this node's servers, whose pins are shared."""
         self._local = local
@@ -77,7 +72,6 @@ class ClusterStore:
     def append(self, make: Callable[[], Batch]) -> None:
         """Queue a batch for this machine's file; publishing comes later."""
         self._local.append(make)
-        self._on_append()
 
     async def flush(self) -> bool:
         """Wait until all appended batches are in this machine's file. False if they're not in a file."""
@@ -130,11 +124,7 @@ class ClusterStore:
         await self._local.aclose()
 
     async def share_pins(self) -> int:
-        """Share this node's pins that the other nodes don't have yet, and return their number.
-
-        Raises:
-            ClusterFault: The broker rejected one.
-        """
+        """Share this node's pins that the other nodes don't have yet, and return their number."""
         wanted = frozenset(self.identities())
         own = [row for row in await self._local.latest(PIN) if row.facts.get("identity") in wanted]
         keys = {self._table.build_key(PIN, *name_pin(row.facts)): row for row in own}
@@ -172,7 +162,6 @@ _POLL_INTERVAL_S = 5.0
 _NOTICE_DELAYS_S = (0.0, 0.02, 0.08, 0.3, 0.6)
 """Delays between reads after a notice, until one finds something new."""
 _ATTEMPTS = 5
-_MAX_ENTRIES = 20_000
 _MAX_NOTES = 20
 """A writer without the key can cause any number of these."""
 _MAX_ENTRY_BYTES = 512 * 1024
@@ -210,40 +199,24 @@ class SharedTable:
 
     # -- writing ----------------------------------------------------------------------------
 
-    async def put(self, key: str, value: JsonObject) -> None:
-        """Write an entry.
+    async def put(self, key: str, value: JsonObject | None) -> None:
+        """Write an entry, or remove it with a sealed tombstone, so that only holders of the key can remove one.
 
         Raises:
             ClusterFault: It's too large, the broker failed, or this node has no lease.
         """
-        await self._write(key, value)
-
-    async def remove(self, key: str) -> None:
-        """Remove an entry by writing a sealed tombstone, so only holders of the key can remove one.
-
-        Raises:
-            ClusterFault: The broker failed.
-        """
-        await self._write(key, None)
-
-    async def _write(self, key: str, value: JsonObject | None) -> None:
         for _ in range(_ATTEMPTS):
             self._broker.check_write()
             present = await self._bucket.get(key)
-            version = self._versions.get(key, 0)
-            if present is not None:
-                try:
-                    version = max(version, _read_version(self._unseal(key, present.value)))
-                except ValueError:
-                    pass  # replaced below
-            entry: JsonObject = {"version": max(version + 1, now_ms()), "value": value}
+            version = max(self._versions.get(key, 0) + 1, self._read_version(key, present) + 1, now_ms())
+            entry: JsonObject = {"version": version, "value": value}
             data = compact_json(entry).encode()
             sealed = data if len(data) > 8 * _MAX_ENTRY_BYTES else self._key.seal(f"{self.name}/{key}", data)
             if len(sealed) > _MAX_ENTRY_BYTES:
                 raise ClusterFault("ready", f"it is too large to be shared: {len(sealed):,} bytes")
             if not await self._replace_entry(key, present, sealed):
                 continue
-            self._apply(key, entry)
+            self._apply(key, version, value)
             self._noticed.set()
             return
         raise ClusterFault("ready", f"other nodes change {key} all the time")
@@ -251,28 +224,28 @@ class SharedTable:
     async def _replace_entry(self, key: str, present: BucketEntry | None, sealed: bytes) -> bool:
         """Write an entry over the `present` one. False if another node changed it first."""
         try:
-            if present is None:
-                await self._bucket.create(key, sealed)
-            else:
-                await self._bucket.update(key, sealed, present.revision)
+            await self._bucket.put(key, sealed, None if present is None else present.revision)
         except LostRaceError:
             return False
         return True
 
-    def _unseal(self, key: str, data: bytes) -> JsonObject:
-        value: object = json.loads(self._key.unseal(f"{self.name}/{key}", data))
-        if not is_json_object(value):
-            raise ValueError("it is no object")
-        return value
+    def _unseal(self, key: str, data: bytes) -> tuple[JsonObject, int]:
+        """Open an entry, and return its version too."""
+        value: Any = json.loads(self._key.unseal(f"{self.name}/{key}", data))
+        if is_json_object(value) and isinstance(version := value.get("version"), int):
+            return value, version
+        raise ValueError("it has no version")
+
+    def _read_version(self, key: str, present: BucketEntry | None) -> int:
+        """Return an entry's version, or 0 if there's none, or it's forged."""
+        with suppress(ValueError):
+            return 0 if present is None else self._unseal(key, present.value)[1]
+        return 0
 
     # -- following --------------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Read new entries and report the changes.
-
-        Raises:
-            ClusterFault: The broker didn't answer.
-        """
+        """Read new entries and report the changes."""
         if self._next == 1 and not self._versions:
             self._created = (await self._stream.read_state()).created
         changed: set[str] = set()
@@ -294,25 +267,21 @@ class SharedTable:
                 )
             return set()
         try:
-            entry = self._unseal(key, message.data)
-            version = _read_version(entry)
-        except (UnsealedError, ValueError, RecursionError) as exc:
+            entry, version = self._unseal(key, message.data)
+        except (ValueError, RecursionError) as exc:
             self._tell(f"the entry {key} of the broker is ignored: {exc}")
             return set()
         if version < self._versions.get(key, 0):
             self._tell(f"the entry {key} of the broker is ignored: it is older than the one that was there")
             return set()
-        return {key} if self._apply(key, entry) else set()
+        return {key} if self._apply(key, version, entry.get("value")) else set()
 
-    def _apply(self, key: str, entry: JsonObject) -> bool:
+    def _apply(self, key: str, version: int, value: JsonValue) -> bool:
         """Apply an entry, and return whether it differs from the previous one."""
-        self._versions[key] = _read_version(entry)
-        value, known = entry.get("value"), self._entries.get(key)
+        self._versions[key] = version
+        known = self._entries.get(key)
         if not is_json_object(value):
             return self._entries.pop(key, None) is not None
-        if known is None and len(self._entries) >= _MAX_ENTRIES:
-            self._tell(f"there are more than {_MAX_ENTRIES:,} shared entries; further ones are ignored")
-            return False
         self._entries[key] = value
         return value != known
 
@@ -324,27 +293,24 @@ class SharedTable:
             text = "further entries of the broker that are ignored are not told"
         self._on_note(text)
 
-    async def notice(self, _: Msg) -> None:
-        """Handle the broker's notice that an entry was written."""
-        self._noticed.set()
-
     def look(self) -> None:
-        """Poll now, after reconnecting."""
+        """Poll now."""
         self._noticed.set()
 
     async def run(self) -> None:
         """Follow the entries until cancelled."""
-        stop = await self._broker.subscribe(f"{self._subject}>", self.notice)
-        self._noticed.set()  # something may have been written before we subscribed
+
+        async def notice(_: Msg) -> None:
+            self.look()
+
+        stop = await self._broker.subscribe(f"{self._subject}>", notice)
+        self.look()  # something may have been written before we subscribed
         try:
             while True:
-                is_noticed = False
-                try:
+                with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_INTERVAL_S):
                         await self._noticed.wait()
-                        is_noticed = True
-                except TimeoutError:
-                    pass
+                is_noticed = self._noticed.is_set()
                 self._noticed.clear()
                 try:
                     await self._read_noticed(_NOTICE_DELAYS_S if is_noticed else (0.0,))
@@ -366,11 +332,7 @@ class SharedTable:
         await self._restore()
 
     async def _restore(self) -> None:
-        """Reread everything and write missing entries, if the bucket was recreated or is an older copy.
-
-        Raises:
-            ClusterFault: The broker failed; the next poll tries again.
-        """
+        """Reread everything and write missing entries, if the bucket was recreated or is an older copy."""
         state = await self._stream.read_state()
         if state.created == self._created and state.last + 1 >= self._next:
             return
@@ -389,33 +351,17 @@ class SharedTable:
         """Write an entry as known here, unless the bucket has it or a newer one. Return whether it was written."""
         self._broker.check_write()
         present, version = await self._bucket.get(key), self._versions[key]
-        if present is not None:
-            try:
-                if _read_version(self._unseal(key, present.value)) >= version:
-                    return False
-            except ValueError:
-                pass  # replaced below
+        if self._read_version(key, present) >= version:
+            return False
         entry: JsonObject = {"version": version, "value": self._entries.get(key)}
         sealed = self._key.seal(f"{self.name}/{key}", compact_json(entry).encode())
         return await self._replace_entry(key, present, sealed)
 
 
-def _read_version(entry: JsonObject) -> int:
-    version = entry.get("version")
-    if isinstance(version, int):
-        return version
-    raise ValueError("it has no version")
-
-
 async def open_table(broker: Broker, on_note: Callable[[str], None]) -> SharedTable:
-    """Open and read a cluster's table.
-
-    Raises:
-        ClusterFault: It's missing, or the broker doesn't answer.
-    """
+    """Open and read a cluster's table."""
     settings = broker.settings
-    if settings.key is None:
-        raise ClusterFault("missing", "the key of the cluster is missing")
-    table = SharedTable(broker, await broker.open_bucket(settings.shared), settings.key, on_note)
+    assert settings.key is not None
+    table = SharedTable(broker, await open_bucket(broker, settings.shared), settings.key, on_note)
     await table.load()
     return table

@@ -10,7 +10,6 @@ _CONFIGURE = "induscode.commands.mcp.configure"
 _LIST = "induscode.commands.mcp.list_servers"
 _TRUST = "induscode.commands.mcp.trust"
 _DOCTOR = "induscode.commands.mcp.doctor"
-_REGISTRY = "induscode.commands.mcp.registry"
 _SIGN_IN = "induscode.commands.mcp.sign_in"
 
 
@@ -22,8 +21,8 @@ _SIGN_IN = "induscode.commands.mcp.sign_in"
         "add": LazyCommand("add a server: a URL, or -- COMMAND ARGUMENTS", f"{_CONFIGURE}:add"),
         "add-json": LazyCommand("add a server from a JSON object", f"{_CONFIGURE}:add_json"),
         "import": LazyCommand("copy servers from other programs", "induscode.commands.mcp.import_servers"),
-        "search": LazyCommand("find servers in the MCP registry", f"{_REGISTRY}:search"),
-        "install": LazyCommand("add a server of the MCP registry, after a question", f"{_REGISTRY}:install"),
+        "search": LazyCommand("find servers in the MCP registry", f"{_CONFIGURE}:search"),
+        "install": LazyCommand("add a server of the MCP registry, after a question", f"{_CONFIGURE}:install"),
         "remove": LazyCommand("remove a server from our file", f"{_CONFIGURE}:remove"),
         "enable": LazyCommand("switch a server on", f"{_CONFIGURE}:enable"),
         "disable": LazyCommand("switch a server off", f"{_CONFIGURE}:disable"),

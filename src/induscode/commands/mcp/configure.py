@@ -1,4 +1,8 @@
-"""`indus mcp add`, `add-json`, `remove`, `enable` and `disable`: change servers in our own files."""
+"""`indus mcp add`, `add-json`, `install`, `remove`, `enable` and `disable`: change servers in our own files.
+
+`search` finds servers in an MCP registry. Nothing from an entry runs until the user has seen the command, the package,
+its version and our verification of it, and has agreed.
+"""
 
 from __future__ import annotations
 
@@ -14,22 +18,29 @@ import click
 
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig, needs_sign_in
-from induscode.cli.output import can_ask_user, confirm
-from induscode.cli.signals import run_until_signal
+from induscode.cli.listing import Listing
+from induscode.cli.output import as_json, ask_consent, can_ask_user, confirm, digest_option
+from induscode.cli.signals import run_for_result, run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.launch.flags import split_list
 from induscode.launch.options import flags, read_invocation
+from induscode.launch.settings import REGISTRY_URL
 from induscode.servers.config import discover_mcp_config
 from induscode.servers.config.trust import TrustStore, describe_row
 from induscode.servers.config.writer import edit_own_config, own_config_path
-from induscode.servers.listing import find_own_file, scope_option, switch_server
-from induscode.servers.new_row import build_fields, parse_server_row
-from induscode.servers.plan import digest_place
+from induscode.servers.plan import (
+    build_fields,
+    digest_place,
+    find_own_file,
+    parse_server_row,
+    scope_option,
+    switch_server,
+)
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import Any
 
     from indusagi.core.cancel import CancelToken
@@ -55,11 +66,7 @@ class _AddCommand(click.Command):
             raise click.UsageError(message, ctx) from exc
 
 
-def _option(*names: str, **settings: Any) -> Callable[[Any], Any]:
-    return click.option(*names, **settings)
-
-
-no_check = _option("--no-check", is_flag=True, help="Do not start it for a check.")
+no_check = click.option("--no-check", is_flag=True, help="Do not start it for a check.")
 
 
 @flags("--cwd")
@@ -67,16 +74,16 @@ no_check = _option("--no-check", is_flag=True, help="Do not start it for a check
 @click.argument("name")
 @click.argument("target", nargs=-1, metavar="(URL | -- COMMAND [ARGUMENT]…)")
 @scope_option
-@_option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="A variable for the process.")
-@_option("-t", "--transport", type=click.Choice(("http", "sse", "stdio")), help="The transport.")
-@_option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of requests.")
-@_option("--timeout", metavar="SECONDS", help="How long a call may go without progress.")
-@_option("--startup-timeout", metavar="SECONDS", help="How long it may take to come up.")
-@_option("--include-tools", multiple=True, metavar="NAME,…", help="Only these of its tools.")
-@_option("--exclude-tools", multiple=True, metavar="NAME,…", help="None of these tools.")
-@_option("--required", is_flag=True, help="A run fails without it.")
-@_option("--start", type=click.Choice(("eager", "lazy")), help="When it is started: at once, or by the first call.")
-@_option("--replace", is_flag=True, help="Replace a server of this name.")
+@click.option("-e", "--env", multiple=True, metavar="NAME=VALUE", help="A variable for the process.")
+@click.option("-t", "--transport", type=click.Choice(("http", "sse", "stdio")), help="The transport.")
+@click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of requests.")
+@click.option("--timeout", metavar="SECONDS", help="How long a call may go without progress.")
+@click.option("--startup-timeout", metavar="SECONDS", help="How long it may take to come up.")
+@click.option("--include-tools", multiple=True, metavar="NAME,…", help="Only these of its tools.")
+@click.option("--exclude-tools", multiple=True, metavar="NAME,…", help="None of these tools.")
+@click.option("--required", is_flag=True, help="A run fails without it.")
+@click.option("--start", type=click.Choice(("eager", "lazy")), help="When it starts: at once, or at the first call.")
+@click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
 @click.pass_context
 def add(
@@ -107,7 +114,7 @@ def add(
             number = math.nan
         if not math.isfinite(number) or number <= 0:
             flag = f"--{option.replace('_', '-')}"
-            raise click.UsageError(f"{flag} takes seconds, a number above 0, not {options[option]!r}", context)
+            raise click.UsageError(f"{flag} takes seconds, a number above 0, not {options[option]!r}")
         fields[key] = int(number) if number.is_integer() else number
     for key in ("include_tools", "exclude_tools"):
         names = split_list(options[key])
@@ -145,7 +152,7 @@ def resolve_paths(words: Sequence[str], cwd: str) -> tuple[str, ...]:
 @click.argument("name")
 @click.argument("document", metavar="JSON|-")
 @scope_option
-@_option("--replace", is_flag=True, help="Replace a server of this name.")
+@click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
 @click.pass_context
 def add_json(
@@ -158,9 +165,9 @@ def add_json(
     try:
         fields: JsonValue = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise click.UsageError(f"This is invalid JSON: {exc}", context) from exc
+        raise click.UsageError(f"This is invalid JSON: {exc}") from exc
     if not is_json_object(fields):
-        raise click.UsageError('The server must be a JSON object, like {"command": …}', context)
+        raise click.UsageError('The server must be a JSON object, like {"command": …}')
     where = cast("Scope", scope or "user")
     return add_server(context, name, fields, where, replace=replace, check=not no_check)
 
@@ -168,17 +175,13 @@ def add_json(
 def add_server(
     context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
 ) -> int:
-    """Add a server to one of our files, start it once as a check, and return the exit code.
-
-    Raises:
-        click.UsageError: The row is invalid, or the file already has a server of this name.
-    """
+    """Add a server to one of our files, start it once as a check, and return the exit code."""
     invocation = read_invocation(context)
     path = own_config_path(scope, invocation.cwd)
     row = parse_server_row(name, fields, path, scope)
     with edit_own_config(path, private=scope == "user") as config:
         if name in config.rows() and not replace:
-            raise click.UsageError(f"{path} has a server {name!r}: give another name, or --replace", context)
+            raise click.UsageError(f"{path} has a server {name!r}: give another name, or --replace")
         config.put(name, fields)
     print_line(f"Added server {name!r} to {path}")
     if scope == "project":
@@ -287,3 +290,91 @@ def disable(context: click.Context, name: str, *, scope: str | None, **_: object
 def _switch_server(context: click.Context, name: str, scope: str | None, *, on: bool) -> int:
     print_line(switch_server(read_invocation(context).cwd, name, scope, on=on))
     return 0
+
+
+# -- servers of a registry --------------------------------------------------------------------------
+
+
+@flags("--cwd")
+@click.command("search")
+@click.argument("words", nargs=-1, required=True)
+@click.option("--limit", type=click.IntRange(1, 500), default=20, show_default=True, metavar="N", help="At most N.")
+@as_json
+@click.pass_context
+def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_json: bool, **_: object) -> int:
+    """Find servers in the registry that have one of WORDS in their names, and all of them in names or descriptions.
+
+    Registries only search names: a word that isn't in any name finds nothing by itself.
+    """
+    from induscode.servers.registry import RegistryClient  # noqa: PLC0415 — imports the web client
+
+    url = read_invocation(context).settings.get(REGISTRY_URL)
+    found = run_for_result(lambda _: RegistryClient(url).search(words, limit))
+    rows: list[JsonObject] = [
+        {"name": one.name, "version": one.version, "kinds": [*one.kinds], "description": one.description}
+        for one in found
+    ]
+    return Listing(
+        "servers",
+        rows,
+        ("NAME", "VERSION", "KINDS", "DESCRIPTION"),
+        lambda row: [", ".join(map(str, one)) if isinstance(one, list) else one for one in row.values()],
+        before={"registry": url},
+        empty=f"No server of {url} matches.",
+    ).show(as_json=as_json)
+
+
+@flags("--cwd")
+@click.command("install")
+@click.argument("name")
+@click.option("--version", default="latest", show_default=True, metavar="VERSION", help="The version of the server.")
+@click.option("--kind", type=click.Choice(("npm", "pypi", "oci", "remote")), help="Which of its packages.")
+@click.option("--as", "local", metavar="NAME", help="The name it gets here; the last part of its name by default.")
+@click.option("-e", "--set", "values", multiple=True, metavar="NAME=VALUE", help="A value that it takes.")
+@click.option("--yes", is_flag=True, help="Agree without a question.")
+@digest_option
+@click.option("--replace", is_flag=True, help="Replace a server of this name.")
+@scope_option
+@no_check
+@click.pass_context
+def install(
+    context: click.Context,
+    name: str,
+    *,
+    version: str,
+    kind: str | None,
+    local: str | None,
+    values: tuple[str, ...],
+    yes: bool,
+    digests: tuple[str, ...],
+    replace: bool,
+    scope: str | None,
+    no_check: bool,
+    **_: object,
+) -> int:
+    """Add the server NAME of the registry, such as io.github.owner/server, after a question.
+
+    Pins the exact version. The server reads the values it needs from variables when it starts. As with every server,
+    its tools are pinned when it first lists them.
+    """
+    from induscode.servers.registry import RegistryClient, build_installation  # noqa: PLC0415 — imports the web client
+
+    given: dict[str, str] = {}
+    for value in values:
+        key, equals, text = value.partition("=")
+        if not key or not equals:
+            raise click.UsageError(f"--set {value!r}: write NAME=VALUE")
+        given[key] = text
+    url = read_invocation(context).settings.get(REGISTRY_URL)
+    server = run_for_result(lambda _: RegistryClient(url).read_server(name, version))
+    made = build_installation(server, kind, given)
+    own = local or re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-")
+    try:
+        if not ask_consent(made.describe(server, url, own), f"Add it as {own!r}?", yes=yes, digests=digests):
+            print_status("nothing was added")
+            return 1
+    except click.UsageError as exc:
+        print_status(f"nothing was added. {exc.message}")
+        return 1
+    where = cast("Scope", scope or "user")
+    return add_server(context, own, made.fields, where, replace=replace, check=not no_check and not made.needed)

@@ -2,41 +2,45 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import hashlib
 import os
 import shutil
 from asyncio import get_running_loop
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from importlib import metadata
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import click
 from anyio import create_task_group
 
+from indusagi import DISTRIBUTION
 from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs
+from indusagi.core.faults import Note
 from indusagi.core.json import NotJson
 from indusagi.core.text import clean_text, format_count
-from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
+from indusagi.interop.protocol_bridge.client.start import StartHistory
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
 from induscode.boot.plans import load_plan, opened_store
 from induscode.boot.runners import START_ONCE, attach_servers, show_slow_start
 from induscode.cli.output import as_json, print_notes, write_json
-from induscode.cli.signals import run_until_signal
+from induscode.cli.signals import run_async, run_until_signal
 from induscode.cli.terminal import print_line, print_status
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
-from induscode.deck.mcp.known import find_started_before
-from induscode.deck.mcp.store.pins import read_pins
-from induscode.launch.installation import check_installation
+from induscode.deck.mcp.store.pins import find_started_before, read_pins
 from induscode.launch.options import flags, read_invocation
-from induscode.servers.listing import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
+from induscode.servers.plan import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
 from induscode.servers.remedies import advise, format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.capabilities.leftovers import Receipt
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
@@ -64,6 +68,8 @@ class _Findings:
     file: str
     trust: str
     target: str
+    package: str | None = None
+    """For a registry server: its package and whether we verified it."""
     handshake: str = "not tried"
     era: str | None = None
     version: str | None = None
@@ -75,33 +81,17 @@ class _Findings:
     remedy: str | None = None
     notes: Sequence[str] = ()
     disabled: Sequence[DisabledTool] = ()
-    package: str | None = None
-    """For a registry server: its package and whether we verified it."""
     references: JsonObject = field(default_factory=dict[str, "JsonValue"])
     warnings: Sequence[str] = ()
     """For a server without consent: references that look like secrets."""
 
     def as_json(self) -> JsonObject:
-        return {
-            "name": self.name,
-            "transport": self.transport,
-            "file": self.file,
-            "trust": self.trust,
-            "target": self.target,
-            "package": self.package,
-            "handshake": self.handshake,
-            "era": self.era,
-            "version": self.version,
-            "server": self.server,
-            "tools": self.tools,
-            "latencyMs": self.latency_ms,
-            "stderr": [*self.stderr],
-            "fault": self.fault,
-            "remedy": self.remedy,
-            "notes": [*self.notes],
-            "disabled": [tool.as_json() for tool in self.disabled],
-            **self.references,
-        }
+        hidden = {"references", "warnings"}
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in hidden}
+        values |= {"stderr": [*self.stderr], "notes": [*self.notes]}
+        values["disabled"] = [tool.as_json() for tool in self.disabled]
+        named = {"latencyMs" if key == "latency_ms" else key: value for key, value in values.items()}
+        return {**named, **self.references}
 
 
 @flags("--mcp", "--cwd")
@@ -166,7 +156,7 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
         target = format_url(row)
     findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)
     if row.registry is not None:
-        from induscode.servers.registry.package import describe_verification  # noqa: PLC0415 — for servers of a registry
+        from induscode.servers.registry import describe_verification  # noqa: PLC0415 — for servers of a registry
 
         package, sha256 = (clean_text(str(row.registry.get(key, "")))[0] for key in ("package", "sha256"))
         findings.package = f"{package} ({describe_verification(package, sha256)})"
@@ -225,7 +215,7 @@ def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins:
     disabled: list[DisabledTool] = []
     for remote in listed:
         try:
-            drift = pins.check(remote.ref, remote.raw)
+            drift = pins.judge(remote.ref, remote.raw).drift
         except NotJson:
             continue  # it has no digest, as a note of the listing says
         if drift is not None and drift.disables:
@@ -288,38 +278,35 @@ def _print_report(
     "--limit", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="The last N entries."
 )
 @click.pass_context
-def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
+@run_async
+async def logs(context: click.Context, name: str, *, as_json: bool, limit: int, **_: object) -> int:
     """Show the faults of the server NAME, with its last lines on standard error.
 
     They come from the ledger, which redacts known secrets.
     """
-
-    async def work(_: CancelToken) -> int:
-        async with opened_store() as store:
-            rows = await _read_entries(store, name, limit)
-        if not rows:
-            find_row(load_plan(read_invocation(context)), name)
-        entries: list[JsonObject] = [
-            {
-                "at": row.at,
-                "run": row.run,
-                "event": row.op,
-                "subject": row.facts.get("subject", ""),
-                "detail": row.facts.get("detail", ""),
-            }
-            for row in rows
-        ]
-        if as_json:
-            write_json({"server": name, "entries": entries})
-            return 0
-        for entry in entries:
-            for line in str(entry["detail"]).split("\n"):
-                print_line(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
-        if not entries:
-            print_line(f"Nothing has happened at server {name!r} yet.")
+    async with opened_store() as store:
+        rows = await _read_entries(store, name, limit)
+    if not rows:
+        find_row(load_plan(read_invocation(context)), name)
+    entries: list[JsonObject] = [
+        {
+            "at": row.at,
+            "run": row.run,
+            "event": row.op,
+            "subject": row.facts.get("subject", ""),
+            "detail": row.facts.get("detail", ""),
+        }
+        for row in rows
+    ]
+    if as_json:
+        write_json({"server": name, "entries": entries})
         return 0
-
-    return run_until_signal(work)
+    for entry in entries:
+        for line in str(entry["detail"]).split("\n"):
+            print_line(f"{entry['at']}  {entry['event']}  {entry['subject']}  {line}".rstrip())
+    if not entries:
+        print_line(f"Nothing has happened at server {name!r} yet.")
+    return 0
 
 
 async def _read_entries(store: ThreadedStore, name: str, limit: int) -> Sequence[Row]:
@@ -339,8 +326,7 @@ async def _read_entries(store: ThreadedStore, name: str, limit: int) -> Sequence
 def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
     """Start a server once and print whether it's up. Offering a sign-in, if it needs one, is up to the caller.
 
-    Returns:
-        Its status, or `None` if it can't start or a signal interrupted us.
+    Returns its status, or `None` if it can't start or a signal interrupted us.
     """
     plan = load_plan(invocation).narrow([name])
     found: list[EndpointStatus] = []
@@ -371,3 +357,60 @@ def check_server(invocation: Invocation, name: str) -> EndpointStatus | None:
         return None
     run_until_signal(start)
     return found[0] if found else None
+
+
+# -- installed files --------------------------------------------------------------------------------
+
+
+_OTHERS = ("indusagi", "induscode")
+_PACKAGES = ("indusagi/", "induscode/")
+_MAX_NAMES = 3
+
+
+def check_installation() -> Sequence[Note]:
+    """Compare installed files with the distribution's RECORD, and look for conflicting distributions.
+
+    `indusagi` and `induscode` on PyPI install packages and commands of the same names. Unlike the check at startup,
+    this one (for `indus mcp doctor`) reads every file.
+    RECORD: https://packaging.python.org/en/latest/specifications/recording-installed-packages/
+    """
+    remedy = f"pip uninstall {' '.join(_OTHERS)} {DISTRIBUTION}, then install {DISTRIBUTION} again"
+    notes = [
+        Note(f"distribution {name} {other.version}", "has files of the same names as ours", remedy)
+        for name in _OTHERS
+        if (other := _find_distribution(name)) is not None
+    ]
+    own = _find_distribution(DISTRIBUTION)
+    changed = () if own is None else _list_changed_files(own)
+    if changed:
+        names = ", ".join(changed[:_MAX_NAMES]) + (" …" if len(changed) > _MAX_NAMES else "")
+        message = f"{len(changed)} of its files are not as they were installed: {names}"
+        notes.append(Note(f"distribution {DISTRIBUTION}", message, remedy))
+    return notes
+
+
+def _list_changed_files(own: metadata.Distribution) -> Sequence[str]:
+    """List our missing and modified files. A clone has none, since its RECORD doesn't list our packages.
+
+    We read RECORD ourselves because `Distribution.files` omits missing files since Python 3.12.
+    """
+    changed: list[str] = []
+    for name, digest, _size in csv.reader((own.read_text("RECORD") or "").splitlines()):
+        mode, _, wanted = digest.partition("=")
+        if not name.startswith(_PACKAGES) or mode != "sha256":
+            continue
+        try:
+            data = Path(str(own.locate_file(name))).read_bytes()
+        except OSError:
+            changed.append(name)
+            continue
+        if base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode() != wanted:
+            changed.append(name)
+    return changed
+
+
+def _find_distribution(name: str) -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None

@@ -26,14 +26,12 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.commands.mcp.configure import give_consent
 from induscode.deck.mcp.drift import same_json
 from induscode.launch.options import flags, read_invocation
-from induscode.servers.clients import DEFAULT_ADDRESS, PROGRAMS, config_places
-from induscode.servers.clients.entry import is_own_row
+from induscode.servers.clients import DEFAULT_ADDRESS, PROGRAMS, config_places, is_own_row
 from induscode.servers.config.dialects import detect_dialect, find_dialect
 from induscode.servers.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
 from induscode.servers.config.trust import describe_row
 from induscode.servers.config.writer import edit_own_config, own_config_path, read_own_config
-from induscode.servers.listing import name_transport, scope_option
-from induscode.servers.new_row import is_server_name, parse_server_row
+from induscode.servers.plan import is_server_name, name_transport, parse_server_row, scope_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -63,11 +61,6 @@ class ForeignServer:
     """The row in our format."""
     fields: JsonObject
     origin: Origin
-
-    @property
-    def name(self) -> str:
-        """The server's name."""
-        return self.row.id
 
 
 def read_foreign(
@@ -207,7 +200,7 @@ class _Candidate:
 
     def as_json(self) -> JsonObject:
         return {
-            "name": self.server.name,
+            "name": self.server.row.id,
             "source": self.server.origin.dialect,
             "file": self.server.origin.file,
             "scope": self.server.origin.scope,
@@ -253,7 +246,7 @@ def command(
         file = os.path.join(cwd, os.path.expanduser(source))
         if not os.path.isfile(file):
             message = f"--from {source!r} is neither a file nor one of {', '.join(PROGRAMS)}"
-            raise click.UsageError(message, context)
+            raise click.UsageError(message)
         more, remarks = read_foreign(file, "given", cwd)
         servers, notes = [*servers, *more], [*notes, *remarks]
     print_notes(notes)
@@ -284,12 +277,12 @@ def _compare_servers(servers: Iterable[ForeignServer], ours: Mapping[str, JsonOb
     }
     candidates: list[_Candidate] = []
     for server in servers:
-        known = taken.get(server.name)
-        if not is_server_name(server.name):
+        known = taken.get(server.row.id)
+        if not is_server_name(server.row.id):
             conflict = "its name cannot be used here"
         elif known is None:
             conflict = ""
-            taken[server.name] = server.fields
+            taken[server.row.id] = server.fields
         elif same_json(known, server.fields):
             conflict = "there already"
         else:
@@ -304,20 +297,20 @@ def _ask_copy(server: ForeignServer, *, yes: bool) -> bool:
         return True
     if not can_ask_user():
         reason = "not copied: it comes with the project, and there is no terminal for a question"
-        print_status(f"server {server.name!r} of {server.origin}: {reason} (--yes copies it)")
+        print_status(f"server {server.row.id!r} of {server.origin}: {reason} (--yes copies it)")
         return False
-    return ask_consent(describe_row(server.row), f"Copy server {server.name}?")
+    return ask_consent(describe_row(server.row), f"Copy server {server.row.id}?")
 
 
 def _copy_servers(path: str, whose: Scope, servers: Sequence[ForeignServer], *, quiet: bool) -> None:
-    rows = {server.name: parse_server_row(server.name, server.fields, path, whose) for server in servers}
+    rows = {server.row.id: parse_server_row(server.row.id, server.fields, path, whose) for server in servers}
     with edit_own_config(path, private=whose == "user") as config:
         # Another process may have just added a server of the same name.
-        new = [server for server in servers if server.name not in config.rows()]
+        new = [server for server in servers if server.row.id not in config.rows()]
         for server in new:
-            config.put(server.name, server.fields)
+            config.put(server.row.id, server.fields)
     for server in new:
         if not quiet:
-            print_line(f"Added server {server.name!r} to {path}")
+            print_line(f"Added server {server.row.id!r} to {path}")
         if whose == "project":
-            give_consent(rows[server.name])
+            give_consent(rows[server.row.id])

@@ -13,10 +13,10 @@ from indusagi.core.json import compact_json
 from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.contract import ITEM_KINDS
 from induscode.boot.plans import LOOK_LIMIT_S, build_silent_note, load_plan, opened_store
-from induscode.calls.statistics import format_duration
+from induscode.calls.database import format_duration
 from induscode.cli.listing import GrowingTable, live_table
 from induscode.cli.output import as_json, print_notes, write_json
-from induscode.cli.signals import run_for_result, run_until_signal
+from induscode.cli.signals import run_async, run_for_result
 from induscode.cli.terminal import print_line
 from induscode.commands.groups import complete_server
 from induscode.deck.mcp.drift import command_line, describe_causes
@@ -25,7 +25,7 @@ from induscode.deck.mcp.store.pins import read_disabled_tools
 from induscode.launch.options import flags, read_invocation
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import server_identity
-from induscode.servers.listing import (
+from induscode.servers.plan import (
     STATE_REMEDIES,
     build_config_facts,
     build_reference_facts,
@@ -38,7 +38,6 @@ from induscode.servers.listing import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.deck.mcp.boot import BootedBridge
@@ -77,7 +76,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
     plan = load_plan(invocation)
     if watch:
         if as_json or no_check:
-            raise click.UsageError("--watch shows a table of connected servers: no --json, no --no-check", context)
+            raise click.UsageError("--watch shows a table of connected servers: no --json, no --no-check")
         return _watch_servers(plan)
     # The table already says why a server isn't started.
     print_notes(note for note in plan.notes if not note.message.startswith(("not started", "switched off")))
@@ -96,11 +95,11 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
             table.add(["-" if row[key] is None else row[key] for key in _KEYS])
 
     if no_check or not plan.configs:
-        states = _read_states(plan)
+        states = run_for_result(lambda _: _read_states(plan))
         for row in plan.rows:
             show(_build_row(row, plan, states))
     else:
-        _check_servers(plan, show)
+        run_for_result(lambda _: _check_servers(plan, show))
     rows.sort(key=lambda row: plan.configured.index(str(row["name"])))
     for row in off:
         show(row)
@@ -133,72 +132,59 @@ class _OrderedRows:
             self.add(self._ready[name])
 
 
-def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None:
-    """Connect to the servers and show each row as soon as we know its state.
+async def _check_servers(plan: ServerPlan, show: Callable[[JsonObject], None]) -> None:
+    """Connect to the servers and show each row as soon as we know its state."""
+    from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
 
-    Raises:
-        click.exceptions.Exit: A signal interrupted us.
-    """
     ordered = _OrderedRows(plan.rows, show)
+    async with opened_store() as store:
+        mcp = await attach_servers(plan, store, replace(START_ONCE, only=()), wait=False)
 
-    async def check_all(_: CancelToken) -> None:
-        from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+        async def check(row: ServerRow) -> None:
+            starting = await mcp.wake([row.id], LOOK_LIMIT_S) if row.id in plan.configs else ()
+            facts = _build_row(row, plan, _read_present_states(mcp, [row.id]))
+            if starting and not facts["message"]:
+                facts["message"] = str(build_silent_note(row.id, LOOK_LIMIT_S)).partition(": ")[2]
+            ordered.add(facts)
 
-        async with opened_store() as store:
-            mcp = await attach_servers(plan, store, replace(START_ONCE, only=()), wait=False)
-
-            async def check(row: ServerRow) -> None:
-                starting = await mcp.wake([row.id], LOOK_LIMIT_S) if row.id in plan.configs else ()
-                facts = _build_row(row, plan, _read_present_states(mcp, [row.id]))
-                if starting and not facts["message"]:
-                    facts["message"] = str(build_silent_note(row.id, LOOK_LIMIT_S)).partition(": ")[2]
-                ordered.add(facts)
-
-            ordering = get_running_loop().call_later(_IN_ORDER_S, ordered.end_order)
-            try:
-                async with TaskGroup() as tasks:
-                    for row in plan.rows:
-                        tasks.create_task(check(row))
-            finally:
-                ordering.cancel()
-                await mcp.aclose()
-
-    run_for_result(check_all)
+        ordering = get_running_loop().call_later(_IN_ORDER_S, ordered.end_order)
+        try:
+            async with TaskGroup() as tasks:
+                for row in plan.rows:
+                    tasks.create_task(check(row))
+        finally:
+            ordering.cancel()
+            await mcp.aclose()
 
 
-def _watch_servers(plan: ServerPlan) -> int:
+@run_async
+async def _watch_servers(plan: ServerPlan) -> int:
     """Redraw the table whenever a server changes."""
+    from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
+    from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the bridge
 
-    async def watch(_: CancelToken) -> int:
-        from induscode.boot.runners import START_ONCE, attach_servers  # noqa: PLC0415 — imports the bridge
-        from induscode.deck.mcp.boot import BootOptions  # noqa: PLC0415 — imports the bridge
-
-        changed = anyio.Event()
-        options = BootOptions(
-            lazy=(), reloadable=True, on_event=lambda _: changed.set(), retention=START_ONCE.retention
-        )
-        async with opened_store() as store:
-            mcp = await attach_servers(plan, store, options, wait=False)
-            try:
-                with live_table() as show:
-                    while True:
-                        changed = anyio.Event()
-                        states = _read_present_states(mcp, [row.id for row in plan.rows])
-                        rows = [_build_row(row, plan, states) for row in plan.rows]
-                        figures = _measure_servers(mcp)
-                        cells = [
-                            [*("-" if row[key] is None else row[key] for key in _KEYS[:4]),
-                             *figures.get(str(row["name"]), ("-", "-", "-")), row["message"]]
-                            for row in rows
-                        ]  # fmt: skip
-                        nothing = "" if cells else f"{_NO_SERVERS}  "
-                        show(_WATCH_HEADS if cells else (), cells, f"{nothing}Ctrl-C ends it.")
-                        await changed.wait()
-                        await anyio.sleep(_DEBOUNCE_S)
-            finally:
-                await mcp.aclose()
-
-    return run_until_signal(watch)
+    changed = anyio.Event()
+    options = BootOptions(lazy=(), reloadable=True, on_event=lambda _: changed.set(), retention=START_ONCE.retention)
+    async with opened_store() as store:
+        mcp = await attach_servers(plan, store, options, wait=False)
+        try:
+            with live_table() as show:
+                while True:
+                    changed = anyio.Event()
+                    states = _read_present_states(mcp, [row.id for row in plan.rows])
+                    rows = [_build_row(row, plan, states) for row in plan.rows]
+                    figures = _measure_servers(mcp)
+                    cells = [
+                        [*("-" if row[key] is None else row[key] for key in _KEYS[:4]),
+                         *figures.get(str(row["name"]), ("-", "-", "-")), row["message"]]
+                        for row in rows
+                    ]  # fmt: skip
+                    nothing = "" if cells else f"{_NO_SERVERS}  "
+                    show(_WATCH_HEADS if cells else (), cells, f"{nothing}Ctrl-C ends it.")
+                    await changed.wait()
+                    await anyio.sleep(_DEBOUNCE_S)
+        finally:
+            await mcp.aclose()
 
 
 def _measure_servers(mcp: BootedBridge) -> dict[str, tuple[object, object, object]]:
@@ -239,25 +225,18 @@ def _read_present_states(mcp: BootedBridge, servers: Sequence[str]) -> _States:
     return _States(known, counts, {**disabled})
 
 
-def _read_states(plan: ServerPlan) -> _States:
-    """Read the states from the ledger, without connecting.
-
-    Raises:
-        click.exceptions.Exit: A signal interrupted us.
-    """
+async def _read_states(plan: ServerPlan) -> _States:
+    """Read the states from the ledger, without connecting."""
     states = _States({}, {}, {})
-
-    async def read_all(_: CancelToken) -> None:
-        async with opened_store() as store:
-            for row in await store.latest("list"):
-                config = plan.configs.get(str(row.facts.get("server")))
-                is_of_tools = "kind" not in row.facts
-                if config is not None and is_of_tools and row.facts.get("identity") == server_identity(config):
-                    states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
-            states.disabled.update(await read_disabled_tools(store, plan.configs.values(), *ITEM_KINDS))
-
-    if plan.configs:
-        run_for_result(read_all)
+    if not plan.configs:
+        return states
+    async with opened_store() as store:
+        for row in await store.latest("list"):
+            config = plan.configs.get(str(row.facts.get("server")))
+            is_of_tools = "kind" not in row.facts
+            if config is not None and is_of_tools and row.facts.get("identity") == server_identity(config):
+                states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
+        states.disabled.update(await read_disabled_tools(store, plan.configs.values(), *ITEM_KINDS))
     return states
 
 
@@ -343,7 +322,7 @@ def get(context: click.Context, name: str, *, as_json: bool, **_: object) -> int
         facts = off
     else:
         row = find_row(plan, name)
-        states = _read_states(plan.narrow([name]))
+        states = run_for_result(lambda _: _read_states(plan.narrow([name])))
         facts = {**_build_row(row, plan, states), "dialect": row.origin.dialect}
         facts |= {"consent": plan.consent[row.id], **build_config_facts(row)}
         facts |= {"variables": [*row.secrets], **build_reference_facts(row)}

@@ -16,14 +16,14 @@ from induscode.cli.signals import run_until_signal
 from induscode.cli.terminal import print_status
 from induscode.commands.groups import complete_server, open_prompt, print_signed_in, print_signed_out, sign_in_options
 from induscode.launch.options import flags, read_invocation
-from induscode.servers.listing import STATE_REMEDIES, find_row
-from induscode.servers.sign_in.servers import SignInFacts, get_auth, read_sign_in, sign_in_to_server, sign_out_of_server
+from induscode.servers.plan import STATE_REMEDIES, find_row
+from induscode.servers.sign_in import SignInFacts, get_auth, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.launch.invocation import Invocation
-    from induscode.servers.sign_in.prompts import SignInWay
+    from induscode.servers.sign_in import SignInWay
 
 _FAILED = 1
 
@@ -42,32 +42,27 @@ def login(context: click.Context, name: str, *, way: SignInWay | None, port: int
 
 
 def sign_in_and_check(invocation: Invocation, name: str, way: SignInWay = "browser", port: int | None = None) -> int:
-    """Sign in to a server interactively, start it once, and return the exit code.
-
-    Raises:
-        click.UsageError: The server doesn't exist, or isn't startable.
-    """
+    """Sign in to a server interactively, start it once, and return the exit code."""
     from induscode.commands.mcp.doctor import check_server  # noqa: PLC0415 — imports the bridge
 
     config = _find_config(invocation, name)
-    code = run_until_signal(lambda token: _sign_in(config, way, port, token))
-    if code:
+
+    async def sign_in(cancel: CancelToken) -> int:
+        try:
+            await sign_in_to_server(config, open_prompt(way, cancel), device=way == "device", port=port)
+        except AuthFault as fault:
+            print_status(f"not signed in to {config.id!r}: {fault}")
+            return _FAILED
+        print_signed_in(config.id, await read_sign_in(config), get_auth(config).store)
+        return 0
+
+    if code := run_until_signal(sign_in):
         return code
     status = check_server(invocation, name)
     if status is None or status.fault is None:
         return 0
     print_status(str(status.fault))
     return _FAILED
-
-
-async def _sign_in(config: ServerConfig, way: SignInWay, port: int | None, cancel: CancelToken) -> int:
-    try:
-        await sign_in_to_server(config, open_prompt(way, cancel), device=way == "device", port=port)
-    except AuthFault as fault:
-        print_status(f"not signed in to {config.id!r}: {fault}")
-        return _FAILED
-    print_signed_in(config.id, await read_sign_in(config), get_auth(config).store)
-    return 0
 
 
 @flags("--mcp", "--cwd")
@@ -119,7 +114,10 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
             "servers",
             found,
             ("NAME", "STATE", "WHO", "SCOPES", "EXPIRES", "STORED"),
-            _format_cells,
+            lambda facts: (
+                *(facts.name, facts.state),
+                *(one or "-" for one in (facts.account, " ".join(facts.scopes), facts.format_expiry(), facts.place)),
+            ),
             to_json=SignInFacts.to_json,
             empty="No server behind a URL is configured: servers that are processes have no sign-in",
         )
@@ -132,22 +130,13 @@ def auth(context: click.Context, *, as_json: bool, **_: object) -> int:
     return run_until_signal(work)
 
 
-def _format_cells(facts: SignInFacts) -> tuple[str, ...]:
-    known = (facts.account, " ".join(facts.scopes), facts.format_expiry(), facts.place)
-    return facts.name, facts.state, *(one or "-" for one in known)
-
-
 def _configure_url(url: str) -> ServerConfig:
     """Build the configuration of a server from just its URL."""
     return StreamableHttpServerConfig(url, url, auth=ServerAuth(store=CredentialFiles()))
 
 
 def _find_config(invocation: Invocation, name: str) -> ServerConfig:
-    """Return a server's configuration with its variables expanded.
-
-    Raises:
-        click.UsageError: The server doesn't exist, or isn't startable.
-    """
+    """Return a startable server's configuration with its variables expanded."""
     plan = load_plan(invocation)
     row = find_row(plan, name)
     state = plan.state_of(row)

@@ -36,7 +36,7 @@ from induscode.deck.mcp.lock import LOCK_NAME, compare_lock, read_lock, write_lo
 from induscode.launch.options import flags, read_invocation
 from induscode.servers.config.trust import TrustStore
 from induscode.servers.config.writer import own_config_path
-from induscode.servers.listing import build_unknown_server, find_row
+from induscode.servers.plan import build_unknown_server, find_row
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -78,7 +78,7 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, digests:
             if row not in rows:
                 print_line(f"{row.id}: {row.origin.file} is your own file: it needs no consent")
     if yes and not names:
-        raise click.UsageError("--yes takes the names of the servers to consent to", context)
+        raise click.UsageError("--yes takes the names of the servers to consent to")
     if not rows:
         print_notes(note for note in plan.notes if note.message.startswith("skipped"))
         print_line("There is no server of this project that waits for consent.")
@@ -86,7 +86,7 @@ def trust(context: click.Context, names: tuple[str, ...], *, yes: bool, digests:
     if not yes and not can_ask_user():
         waiting = " ".join(row.id for row in rows)
         message = f"There is no terminal for a question: look at the file, then indus mcp trust --yes {waiting}"
-        raise click.UsageError(message, context)
+        raise click.UsageError(message)
     store = TrustStore()
     code = 0
     for row in rows:
@@ -165,7 +165,7 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
     plan = plan.narrow([row.id for row in plan.rows if row.origin.scope != "user"])
     if not plan.rows:
         message = "The project has no servers of its own: indus mcp add -s project NAME …, or --mcp FILE"
-        raise click.UsageError(message, context)
+        raise click.UsageError(message)
     path = os.path.join(invocation.cwd, LOCK_NAME)
 
     async def work(_: CancelToken) -> int:
@@ -272,7 +272,7 @@ def _load_servers(context: click.Context, server: str | None) -> ServerPlan:
     if server is not None:
         return plan.narrow([find_row(plan, server).id])
     if not plan.rows:
-        raise click.UsageError("There are no servers: 'indus mcp add' adds one", context)
+        raise click.UsageError("There are no servers: 'indus mcp add' adds one")
     return plan
 
 

@@ -23,8 +23,17 @@ from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.tasks import BackgroundTask, ReadWriteLock
 from indusagi.runtime.calls import current_client
 from induscode.conversations.agents.files import BUILT_IN, GENERAL
-from induscode.conversations.agents.sub_session import CLOSING_S, SubSession, TaskLevel, is_reading_deck, select_deck
-from induscode.conversations.agents.task import AGENT_OP, DelegatedTask, TaskActivity
+from induscode.conversations.agents.sub_session import (
+    AGENT_OP,
+    CLOSING_S,
+    DelegatedTask,
+    SubSession,
+    TaskActivity,
+    TaskLevel,
+    close_in_time,
+    is_reading_deck,
+    select_deck,
+)
 from induscode.conversations.transcript import ConversationError, Transcript
 from induscode.deck.contract import DelegateReport
 
@@ -49,13 +58,8 @@ _DEFAULT_TIMEOUT_S = 600.0
 class SubSessions:
     """Runs sub-sessions. Created before its session; `attach` connects the two.
 
-    Args:
-        directory: Directory of task logs.
-        cwd: The working directory.
-        files: The agents, by default `general` and `explore`.
-        has_background: Whether tasks may run in the background, which requires notices to reach the model.
-        most_kept: Number of resumable tasks; `None` for all.
-        on_end: Called with a line about each background task that ends.
+    Logs of tasks go to `directory`, and `most_kept` limits the resumable tasks. With `has_background`, tasks may run in
+    the background, which requires notices to reach the model; `on_end` receives a line about each one that ends.
     """
 
     def __init__(
@@ -74,7 +78,7 @@ class SubSessions:
         self.tasks: dict[str, DelegatedTask] = {}
         """This run's tasks by id, oldest first."""
         self._on_end = on_end
-        self._root: Callable[[], Awaitable[ParentSession]] | None = None
+        self._make_parent: Callable[[], Awaitable[ParentSession]] | None = None
         self._parent: ParentSession | None = None
         self._order = ReadWriteLock()
         self._nested: dict[ContextId, TaskLevel] = {}
@@ -84,15 +88,11 @@ class SubSessions:
 
     def attach(self, parent: ParentSession) -> None:
         """Connect the session that starts tasks here."""
-
-        async def give() -> ParentSession:
-            return parent
-
-        self._root, self._parent = give, parent
+        self._parent = parent
 
     def attach_factory(self, make: Callable[[], Awaitable[ParentSession]]) -> None:
         """Connect a host that creates a parent for each task. If it raises a `CoreError`, that's the report."""
-        self._root = make
+        self._make_parent = make
 
     def list_agents(self) -> Sequence[str]:
         """List the names of the agents."""
@@ -125,10 +125,11 @@ class SubSessions:
             where = "here" if level is None else "for a task of a task"
             return _refuse(f"No task can run in the background {where}: call it without `background`.")
         try:
-            if level is None and self._root is not None:
-                level = TaskLevel(await self._root(), order=self._order)
-            elif level is None:
-                return _refuse("The session is not open yet.")
+            if level is None:
+                parent = self._parent if self._make_parent is None else await self._make_parent()
+                if parent is None:
+                    return _refuse("The session is not open yet.")
+                level = TaskLevel(parent, order=self._order)
             agent, transcript = await self._open(request)
         except (OSError, CoreError) as exc:
             return _refuse(str(exc))
@@ -147,7 +148,7 @@ class SubSessions:
             await self._remember(task)
             return await work(ctx.report)
         if len(self.list_running()) >= MOST_WAITING:
-            await _close_log(transcript)
+            await close_in_time(partial(to_thread.run_sync, transcript.close))
             return _refuse(f"{MOST_WAITING} tasks have not ended yet: wait for one of them.")
         await self._remember(task)
         task.owner = BackgroundTask(f"task {task.id}")
@@ -195,9 +196,7 @@ class SubSessions:
     async def _open(self, request: DelegateRequest) -> tuple[AgentDefinition, Transcript]:
         """Open a task's log and find its agent: the requested one, or the one it started with.
 
-        Raises:
-            OSError: The log can't be opened.
-            ConversationError: The task or the agent is unknown.
+        `ConversationError` if one of them is unknown.
         """
         name = request.resume or new_ulid()
         directory = self._name_log(name, _find_principal())
@@ -262,7 +261,7 @@ class SubSessions:
         report = _refuse("The task was cancelled.", task.id, "cancelled")
         try:
             async with AsyncExitStack() as stack:
-                stack.push_async_callback(_close_log, transcript)
+                stack.push_async_callback(close_in_time, partial(to_thread.run_sync, transcript.close))
                 # Whether the task is read-only is decided once, and holds until it ends.
                 is_reading = is_reading_deck(select_deck(level.parent.deck(), agent, level.depth + 1))
                 times = [float(agent.timeout_s)] if agent.timeout_s is not None else list[float]()
@@ -280,7 +279,7 @@ class SubSessions:
                     if not task.cancel.cancelled:
                         report = _refuse("Its turn did not come: other agents are at work.", task.id, "time")
                     return report
-                run = SubSession(task, agent, request, level, transcript, is_reading, limit_s, self._cwd)
+                run = SubSession(task, agent, request, level, transcript, is_reading, limit_s)
                 report = await run.execute(stack, self._nested, report_progress)
                 return report
         except ConversationError as exc:
@@ -297,8 +296,3 @@ def _find_principal() -> str:
 
 def _refuse(text: str, identity: str | None = None, reason: str = "error") -> DelegateReport:
     return DelegateReport(ok=False, text=text, id=identity, reason=reason)
-
-
-async def _close_log(transcript: Transcript) -> None:
-    with anyio.move_on_after(CLOSING_S, shield=True):
-        await to_thread.run_sync(transcript.close)

@@ -107,11 +107,7 @@ def find_folders(cwd: str, name: str, notes: list[str]) -> Sequence[tuple[AgentO
 
 
 def read_markdown(path: str, folder: str) -> tuple[str | None, str]:
-    """Read a file's front matter, if it has some, and the rest of its text.
-
-    Raises:
-        OSError: It's unreadable, too large, or a link out of `folder`.
-    """
+    """Read a file's front matter, if any, and the rest; `OSError` if it's too large or a link out of `folder`."""
     real = os.path.realpath(path)
     if not is_within(real, os.path.realpath(folder)):
         raise OSError(0, "it is a link that leads out of the directory")
@@ -134,12 +130,7 @@ def _list_files(folder: str, notes: list[str]) -> Sequence[str]:
 
 
 def _read_agent(path: str, folder: str, origin: AgentOrigin, notes: list[str]) -> AgentDefinition:
-    """Read a file.
-
-    Raises:
-        OSError: It's unreadable, too large, or a link out of its directory.
-        AgentFileError: It doesn't describe an agent.
-    """
+    """Read a file; `AgentFileError` if it doesn't describe an agent."""
     front, prompt = read_markdown(path, folder)
     if front is None:
         raise AgentFileError("it has no front matter: write name, description and tools between two lines ---")

@@ -1,4 +1,4 @@
-"""A running task: a new history on its parent's servers.
+"""A running task: a new history on its parent's servers, and its row in `/tasks`.
 
 It gets the parent's deck, narrowed by its agent's list, and spends the parent's budget. Its server lease, jobs and
 context always end with it.
@@ -6,9 +6,12 @@ context always end with it.
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from time import monotonic
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import anyio
 from anyio import to_thread
@@ -18,32 +21,34 @@ from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.tasks import ReadWriteLock
-from indusagi.core.text import escape_invisible
+from indusagi.core.text import clean_text, cut_text, escape_invisible, format_count
 from indusagi.runtime.calls import current_agent
 from indusagi.runtime.contract import ToolProgress
 from induscode.boot.plans import canon_tool_name
-from induscode.conversations.agents.task import find_objective
 from induscode.conversations.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled, Usage
 from induscode.conversations.deck_limit import DeckSearch, list_shown_names
 from induscode.conversations.transcript import ConversationReadState
+from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, path_of
+from induscode.deck.cards.task import describe_work, format_report
 from induscode.deck.contract import DelegateReport, only_reads
 from induscode.permissions.plan_mode import ENTER, EXIT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
-    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.cancel import CancelToken
+    from indusagi.core.tasks import BackgroundTask
     from indusagi.interop.protocol_bridge.owner import ServerLeases
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.conversations.agents.files import AgentDefinition
-    from induscode.conversations.agents.task import DelegatedTask
     from induscode.conversations.contract import EndReason, EventSink, RunEvent, RunResult
     from induscode.conversations.prompt import SystemPrompt
     from induscode.conversations.transcript import Transcript
     from induscode.deck.contract import Capability, DelegateRequest
     from induscode.deck.provision import ToolDeck
     from induscode.permissions.rules import Rule
+
 
 MOST_DEPTH = 2
 """A task may start tasks, but they may not."""
@@ -114,10 +119,9 @@ class SubSession:
         transcript: Transcript,
         is_reading: bool,
         limit_s: float,
-        cwd: str,
     ) -> None:
         self._task, self._agent, self._request, self._level = task, agent, request, level
-        self._transcript, self._is_reading, self._limit_s, self._cwd = transcript, is_reading, limit_s, cwd
+        self._transcript, self._is_reading, self._limit_s = transcript, is_reading, limit_s
         turns = [turns for turns in (request.max_turns, agent.max_turns) if turns is not None]
         self._budget = RequestBudget(min(turns, default=_DEFAULT_TURNS), above=level.parent.budget)
         self._limits = None if agent.tools is None else _build_limits(agent)
@@ -149,7 +153,7 @@ class SubSession:
             cancel=task.cancel,
             closing=CleanupStack(),
         )
-        stack.push_async_callback(_close_context, context)
+        stack.push_async_callback(close_in_time, context.aclose)
         runner, remark = parent.runner, ""
         if self._agent.model is not None and parent.open_runner is not None:
             try:
@@ -177,7 +181,7 @@ class SubSession:
         stack.push_async_callback(search.aclose)
         plan = RunPlan(
             toolbox=lambda: search.open_box(self.select_deck(), context),
-            system_prompt=lambda: self._write_system_prompt(),
+            system_prompt=self._write_system_prompt,
             cancel=task.cancel,
             budget=self._budget,
             history=self._transcript.messages(),
@@ -277,6 +281,128 @@ def _build_limits(agent: AgentDefinition) -> Callable[[Capability], Capability]:
     return lambda card: limit_card(card, limits) if card.name in part else card
 
 
-async def _close_context(context: ToolContext) -> None:
+async def close_in_time(closing: Callable[[], Awaitable[None]]) -> None:
+    """Close something even in a cancelled task, within a time limit."""
     with anyio.move_on_after(CLOSING_S, shield=True):
-        await context.aclose()
+        await closing()
+
+
+# -- tasks --------------------------------------------------------------------------------------
+
+
+TaskState: TypeAlias = Literal["waiting", "running", "done", "ended early"]
+AGENT_OP = "agent"
+"""Row in a task's log with its agent's name and its objective."""
+_MAX_OBJECTIVE_CHARS = 60
+
+
+class TaskActivity:
+    """A task's call counts by tool, and the files it wrote or edited, in order."""
+
+    def __init__(self, cwd: str) -> None:
+        self._cwd = cwd
+        self._pending: dict[str, str] = {}
+        self._paths: dict[str, None] = {}
+        self._calls: Counter[str] = Counter()
+        self.last = ""
+        """The last tool called."""
+
+    def follow(self, event: RunEvent) -> None:
+        """Count a call, and record its path when it succeeds."""
+        if isinstance(event, ToolCalled):
+            self.last = event.name
+            self._calls[event.name] += 1
+            path = path_of(event.arguments) if event.name in CHECKPOINTED_TOOLS else None
+            if path is not None:
+                self._pending[event.id] = path
+        elif isinstance(event, ToolAnswered):
+            path = self._pending.pop(event.id, None)
+            if path is not None and not event.is_error:
+                self._add(path)
+            if event.name == "task":
+                files = event.details.get("files")  # of a task of this task
+                for path in files if isinstance(files, list) else ():
+                    if isinstance(path, str):
+                        self._add(path)
+
+    @property
+    def calls(self) -> Mapping[str, int]:
+        """Number of calls by tool."""
+        return dict(self._calls)
+
+    def paths(self) -> tuple[str, ...]:
+        """List the paths, relative to the working directory where possible."""
+        return tuple(self._paths)
+
+    def _add(self, path: str) -> None:
+        full = os.path.normpath(os.path.join(self._cwd, os.path.expanduser(path)))
+        self._paths.setdefault(full.removeprefix(os.path.join(self._cwd, "")))
+
+
+@dataclass(slots=True, kw_only=True)
+class DelegatedTask:
+    """A run of a sub-agent."""
+
+    id: str
+    agent: str
+    objective: str
+    cancel: CancelToken
+    """Ends the task."""
+    activity: TaskActivity
+    is_background: bool = False
+    state: TaskState = "waiting"
+    started: float = field(default_factory=monotonic)
+    finished: float | None = None
+    report: DelegateReport | None = None
+    principal: str = ""
+    """The gateway client that owns it; empty if clients have no identity."""
+    ended: anyio.Event = field(default_factory=anyio.Event)
+    owner: BackgroundTask | None = None
+    """Runs a background task."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended."""
+        return self.finished is not None
+
+    @property
+    def age_s(self) -> float:
+        """Its running time so far, or in total."""
+        return (monotonic() if self.finished is None else self.finished) - self.started
+
+    @property
+    def title(self) -> str:
+        """The agent and the first words of the objective."""
+        words = " ".join(clean_text(self.objective)[0].split())
+        return f"{self.agent}: {cut_text(words, _MAX_OBJECTIVE_CHARS)}"
+
+    def finish(self, report: DelegateReport) -> None:
+        """End it with a report."""
+        self.report, self.finished = report, monotonic()
+        self.state = "done" if report.ok else "ended early"
+        self.ended.set()
+
+    def describe_state(self) -> str:
+        """Describe the state in a few words."""
+        calls = format_count(sum(self.activity.calls.values()), "call")
+        if self.state == "running":
+            return f"running, {calls}" + (f", last {self.activity.last}" if self.activity.last else "")
+        reason = f" ({self.report.reason})" if self.report is not None and self.report.reason else ""
+        return f"{self.state}{reason}, {calls}"
+
+    def describe_end(self) -> str:
+        """Describe the end in one line, for the user."""
+        state = "is done" if self.state == "done" else self.describe_state()
+        return f"task {self.id} ({self.title}) {state} after {self.age_s:.0f} s"
+
+    def write_notice(self) -> str:
+        """Write the report for the model."""
+        assert self.report is not None
+        head = f"Background task {self.id} ({self.title}) has ended. Its report:"
+        return "\n".join((head, format_report(self.report), *describe_work(self.report)))
+
+
+def find_objective(transcript: Transcript) -> str:
+    """Return a task's original objective from its log."""
+    objectives = [row.get("objective") for row in transcript.rows() if row.get("op") == AGENT_OP]
+    return next((text for text in objectives if isinstance(text, str)), "")

@@ -6,11 +6,14 @@ like any other. The library's tool retries, usage limits and MCP client are off;
 
 from __future__ import annotations
 
+import base64
+import binascii
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from anyio import to_thread
 from pydantic_ai import Agent, BinaryContent, CancellationToken
 from pydantic_ai import exceptions as failures
 from pydantic_ai.capabilities import ToolSearch
@@ -19,12 +22,14 @@ from pydantic_ai.messages import (
     FunctionToolResultEvent,
     ModelMessage,
     ModelMessagesTypeAdapter,
+    ModelRequest,
     ModelResponse,
     PartDeltaEvent,
     PartStartEvent,
     TextPart,
     TextPartDelta,
     ToolReturn,
+    UserPromptPart,
     repair_messages,
 )
 from pydantic_ai.models import ModelRequestParameters
@@ -35,12 +40,11 @@ from pydantic_ai.usage import RunUsage, UsageLimits
 
 from indusagi.adapters.pydantic_ai import ToolBoxToolset
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.rpc.connection import RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.runtime.contract import ToolCall
 from induscode.conversations.contract import RunResult, TextDelta, Usage
-from induscode.conversations.model_loop.chat.messages import describe_file, is_image_refusal, replace_images
-from induscode.conversations.model_loop.providers import to_model_fault
-from induscode.conversations.model_loop.sampling import build_sampling_result, parse_sampling_request
+from induscode.conversations.model_loop.chat_messages import describe_file, is_image_refusal, replace_images
+from induscode.conversations.model_loop.providers import open_model, to_model_fault
 from induscode.conversations.tool_calls import RepeatedCallError, ToolCalls
 from induscode.conversations.transcript import ConversationError
 from induscode.search.index import FOUND
@@ -54,11 +58,14 @@ if TYPE_CHECKING:
     from pydantic_ai.tools import ToolDefinition
     from pydantic_ai.toolsets.abstract import ToolsetTool
 
-    from indusagi.adapters.content import ModelContent
-    from indusagi.core.json import JsonObject
+    from indusagi.adapters.calls import ModelContent
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolDescriptor
+    from induscode.calls.telemetry import CallTelemetry
     from induscode.conversations.contract import RequestBudget, RunPlan
+    from induscode.conversations.models import ModelChoice
     from induscode.deck.provision import DeckToolBox
+
 
 SAMPLING_FAILED = -32000
 """Error code of a sampling request that the model didn't answer."""
@@ -109,11 +116,8 @@ class DeckToolset(ToolBoxToolset):
     ) -> None:
         """Prepare the toolset.
 
-        Args:
-            plan: Provides the deck and the event sink.
-            rich_results: Whether the API supports images and an error flag in tool results.
-            text_only: Whether the model rejects all images.
-            native_search: Whether the provider can search for unlisted cards.
+        `rich_results` says whether the API supports images and an error flag in tool results, `text_only` whether the
+        model rejects all images, and `native_search` whether the provider can search for unlisted cards.
         """
         super().__init__("deck", _MAX_RETRIES)
         self._plan = plan
@@ -283,8 +287,7 @@ class ModelLoop:
     async def complete_message(self, params: JsonObject, budget: RequestBudget) -> JsonObject:
         """Complete a server's sampling request with one request to the model, outside any conversation.
 
-        Raises:
-            RpcError: The request is invalid, the budget is spent, or the model didn't answer.
+        `RpcError` if the request is invalid, the budget is spent, or the model didn't answer.
         """
         messages, settings = parse_sampling_request(params)
         if budget.left == 0:
@@ -406,3 +409,95 @@ def _find_truncation(messages: Sequence[ModelMessage]) -> str:
         "length": "the answer is cut off: the model reached its token limit",
         "content_filter": "the answer is cut off by a filter of the model's provider",
     }.get(last.finish_reason or "", "")
+
+
+# -- sampling -----------------------------------------------------------------------------------
+#
+# https://modelcontextprotocol.io/specification/2025-06-18/client/sampling#creating-messages. The model of the session
+# answers without tools and without the conversation, so a server learns nothing that it didn't send.
+
+
+_STOP_REASONS = {"stop": "endTurn", "length": "maxTokens"}
+
+
+def parse_sampling_request(params: JsonObject) -> tuple[list[ModelMessage], ModelSettings]:
+    """Convert the parameters of `sampling/createMessage` to a model request; `RpcError` if they're unusable."""
+    if params.get("tools"):
+        raise RpcError(INVALID_PARAMS, "sampling with tools is not offered")
+    limit, rows = params.get("maxTokens"), params.get("messages")
+    if not isinstance(limit, int) or limit < 1:
+        raise RpcError(INVALID_PARAMS, "maxTokens must be a positive number")
+    messages = [_parse_message(row) for row in rows] if isinstance(rows, list) else []
+    if not messages or not isinstance(messages[-1], ModelRequest):
+        raise RpcError(INVALID_PARAMS, "the last message must be one of the user")
+    system = params.get("systemPrompt")
+    if isinstance(system, str) and system:
+        messages[-1].instructions = system
+    settings = ModelSettings(max_tokens=limit)
+    temperature, stops = params.get("temperature"), params.get("stopSequences")
+    if isinstance(temperature, (int, float)):
+        settings["temperature"] = temperature
+    if isinstance(stops, list) and stops:
+        settings["stop_sequences"] = [stop for stop in stops if isinstance(stop, str)]
+    return messages, settings
+
+
+def _parse_message(row: JsonValue) -> ModelMessage:
+    role = row.get("role") if is_json_object(row) else None
+    if not is_json_object(row) or role not in ("user", "assistant"):
+        raise RpcError(INVALID_PARAMS, f"a message has the role {role!r}")
+    content = row.get("content")
+    blocks = [_parse_block(block) for block in (content if isinstance(content, list) else [content])]
+    if role == "user":
+        return ModelRequest(parts=[UserPromptPart(blocks)])
+    return ModelResponse(parts=[TextPart(block) for block in blocks if isinstance(block, str)])
+
+
+def _parse_block(block: JsonValue) -> str | BinaryContent:
+    kind = block.get("type") if is_json_object(block) else None
+    if is_json_object(block) and kind == "text" and isinstance(text := block.get("text"), str):
+        return text
+    if is_json_object(block) and kind in ("image", "audio") and isinstance(data := block.get("data"), str):
+        try:
+            return BinaryContent(base64.b64decode(data, validate=True), media_type=str(block.get("mimeType")))
+        except binascii.Error as exc:
+            raise RpcError(INVALID_PARAMS, f"the data of a message is not valid base64: {exc}") from exc
+    raise RpcError(INVALID_PARAMS, f"a message holds content of type {kind!r}")
+
+
+def build_sampling_result(response: ModelResponse, model: str) -> JsonObject:
+    """Convert a model response to the result of `sampling/createMessage`."""
+    text = "\n\n".join(part.content for part in response.parts if isinstance(part, TextPart))
+    result: JsonObject = {
+        "role": "assistant",
+        "content": {"type": "text", "text": text},
+        "model": response.model_name or model,
+    }
+    details = response.provider_details or {}
+    if details.get("finish_reason") == "stop_sequence":
+        result["stopReason"] = "stopSequence"
+    elif response.finish_reason in _STOP_REASONS:
+        result["stopReason"] = _STOP_REASONS[response.finish_reason]
+    return result
+
+
+@asynccontextmanager
+async def open_loop(choice: ModelChoice, telemetry: CallTelemetry | None = None) -> AsyncGenerator[ModelLoop]:
+    """Open a model's loop for the duration of the block. `telemetry` records each request as a span without texts."""
+    model = await to_thread.run_sync(open_model, choice)
+    if telemetry is not None:
+        from pydantic_ai.models.instrumented import InstrumentationSettings, InstrumentedModel  # noqa: PLC0415 — for a collector
+
+        traces, metrics = telemetry.providers
+        model = InstrumentedModel(
+            model,
+            InstrumentationSettings(
+                tracer_provider=traces,
+                meter_provider=metrics,
+                include_binary_content=False,
+                include_content=False,
+                include_model_request_parameters=False,
+            ),
+        )
+    async with ModelLoop(model) as loop:
+        yield loop

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pydantic_ai import exceptions as failures
 from pydantic_ai.profiles import ModelProfile
 
-from indusagi.core.json import is_json_object
 from induscode.conversations.contract import ModelFault
 from induscode.conversations.model_loop.chat import ChatModel
+from induscode.conversations.model_loop.chat_messages import find_message
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -71,9 +71,7 @@ def to_model_fault(error: failures.AgentRunError, address: str | None = None) ->
     elif isinstance(error, failures.ModelConnectionError) and address:
         message = f"{error.model_name} at {address}: {error.message.rstrip('.')}"
     else:
-        body = error.body
-        inner = body.get("error", body) if is_json_object(body) else body
-        detail = inner.get("message") if is_json_object(inner) else inner
+        detail = find_message(error.body)
         status = f" ({error.status_code})" if isinstance(error, failures.ModelHTTPError) else ""
         message = f"{error.model_name}{status}: {detail or error.message}"
     for category, kind, remedy in _KINDS:

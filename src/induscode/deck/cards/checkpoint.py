@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
+from anyio import CancelScope, to_thread
+
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.jobs.table import list_jobs
-from indusagi.capabilities.ports import ShellProcess
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, is_json_object
@@ -54,8 +55,6 @@ class CheckpointingCard(CardWrapper):
 
     async def _settle(self, path: str, ctx: ToolContext) -> None:
         """Pass the new content to a settling store."""
-        from anyio import to_thread  # noqa: PLC0415 — a running card has loaded it already
-
         store = self._store
         if not isinstance(store, SettlingStore):
             return
@@ -67,8 +66,6 @@ class CheckpointingCard(CardWrapper):
 
     async def _record(self, arguments: JsonValue, ctx: ToolContext) -> tuple[str | None, str | None]:
         """Record the content. Returns the path, or the reason it couldn't be recorded."""
-        from anyio import to_thread  # noqa: PLC0415 — a running card has loaded it already
-
         path = path_of(arguments)
         if path is None:
             return None, None  # the inner card reports invalid arguments
@@ -151,8 +148,6 @@ class CommandCheckpointingCard(CardWrapper):
         """Run the inner card between two snapshots, unless the command only reads."""
         if not may_change_files(self.name, arguments):
             return await self.inner.run(arguments, ctx)
-        from anyio import to_thread  # noqa: PLC0415 — a running card has loaded it already
-
         before, missed = None, ""
         try:
             before = await to_thread.run_sync(self._store.begin_command)
@@ -171,8 +166,6 @@ class CommandCheckpointingCard(CardWrapper):
 
     async def _record_changes(self, before: Any, job: str | None, ctx: ToolContext) -> dict[str, JsonValue]:
         """Record the changes since a snapshot and return details. A job is tracked until it ends."""
-        from anyio import CancelScope, to_thread  # noqa: PLC0415 — a running card has loaded it already
-
         facts: dict[str, JsonValue] = {}
         missed: list[str] = []
         try:
@@ -181,7 +174,9 @@ class CommandCheckpointingCard(CardWrapper):
                 running = next((one for one in list_jobs(ctx) if one.id == job), None)
                 follow = getattr(self._store, "follow_command", None)
                 if running is not None and follow is not None:
-                    end = partial(follow, before, partial(_is_running, running.process))
+                    process = running.process
+                    # Running, or with running descendants.
+                    end = partial(follow, before, lambda: process.exit_code is None or bool(process.survivors()))
                 changed, notes = await to_thread.run_sync(end)
                 missed += notes
                 facts |= {"changedFiles": [*changed[:_SHOWN_FILES]]} if changed else {}
@@ -191,11 +186,6 @@ class CommandCheckpointingCard(CardWrapper):
         except Exception as exc:  # noqa: BLE001 — boundary: the store is the host's, the command has run
             missed.append(f"what the command changed is not kept: {describe_error(exc)}")
         return facts | ({"notCheckpointed": "; ".join(missed)} if missed else {})
-
-
-def _is_running(process: ShellProcess) -> bool:
-    """Tell whether a process or one of its descendants is running. Blocks."""
-    return process.exit_code is None or bool(process.survivors())
 
 
 def may_change_files(tool: str, arguments: JsonValue) -> bool:

@@ -12,7 +12,7 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file, replace_file
 from indusagi.core.json import JsonObject
-from indusagi.core.secrets.names import holds_secret
+from indusagi.core.secrets import holds_secret
 from indusagi.runtime.contract import JsonSchema, ToolResult
 from induscode.deck.contract import Capability, CapabilityCard, DeckContext, MemoryStore, Profile, capability_id
 
@@ -107,8 +107,7 @@ def _build(deck: DeckContext) -> Capability:
             notes = await store.read()
             return ToolResult.text(notes or "The notes are empty.", bytes=len(notes.encode()))
         if not isinstance(content, str):
-            message = f"To {action} the notes, send `content`."
-            return ToolResult.error(message, code="invalid_arguments")
+            return ToolResult.error(f"To {action} the notes, send `content`.", code="invalid_arguments")
         return await _write(store, content, append=action == "append")
 
     description = (

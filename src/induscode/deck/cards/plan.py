@@ -65,8 +65,7 @@ async def _enter(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
 async def _exit(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     plan = str(arguments["plan"])
     if not plan.strip():
-        message = "The plan is empty: write down what you mean to do."
-        return ToolResult.error(message, code="invalid_arguments")
+        return ToolResult.error("The plan is empty: write down what you mean to do.", code="invalid_arguments")
     mark: JsonObject = {"exitPlan": True, "plan": plan}
     return ToolResult((JsonContentBlock(mark),), details=mark)
 

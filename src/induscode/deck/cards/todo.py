@@ -11,9 +11,9 @@ from itertools import count
 from typing import cast
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.checklist import LONGEST_TEXT, MOST_ITEMS, Checklist, ChecklistItem, checklist_of
 from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.tool import ToolSpec, define_tool
+from indusagi.capabilities.tools.todo import LONGEST_TEXT, MOST_ITEMS, Checklist, ChecklistItem, checklist_of
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.runtime.contract import JsonContentBlock, JsonSchema, TextContentBlock, ToolResult
@@ -130,8 +130,7 @@ def _build(deck: DeckContext) -> Capability:
         if arguments["action"] == "read":
             return _show_items(ledger.items(), ())
         if "items" not in arguments:
-            message = "To set the checklist, send `items`: the whole list."
-            return ToolResult.error(message, code="invalid_arguments")
+            return ToolResult.error("To set the checklist, send `items`: the whole list.", code="invalid_arguments")
         rows = cast("list[dict[str, str]]", arguments["items"])
         items = [
             TodoItem(

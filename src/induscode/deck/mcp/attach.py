@@ -6,12 +6,13 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
 from indusagi.core.faults import Note, describe_error
 from indusagi.core.records import record
+from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     FleetStatus,
@@ -23,8 +24,10 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.contract import BridgeFault, Capability, CapabilityCard, DeckContext, DeckFault, capability_id
 from induscode.deck.mcp.capability import BridgeCapability
-from induscode.deck.mcp.enrolment import Enrolment, EventSink, PinChecker, iso_now
+from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger, BridgeOp
+from induscode.deck.mcp.store.journal import Journal
+from induscode.deck.mcp.store.pins import StorePins
 
 _log = logging.getLogger(__name__)
 _SUMMARY_CHARS = 100
@@ -56,8 +59,8 @@ async def attach_bridge_capabilities(
     ledger: BridgeLedger,
     config: BridgeConfig,
     *,
-    pins: PinChecker | None = None,
-    sink: EventSink | None = None,
+    pins: StorePins | None = None,
+    sink: Journal | None = None,
     supervision: Supervision | None = None,
     handlers: Handlers | None = None,
 ) -> AttachResult:
@@ -104,21 +107,12 @@ def _check_config(config: BridgeConfig) -> tuple[BridgeConfig, BridgeFault | Non
     return BridgeConfig(usable), BridgeFault("; ".join(problems))
 
 
-@runtime_checkable
-class StoppableFleet(Protocol):
-    """A fleet that can permanently close one of its servers."""
-
-    async def stop(self, server: str) -> None:
-        """Close a server permanently; raises `ProtocolFault` if the id is unknown."""
-        ...
-
-
 async def detach_bridge(ledger: BridgeLedger, fleet: ServerFleet, servers: Sequence[str] | None = None) -> BridgeLedger:
     """Retire the tools of servers (by default all) and close them.
 
     Ignores unknown names. The tools are retired even if closing fails.
     """
-    now = iso_now()
+    now = iso_utc()
     for server in fleet.status() if servers is None else servers:
         ledger = ledger.withdraw_server(server, now)
     try:
@@ -126,10 +120,11 @@ async def detach_bridge(ledger: BridgeLedger, fleet: ServerFleet, servers: Seque
             await fleet.tear_down()
         else:
             for server in servers:
+                stop, endpoint = getattr(fleet, "stop", None), fleet.endpoint(server)
                 with suppress(ProtocolFault):  # unknown server; its tools are retired anyway
-                    if isinstance(fleet, StoppableFleet):
-                        await fleet.stop(server)
-                    elif (endpoint := fleet.endpoint(server)) is not None:
+                    if stop is not None:
+                        await stop(server)
+                    elif endpoint is not None:
                         await endpoint.close()
     except Exception as exc:  # noqa: BLE001 — boundary: the fleet may be third-party code
         _log.warning("a fleet could not be closed: %s", describe_error(exc))

@@ -15,20 +15,27 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.records import record
-from indusagi.core.secrets.names import hide_secrets
+from indusagi.core.secrets import hide_secrets
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_client_session
-from indusagi.interop.protocol_bridge.client.start.policy import StartHistory
+from indusagi.interop.protocol_bridge.client.start import StartHistory
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, BridgeConfig, FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
 from induscode.deck.mcp.enrolment import Enrolment
-from induscode.deck.mcp.known import find_down_before, find_started_before, read_known_tools
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import SilentStoreError
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import LATE, STANDARD_ERROR, Journal
-from induscode.deck.mcp.store.pins import StorePins, follow_rows, load_pins, read_disabled_tools
+from induscode.deck.mcp.store.pins import (
+    StorePins,
+    find_down_before,
+    find_started_before,
+    follow_rows,
+    load_pins,
+    read_disabled_tools,
+    read_known_tools,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +43,7 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.client.connect import OpenSession
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+    from indusagi.interop.protocol_bridge.client.start import Supervision
     from indusagi.interop.protocol_bridge.contract import (
         EndpointStatus,
         FleetStatus,
@@ -215,11 +222,7 @@ class BootedBridge:
         return self.enrolment.status_of(server)
 
     def require_status(self, server: str) -> EndpointStatus:
-        """Return a server's status.
-
-        Raises:
-            ProtocolFault: Unknown id; the server may have been removed.
-        """
+        """Return a server's status; raises `ProtocolFault` if the id is unknown, as after a removal."""
         status = self.status_of(server)
         if status is None:
             raise ProtocolFault("not_connected", f"server {server!r} was removed", detail=FaultDetail(server=server))
@@ -321,11 +324,7 @@ class BootedBridge:
         return late
 
     async def wait_listed(self, server: str) -> None:
-        """Wait until a started server has listed everything or failed.
-
-        Raises:
-            ProtocolFault: The id is unknown.
-        """
+        """Wait until a started server has listed everything or failed; raises `ProtocolFault` if the id is unknown."""
         await self.fleet.wait_listed(server)
         self.enrolment.finish_listings(server, ("tool", *self.options.kinds))
 
@@ -369,8 +368,7 @@ class BootedBridge:
         Until the store answers, nothing from these servers counts as approved.
         """
         self.journal.add_servers(servers)
-        self._pins.lock(plan.locked)
-        self._pins.allow_additions(plan.growing)
+        self._pins.locked, self._pins.growing = plan.locked, plan.growing
         self._pins.forget([config.id for config in servers], unread=True)
         known: Mapping[str, Sequence[RemoteTool]] = {}
         disabled: Mapping[str, Sequence[DisabledTool]] = {}

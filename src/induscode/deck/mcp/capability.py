@@ -57,7 +57,7 @@ def bridge_content_key(server: str, tool: str, parameters: JsonLike = None) -> B
 
     In a schema, key order doesn't matter but array order does. No schema differs from an empty one.
     """
-    return _hash_key({"name": qualify_bridge_name(server, tool), "schema": parameters})
+    return _hash_key({"name": qualify_tool_name(RemoteToolRef(server, tool)), "schema": parameters})
 
 
 def bridge_identity_key(server: str, tool: str, parameters: JsonLike = None) -> BridgeKey:
@@ -130,8 +130,7 @@ class BridgeCapability:
     ) -> None:
         """Build a card. The runner is called with the qualified name, which also yields a missing `ref`.
 
-        Raises:
-            BuildFailed: An argument is invalid.
+        Raises `BuildFailed` if an argument is invalid.
         """
         _check(name, description, parameters, runner)
         known = ref or RemoteToolRef(server_of_qualified(name), unqualified_tool(name))
@@ -189,12 +188,6 @@ class BridgeCapability:
             object.__setattr__(self, "_pin", definition_pin(self.raw))
         return self._pin
 
-    def with_runner(self, runner: ToolRunner | RunRemote | None) -> BridgeCapability:
-        """Return the same tool with another runner."""
-        return BridgeCapability.from_definition(
-            self.descriptor, self.ref, self.raw, runner, shares_name=self.shares_name
-        )
-
     async def run(self, arguments: JsonValue, ctx: ToolContext, /) -> ToolResult:
         """Call the tool on its server."""
         if ctx.cancel.cancelled:
@@ -251,8 +244,7 @@ def _check(name: object, description: object, parameters: object, runner: object
 
 def definition_pin(raw: JsonObject) -> str:
     """Digest a definition, ignoring key order."""
-    text = compact_json(raw, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+    return hashlib.sha256(compact_json(raw, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def read_definitions(

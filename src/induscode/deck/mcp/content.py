@@ -12,9 +12,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 from indusagi.capabilities.budget import UNLIMITED
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import clean_json
 from indusagi.interop.protocol_bridge.client.skills import (
     DIRECTORY_READ,
     READ_DIRECTORY,
@@ -104,9 +104,8 @@ class ServerContent:
     async def read_resource(self, server: str, uri: str, *, on_progress: ProgressSink | None = None) -> JsonObject:
         """Read a resource, listed or not, by the server's URI.
 
-        Raises:
-            ContentRefused: It's disabled, its content doesn't match its pin, or a rule denies it.
-            ProtocolFault: The server is unavailable or refused.
+        Raises `ContentRefused` if it's disabled, its content doesn't match its pin, or a rule denies it, and
+        `ProtocolFault` if the server is unavailable or refused.
         """
         ref = RemoteToolRef(server, uri, "resource")
         return await self._observe(ref, {"uri": uri}, self._read_resource(ref, on_progress))
@@ -160,9 +159,8 @@ class ServerContent:
     async def get_skill(self, server: str, uri: str) -> JsonObject:
         """Get the approved entry of a skill by the server's URI of its `SKILL.md`.
 
-        Raises:
-            ContentRefused: It's disabled, or the server doesn't list it.
-            ProtocolFault: The server is unavailable or refused.
+        Raises `ContentRefused` if it's disabled, or the server doesn't list it, and `ProtocolFault` if the server is
+        unavailable or refused.
         """
         ref = RemoteToolRef(server, uri, "skill")
         await self.open_item(ref)
@@ -174,9 +172,8 @@ class ServerContent:
     async def read_directory(self, server: str, uri: str) -> JsonObject:
         """Read a directory of a skill with unlisted files, by the server's URI.
 
-        Raises:
-            ContentRefused: The server can't list directories.
-            ProtocolFault: The server is unavailable or refused.
+        Raises `ContentRefused` if the server can't list directories, and `ProtocolFault` if the server is unavailable
+        or refused.
         """
         endpoint = await self.open_item(RemoteToolRef(server, uri, "resource"))
         if endpoint.facts is None or not endpoint.facts.offers(SKILLS, DIRECTORY_READ):
@@ -186,9 +183,8 @@ class ServerContent:
     async def complete(self, server: str, params: JsonObject) -> JsonObject:
         """Ask a server for completions of a prompt argument or template variable.
 
-        Raises:
-            ContentRefused: The prompt or template is disabled.
-            ProtocolFault: The server is unavailable or refused.
+        Raises `ContentRefused` if the prompt or template is disabled, and `ProtocolFault` if the server is unavailable
+        or refused.
         """
         about = params.get("ref")
         name, uri = (about.get("name"), about.get("uri")) if is_json_object(about) else (None, None)
@@ -212,8 +208,7 @@ class ServerContent:
     async def wake(self, server: str) -> ServerEndpointImpl:
         """Start a server if it's asleep and return its endpoint.
 
-        Raises:
-            ProtocolFault: It's gone, or couldn't be started.
+        Raises `ProtocolFault` if it's gone, or couldn't be started.
         """
         fleet = self._bridge.fleet
         endpoint = fleet.endpoint(server)
@@ -229,11 +224,8 @@ class ServerContent:
         """Start the server of an item if it's asleep and return its endpoint for a request about the item.
 
         Checks the item after the server is up and has listed its items: it may have changed since an earlier run,
-        during a permission prompt, or in a restart.
-
-        Raises:
-            ContentRefused: The item is disabled, or an unlisted prompt.
-            ProtocolFault: The server is gone, or couldn't be started.
+        during a permission prompt, or in a restart. Raises `ContentRefused` if the item is disabled, or an unlisted
+        prompt, and `ProtocolFault` if the server is gone, or couldn't be started.
         """
         endpoint = await self.wake(ref.server)
         kinds: tuple[ItemKind, ...] = (ref.kind, "skill") if ref.name.startswith(_SKILL) else (ref.kind,)

@@ -14,11 +14,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, NotJson
-from indusagi.core.time import iso_utc, now_ms
+from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.client.tools import model_name, spells_longer_server
 from indusagi.interop.protocol_bridge.contract import (
     LISTED_KINDS,
@@ -34,54 +34,18 @@ from indusagi.interop.protocol_bridge.fleet import FleetEvent, MountedTool, Serv
 from indusagi.runtime.contract import ToolResult
 from induscode.deck.mcp.capability import BridgeCapability, definition_pin, read_definitions
 from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, differ_in_order_alone, grade_drift
-from induscode.deck.mcp.ledger import BridgeEntry, BridgeKey, BridgeLedger, EnrollRequest
+from induscode.deck.mcp.ledger import BridgeKey, BridgeLedger, EnrollRequest
 
-JournalOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
+if TYPE_CHECKING:
+    from induscode.deck.mcp.store.journal import Journal
+    from induscode.deck.mcp.store.pins import StorePins
+
 MOST_SWITCHES = 3
 """How often a definition may switch per run. Past that, a disabled tool stays disabled and harmless changes are
 ignored, so an alternating server can't make the list flap."""
 _OTHER_KINDS: tuple[ItemKind, ...] = (*LISTED_KINDS, "instructions")
 LONGEST_LOG = 200
 """A ledger with more events than this, and more than two per live tool, is due for compaction."""
-
-
-class PinChecker(Protocol):
-    """Compares definitions with the ones from the first listing or approved since."""
-
-    def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
-        """Compare a definition with the approved ones, approving it if it's part of the first listing."""
-        ...
-
-    def finish_listing(self, server: str, kind: ItemKind) -> None:
-        """End the first listing of a kind. Later items count as additions."""
-        ...
-
-    def approve(self, ref: RemoteToolRef, raw: JsonObject) -> None:
-        """Approve this definition too."""
-        ...
-
-
-class EventSink(Protocol):
-    """Records events."""
-
-    def record_entries(self, entries: Sequence[BridgeEntry]) -> None:
-        """Record ledger events."""
-        ...
-
-    def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
-        """Record any other server event."""
-        ...
-
-    def record_listing(
-        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool], kind: ItemKind = "tool"
-    ) -> None:
-        """Record a server's callable tools, in its order. Called after every listing of a kind."""
-        ...
-
-
-def iso_now() -> str:
-    """Return the current time the way the ledger stores it: ISO 8601, UTC."""
-    return iso_utc(now_ms())
 
 
 class Enrolment:
@@ -92,9 +56,9 @@ class Enrolment:
         fleet: ServerFleetImpl,
         ledger: BridgeLedger,
         *,
-        pins: PinChecker | None = None,
-        sink: EventSink | None = None,
-        now: Callable[[], str] = iso_now,
+        pins: StorePins | None = None,
+        sink: Journal | None = None,
+        now: Callable[[], str] = iso_utc,
         servers: Sequence[str] = (),
     ) -> None:
         """Follow a fleet. `servers` lists the ids of all configured servers, in order."""
@@ -270,8 +234,7 @@ class Enrolment:
                 return  # the stored listing is better than this one
             left_out = {tool.ref for tool in disabled} | self._invalid.keys()
             usable = [tool for tool in self._listed[server, kind] if tool.ref not in left_out]
-            # Sinks that predate the other kinds have no `kind` parameter.
-            self._sink.record_listing(server, usable, disabled, *(() if kind == "tool" else (kind,)))
+            self._sink.record_listing(server, usable, disabled, kind)
 
     def finish_listings(self, server: str, kinds: Iterable[ItemKind]) -> None:
         """End a server's first listing of these kinds, even the ones it failed to list.
@@ -327,8 +290,7 @@ class Enrolment:
     def _restore(self, remote: RemoteTool, approved: JsonObject) -> RemoteTool:
         """Return the item with its approved definition.
 
-        Raises:
-            NotJson: The approved definition can't be shown any more.
+        Raises `NotJson` if the approved definition can't be shown any more.
         """
         if approved == remote.raw and [*approved] == [*remote.raw]:
             return remote
@@ -403,7 +365,7 @@ class Enrolment:
         self._mounted.add(remote.ref)
 
     def _find_refusal(self, ref: RemoteToolRef) -> ToolResult | None:
-        if ref in self._disabled:
+        if self._disabled and ref in self._disabled:
             return refuse_disabled(self._disabled[ref])
         endpoint = self.fleet.endpoint(ref.server)
         if endpoint is not None and endpoint.known_tools is None and is_usable_phase(endpoint.phase):

@@ -87,7 +87,7 @@ class EnrollRequest:
 
 def reduce_ledger(entries: Iterable[BridgeEntry]) -> LedgerSnapshot:
     """Fold events into a snapshot, ordered by sequence number."""
-    return _fold(entries).snapshot()
+    return _Fold().extend(entries).snapshot()
 
 
 class _Fold:
@@ -108,11 +108,13 @@ class _Fold:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def copy(self) -> _Fold:
-        """Return an independent copy."""
+    def extend(self, entries: Iterable[BridgeEntry]) -> _Fold:
+        """Return a copy with further events applied, in the order of their sequence numbers."""
         fold = _Fold()
         fold.live, fold.by_ref, fold.by_name = {**self.live}, {**self.by_ref}, {**self.by_name}
         fold._places, fold.high_water = {**self._places}, self.high_water
+        for entry in sorted(entries, key=lambda entry: entry.seq):
+            fold.apply(entry)
         return fold
 
     def forget_places(self, but: Iterable[BridgeKey]) -> None:
@@ -161,13 +163,6 @@ class _Fold:
         return sorted(owned, key=self._places.__getitem__)
 
 
-def _fold(entries: Iterable[BridgeEntry], base: _Fold | None = None) -> _Fold:
-    fold = _Fold() if base is None else base.copy()
-    for entry in sorted(entries, key=lambda entry: entry.seq):
-        fold.apply(entry)
-    return fold
-
-
 class _Chain:
     """Events shared by successive ledgers, and their fold."""
 
@@ -175,18 +170,18 @@ class _Chain:
         self.base = base
         """The fold of all earlier events. Immutable."""
         self.entries = list(entries)
-        self.fold = _fold(self.entries, base)
+        self.fold = base.extend(self.entries)
         self.lock = threading.Lock()
 
 
 class BridgeLedger:
     """The log, its fold, and the number of the next event. Start with `empty`."""
 
-    __slots__ = ("_chain", "_length", "_next_seq", "_snapshot")
+    __slots__ = ("_chain", "_events", "_next_seq", "_snapshot")
 
     def __init__(self, chain: _Chain, length: int, next_seq: int) -> None:
         self._chain = chain
-        self._length = length
+        self._events = length
         self._snapshot: LedgerSnapshot | None = None
         self._next_seq = next_seq
 
@@ -209,7 +204,7 @@ class BridgeLedger:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"BridgeLedger({self._length} events, next {self.next_seq})"
+        return f"BridgeLedger({self._events} events, next {self.next_seq})"
 
     @property
     def next_seq(self) -> int:
@@ -217,19 +212,19 @@ class BridgeLedger:
         return self._next_seq
 
     @property
+    def events(self) -> int:
+        """The number of events in the log."""
+        return self._events
+
+    @property
     def log(self) -> Sequence[BridgeEntry]:
         """The events in append order, without compacted ones."""
-        return tuple(self._chain.entries[: self._length])
+        return tuple(self._chain.entries[: self._events])
 
     @property
     def folded(self) -> int:
         """The number of the last compacted event, or 0 if the log is complete."""
         return self._chain.base.high_water
-
-    @property
-    def events(self) -> int:
-        """The number of events in the log."""
-        return self._length
 
     @property
     def snapshot(self) -> LedgerSnapshot:
@@ -241,32 +236,17 @@ class BridgeLedger:
 
     def _state(self) -> _Fold:
         """Return the fold of this ledger's events, shared if it's the newest ledger."""
-        if self._length == len(self._chain.entries):
+        if self._events == len(self._chain.entries):
             return self._chain.fold
-        return _fold(self._chain.entries[: self._length], self._chain.base)
+        return self._chain.base.extend(self._chain.entries[: self._events])
 
     # -- changes ----------------------------------------------------------------------------
 
     def enroll(self, request: EnrollRequest, at: str) -> BridgeLedger:
         """Enrol a tool, replacing a live key and retiring the tool under any other key (its schema differed).
 
-        Raises:
-            BridgeFault: Another tool has its name.
+        Raises `BridgeFault` if another tool has its name.
         """
-        return self.enroll_all((request,), at)
-
-    def enroll_all(self, requests: Iterable[EnrollRequest], at: str) -> BridgeLedger:
-        """Enrol several tools in order, as one change.
-
-        Raises:
-            BridgeFault: Another tool has one of the names; nothing changes.
-        """
-        ledger = self
-        for request in requests:
-            ledger = ledger._enroll(request, at)
-        return ledger
-
-    def _enroll(self, request: EnrollRequest, at: str) -> BridgeLedger:
         capability = request.capability
         key = request.key or content_key_of(capability)
         with self._chain.lock:
@@ -306,14 +286,14 @@ class BridgeLedger:
 
     def _extend(self, entries: Sequence[BridgeEntry]) -> BridgeLedger:
         with self._chain.lock:
-            if self._length == len(self._chain.entries):
+            if self._events == len(self._chain.entries):
                 chain = self._chain
             else:  # a newer ledger exists, so branch off
-                chain = _Chain(self._chain.entries[: self._length], self._chain.base)
+                chain = _Chain(self._chain.entries[: self._events], self._chain.base)
             chain.entries.extend(entries)
             for entry in entries:
                 chain.fold.apply(entry)
-        return BridgeLedger(chain, self._length + len(entries), self.next_seq + len(entries))
+        return BridgeLedger(chain, self._events + len(entries), self.next_seq + len(entries))
 
     def compact(self, before: int | None = None, *, places_of: Iterable[BridgeKey] = ()) -> BridgeLedger:
         """Return the same deck without events, or without the ones before a sequence number.
@@ -322,26 +302,27 @@ class BridgeLedger:
         changes stay the same. Only retired definitions in `places_of` can still be superseded in their place.
         """
         end = self.next_seq if before is None else before
-        entries = self._chain.entries[: self._length]
+        entries = self._chain.entries[: self._events]
         folded = [entry for entry in entries if entry.seq < end]
         if not folded:
             return self
         rest = [entry for entry in entries if entry.seq >= end]
-        base = _fold(folded, self._chain.base)
+        base = self._chain.base.extend(folded)
         superseded = [entry.supersedes for entry in rest if entry.supersedes is not None]
         base.forget_places(but=(*places_of, *superseded))
         return BridgeLedger(_Chain(rest, base), len(rest), self.next_seq)
 
     def since(self, seq: int) -> Sequence[BridgeEntry]:
         """List the events from a sequence number on; raises `BridgeFault` if some were compacted."""
-        if max(seq, 1) <= self.folded:
-            raise BridgeFault(f"the events {seq} to {self.folded} of the ledger were compacted: they are in the store")
+        folded = self._chain.base.high_water
+        if max(seq, 1) <= folded:
+            raise BridgeFault(f"the events {seq} to {folded} of the ledger were compacted: they are in the store")
         # Numbers increase, but a continued log may have gaps.
         entries = self._chain.entries
-        start = self._length
+        start = self._events
         while start and entries[start - 1].seq >= seq:
             start -= 1
-        return tuple(entries[start : self._length])
+        return tuple(entries[start : self._events])
 
     # -- lookups ----------------------------------------------------------------------------
 
@@ -387,4 +368,4 @@ def content_key_of(capability: BridgeCapability) -> BridgeKey:
     name = qualify_tool_name(capability.ref)
     if capability.name != name and is_accepted_name(name):
         return _identity_key_of(capability)
-    return bridge_content_key(capability.ref.server, capability.ref.name, dict(capability.parameters))
+    return bridge_content_key(capability.ref.server, capability.ref.name, dict(capability.descriptor.parameters))

@@ -81,8 +81,7 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability], servers: Ite
 def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:
     """Read the definitions and empty entries of a lock file.
 
-    Raises:
-        BridgeFault: It's missing, unreadable, or was edited by hand.
+    Raises `BridgeFault` if it's missing, unreadable, or was edited by hand.
     """
     try:
         lock: JsonValue = json.loads(read_small_file(path, _MAX_BYTES))
@@ -119,12 +118,6 @@ def _definitions(path: str, kind: ItemKind, servers: JsonObject) -> Iterable[tup
             if row.get("pin") != definition_pin(raw):
                 raise BridgeFault(f"{path}: the {kind} {name!r} of {server!r} does not fit its pin")
             yield RemoteToolRef(server, name, kind), raw
-
-
-def check_lock(path: str, capabilities: Iterable[BridgeCapability]) -> Sequence[Drift]:
-    """Compare tools with a lock file and list the differences; raises `BridgeFault` if it can't be read."""
-    present = {capability.ref: capability.raw for capability in capabilities}
-    return compare_lock(read_lock(path), present)
 
 
 def compare_lock(

@@ -280,11 +280,7 @@ class FileCheckpoints:
         return os.path.join(self._directory, "blobs", digest)
 
     def content(self, digest: str) -> bytes:
-        """Read stored content.
-
-        Raises:
-            OSError: It's missing or damaged.
-        """
+        """Read stored content; raises `OSError` if it's missing or damaged."""
         with open(self._blob(digest), "rb") as file:
             data = file.read()
         if _digest(data) != digest:
@@ -296,8 +292,7 @@ class FileCheckpoints:
     async def preview(self, node: str, fs: Fs) -> Sequence[RestoreStep]:
         """List the steps that restore every file to its state before a node.
 
-        Raises:
-            OSError: The log can't be read, or the node is unknown.
+        Raises `OSError` if the log can't be read, or the node is unknown.
         """
         await to_thread.run_sync(self._record_running)
         changes = await to_thread.run_sync(self._changes_since, node)
@@ -311,11 +306,9 @@ class FileCheckpoints:
     async def restore(self, node: str, fs: Fs, *, insist: Collection[str] = ()) -> RestoreResult:
         """Restore every file to its state before a node, after recording its current content.
 
-        Skips files that another program has changed, unless they're in `insist`. Writes go through the session's
-        `fs`, which refuses paths outside its policy.
-
-        Raises:
-            OSError: The current content couldn't be recorded; no file was changed.
+        Skips files that another program has changed, unless they're in `insist`. Writes go through the session's `fs`,
+        which refuses paths outside its policy. Raises `OSError` if the current content couldn't be recorded; no file
+        was changed.
         """
         steps = await self.preview(node, fs)
         changes = await to_thread.run_sync(self._changes_since, node)

@@ -230,8 +230,7 @@ class GitTree:
     def scan(self) -> TreeScan:
         """Store all changes since the last scan and list the tree.
 
-        Raises:
-            GitError: git failed or took too long; the last scan stays valid.
+        Raises `GitError` if git failed or took too long; the last scan stays valid.
         """
         self._deadline = time.monotonic() + LIMIT_S
         self._open()
@@ -316,8 +315,7 @@ class GitTree:
     def read_contents(self, keys: Iterable[str]) -> Iterator[tuple[str, bytes]]:
         """Read stored contents, skipping missing ones (say, after the user's repository was removed).
 
-        Raises:
-            GitError: git ended early.
+        Raises `GitError` if git ended early.
         """
         wanted = list(dict.fromkeys(keys))
         if not wanted:

@@ -40,16 +40,14 @@ class LineLog:
     def append(self, row: JsonObject) -> None:
         """Append a row and sync it to disk (fdatasync(2)).
 
-        Raises:
-            OSError: It couldn't be written; the log is unchanged.
+        Raises `OSError` if it couldn't be written; the log is unchanged.
         """
         self.extend([row])
 
     def extend(self, rows: Sequence[JsonObject]) -> None:
         """Append rows with one write and one sync.
 
-        Raises:
-            OSError: They couldn't be written; the log is unchanged.
+        Raises `OSError` if they couldn't be written; the log is unchanged.
         """
         if not rows:
             return

@@ -93,10 +93,8 @@ def scan_folder(root: str, relative: str) -> Iterable[tuple[str, os.DirEntry[str
 def store_content(folder: str, content: bytes) -> str:
     """Store content under its SHA-256 in a private directory and return the digest.
 
-    The file is renamed into place but not synced: power loss may damage it, which the digest reveals.
-
-    Raises:
-        OSError: It can't be written.
+    The file is renamed into place but not synced: power loss may damage it, which the digest reveals. Raises `OSError`
+    if it can't be written.
     """
     digest = hashlib.sha256(content).hexdigest()
     path = os.path.join(folder, digest)
@@ -111,8 +109,7 @@ def store_content(folder: str, content: bytes) -> str:
 async def read_image(path: str, fs: Fs) -> FileImage | None:
     """Read the image of an absolute path, or return `None` if it doesn't exist.
 
-    Raises:
-        OSError: It's unreadable, too large, or a pipe, socket or device.
+    Raises `OSError` if it's unreadable, too large, or a pipe, socket or device.
     """
     status = await _stat(path, fs)
     if status is None:
@@ -131,8 +128,7 @@ async def read_image(path: str, fs: Fs) -> FileImage | None:
 async def put_image(path: str, image: FileImage | None, fs: Fs) -> None:
     """Restore an absolute path to an image, or remove it (`None`). Only removes empty directories.
 
-    Raises:
-        OSError: The policy refuses the path, or it can't be written.
+    Raises `OSError` if the policy refuses the path, or it can't be written.
     """
     present = await _stat(path, fs)
     if image is None:
@@ -159,8 +155,7 @@ async def put_image(path: str, image: FileImage | None, fs: Fs) -> None:
 async def put_mode(path: str, mode: int | None, fs: Fs) -> None:
     """Set the permission bits of a file or directory, unless they're unknown or already right.
 
-    Raises:
-        OSError: They can't be set.
+    Raises `OSError` if they can't be set.
     """
     status = await _stat(path, fs)
     if mode is None or status is None or status.mode == mode or status.kind is FileKind.SYMLINK:

@@ -105,7 +105,9 @@ class WorktreeSnapshots:
         for path in sorted({**before.entries, **after.entries, **after.left_out}):
             old, new = before.entries.get(path), after.entries.get(path)
             is_known = path not in after.left_out
-            if path in before.left_out or (old == new and is_known) or _is_cover(path, old, new):
+            # An empty directory that the sandbox of a running command has created.
+            is_cover = path in PROTECTED and all(one is None or one.kind is FileKind.DIRECTORY for one in (old, new))
+            if path in before.left_out or (old == new and is_known) or is_cover:
                 continue
             full = os.path.join(self._workspace, path)
             if new is None and old is not None and old.kind is FileKind.DIRECTORY and os.path.isdir(full):
@@ -137,11 +139,7 @@ class WorktreeSnapshots:
                 yield entry, FileImage(entry.kind, content, entry.mode)
 
     def content(self, entry: TreeEntry) -> bytes:
-        """Read the bytes of a file or the target of a link.
-
-        Raises:
-            OSError: It's missing.
-        """
+        """Read the bytes of a file or the target of a link; raises `OSError` if it's missing."""
         for _, image in self.images((entry,)):
             return image.content
         raise FileNotFoundError(f"no snapshot holds the content {entry.key[:12]}")
@@ -179,11 +177,6 @@ def _build_empty(node: str, note: str) -> Snapshot:
     return Snapshot(node=node, method="none", entries={}, left_out={}, notes=(note,))
 
 
-def _is_cover(path: str, old: TreeEntry | None, new: TreeEntry | None) -> bool:
-    """Tell whether a path is an empty directory created by a running command's sandbox."""
-    return path in PROTECTED and all(one is None or one.kind is FileKind.DIRECTORY for one in (old, new))
-
-
 # -- file tree --------------------------------------------------------------------------------
 #
 # Files with the size, times and inode of the last scan aren't reread. The file count and time limits abort a scan; the
@@ -215,9 +208,8 @@ class FileTree:
     def scan(self) -> TreeScan:
         """List the tree and copy all changes since the last scan.
 
-        Raises:
-            TreeLimitError: Too many files, or reading them takes too long.
-            OSError: A copy can't be written.
+        Raises `TreeLimitError` if there are too many files, or reading them takes too long, and `OSError` if a copy
+        can't be written.
         """
         make_private_dir(self._directory)
         entries: dict[str, TreeEntry] = {}

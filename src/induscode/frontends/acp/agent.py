@@ -7,13 +7,18 @@ every session closes, and with it every process it started.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
 
 import anyio
 from anyio import to_thread
 
 from indusagi import __version__
+from indusagi.adapters.calls import IMAGE_TYPES, Attachment
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.rpc.connection import (
     METHOD_NOT_FOUND,
@@ -22,9 +27,8 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     JsonRpcConnection,
     RpcError,
 )
-from induscode.frontends.acp.history import list_conversations
-from induscode.frontends.acp.params import get_text, invalid, parse_cwd, parse_prompt, parse_servers
-from induscode.frontends.acp.session import EditorSession, to_rpc_error
+from induscode.frontends.acp.session import EditorPrompt, EditorSession, invalid, to_rpc_error
+from induscode.frontends.acp.updates import list_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -32,9 +36,10 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
+    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport
     from induscode.launch.invocation import Invocation
+
 
 PROTOCOL_VERSION = 1
 INVALID_REQUEST = -32600
@@ -203,7 +208,7 @@ class AcpAgent:
     async def _list(self, params: JsonObject) -> JsonObject:
         cwd = await to_thread.run_sync(parse_cwd, params) if params.get("cwd") is not None else None
         try:
-            return {"sessions": await to_thread.run_sync(list_conversations, cwd)}
+            return {"sessions": await to_thread.run_sync(list_sessions, cwd)}
         except OSError as exc:
             raise to_rpc_error(exc) from exc
 
@@ -223,3 +228,129 @@ class AcpAgent:
         if session is None:
             raise invalid(f"the session {name!r} is not open: session/load opens it")
         return session
+
+
+# -- request parameters -------------------------------------------------------------------------
+#
+# Checked before anything is opened. Content blocks: https://agentclientprotocol.com/protocol/content. Servers:
+# https://agentclientprotocol.com/protocol/session-setup#mcp-servers.
+
+
+_TRANSPORTS = ("http", "sse")
+
+
+def get_text(params: JsonObject, name: str) -> str:
+    """Return a non-empty string parameter; `RpcError` if it's missing."""
+    value = params.get(name)
+    if not isinstance(value, str) or not value:
+        raise invalid(f"{name} must be a text, and not empty")
+    return value
+
+
+def parse_cwd(params: JsonObject) -> str:
+    """Return the real path of the working directory; `RpcError` unless it's absolute and can be entered. Blocks."""
+    path = get_text(params, "cwd")
+    if not os.path.isabs(path):
+        raise invalid(f"cwd must be an absolute path, not {path!r}")
+    try:
+        os.stat(os.path.join(path, "."))
+        return os.path.realpath(path)
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else exc
+        raise invalid(f"the working directory {path!r} cannot be used: {reason}") from exc
+
+
+def parse_servers(value: JsonValue) -> dict[str, JsonObject]:
+    """Parse `mcpServers` into configuration rows by name; `RpcError` if one is invalid or a name occurs twice."""
+    if not value:  # editors written in Lua send an empty array as an empty object
+        return {}
+    if not isinstance(value, list):
+        raise invalid("mcpServers must be an array")
+    rows: dict[str, JsonObject] = {}
+    for server in value:
+        if not is_json_object(server):
+            raise invalid("a server in mcpServers must be an object")
+        name = get_text(server, "name")
+        if name in rows:
+            raise invalid(f"mcpServers has two servers {name!r}")
+        kind = server.get("type", "stdio")
+        if kind in _TRANSPORTS:
+            headers = _parse_pairs(server.get("headers"), f"headers of server {name!r}")
+            rows[name] = {"type": kind, "url": get_text(server, "url"), "headers": headers}
+        elif kind == "stdio":
+            arguments = server.get("args") or []
+            if not isinstance(arguments, list) or not all(isinstance(word, str) for word in arguments):
+                raise invalid(f"args of server {name!r} must be an array of texts")
+            env = _parse_pairs(server.get("env"), f"env of server {name!r}")
+            rows[name] = {"type": "stdio", "command": get_text(server, "command"), "args": arguments, "env": env}
+        else:
+            raise invalid(f"server {name!r} has the transport {kind!r}; stdio, http and sse are supported")
+    return rows
+
+
+def _parse_pairs(value: JsonValue, owner: str) -> JsonObject:
+    """Parse an array of `{name, value}` objects."""
+    pairs: JsonObject = {}
+    for pair in value if isinstance(value, list) else ():
+        if not is_json_object(pair) or not isinstance(pair.get("value"), str):
+            raise invalid(f"{owner}: each must have a name and a value")
+        pairs[get_text(pair, "name")] = pair["value"]
+    return pairs
+
+
+def parse_prompt(value: JsonValue) -> EditorPrompt:
+    """Parse a prompt's blocks: text, resource links, embedded resources and images; `RpcError` for any other."""
+    if not isinstance(value, list) or not value:
+        raise invalid("prompt must be an array of content blocks, and not empty")
+    texts: list[str] = []
+    attachments: list[Attachment] = []
+    for block in value:
+        if not is_json_object(block):
+            raise invalid("a content block must be an object")
+        part = _parse_block(block)
+        if isinstance(part, Attachment):
+            attachments.append(part)
+        else:
+            texts.append(part)
+    return EditorPrompt("".join(texts).strip() or "See the attached image.", tuple(attachments))
+
+
+def _parse_block(block: JsonObject) -> str | Attachment:
+    kind = block.get("type")
+    if kind == "text":
+        text = block.get("text")
+        if not isinstance(text, str):
+            raise invalid("a text block must have a text")
+        return text
+    if kind == "image":
+        return _decode_image(block.get("mimeType"), block.get("data"))
+    if kind == "resource_link":
+        uri = get_text(block, "uri")
+        return f" {name_resource(uri)} "
+    resource = block.get("resource")
+    if kind == "resource" and is_json_object(resource):
+        uri = get_text(resource, "uri")
+        text = resource.get("text")
+        if isinstance(text, str):
+            # Like `@path` attaches files: the text between tags that carry the name.
+            return f"\n\n<resource uri={name_resource(uri)!r}>\n{text}\n</resource>\n\n"
+        return _decode_image(resource.get("mimeType"), resource.get("blob"))
+    raise invalid(f"content of type {kind!r} is not supported: text, image, resource and resource_link are")
+
+
+def _decode_image(media_type: JsonValue, data: JsonValue) -> Attachment:
+    if not isinstance(media_type, str) or media_type not in IMAGE_TYPES:
+        raise invalid(f"a file of type {media_type!r} is not supported: {', '.join(sorted(IMAGE_TYPES))} are")
+    try:
+        return Attachment(base64.b64decode(str(data), validate=True), media_type)
+    except (binascii.Error, ValueError) as exc:
+        raise invalid(f"the data of an image is not base64: {exc}") from exc
+
+
+def name_resource(uri: str) -> str:
+    """Name a resource for the model: files by path, anything else by URI."""
+    parts = urlsplit(uri)
+    if parts.scheme != "file" or parts.netloc not in {"", "localhost"}:
+        return uri
+    # Editors put the lines of a selection in the fragment, e.g. `#L10:20`.
+    return unquote(parts.path) + (f"#{parts.fragment}" if parts.fragment else "")

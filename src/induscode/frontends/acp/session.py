@@ -7,48 +7,67 @@ normal response: https://agentclientprotocol.com/protocol/prompt-turn.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import anyio
 from anyio import to_thread
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
-from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, RpcError
+from indusagi.core.ids import new_ulid
+from indusagi.core.json import is_json_object
+from indusagi.core.records import record
+from indusagi.interop.protocol_bridge.rpc.connection import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    ConnectionClosedError,
+    InvalidResponseError,
+    RequestOptions,
+    RpcError,
+)
 from induscode.boot.plans import ConfigPathError
+from induscode.cli.dialog import Reply
 from induscode.cli.terminal import escape_controls, escape_unprintable, print_status
 from induscode.conversations.mentions import attach_resources
 from induscode.conversations.models import NoModelError
 from induscode.conversations.opening import open_conversation
 from induscode.conversations.run import USAGE_ERRORS
+from induscode.conversations.tool_calls import current_call
 from induscode.conversations.transcript import find_cwd
-from induscode.frontends.acp.dialog import EditorDialog
-from induscode.frontends.acp.history import replay_messages
-from induscode.frontends.acp.params import invalid
-from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel
+from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel, build_text, replay_messages
 from induscode.frontends.terminal.slash import SlashError, parse_line
-from induscode.frontends.terminal.slash.prompts import list_prompt_commands
-from induscode.frontends.terminal.slash.table import load_commands
+from induscode.frontends.terminal.slash.session import load_commands
 from induscode.permissions.policy import ApprovalMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from indusagi.adapters.calls import Attachment
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
-    from induscode.cli.dialog import Question, Reply
+    from induscode.cli.dialog import Question
     from induscode.conversations.contract import RunResult
     from induscode.conversations.conversation import Conversation
-    from induscode.frontends.acp.params import EditorPrompt
     from induscode.frontends.terminal.slash import SlashCommand
     from induscode.launch.invocation import Invocation
+
 
 AUTH_REQUIRED = -32000
 """https://agentclientprotocol.com/protocol/schema#errorcode"""
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 """https://agentclientprotocol.com/protocol/prompt-turn#stop-reasons, by finish reason of the last answer."""
+
+
+@record
+class EditorPrompt:
+    """An editor's prompt as the model receives it."""
+
+    text: str
+    attachments: Sequence[Attachment] = ()
 
 
 @dataclass(slots=True)
@@ -60,6 +79,11 @@ class _QueuedPrompt:
 
 class EditorSession:
     """An editor session; `run` is its task. `takes_text` says whether the editor can ask the user for text."""
+
+    # Set before `opened` is done.
+    modes: SessionModes
+    updates: SessionUpdates
+    commands: EditorCommands
 
     def __init__(
         self, invocation: Invocation, connection: JsonRpcConnection, writable: asyncio.Event, *, takes_text: bool
@@ -75,31 +99,13 @@ class EditorSession:
         self._leaving = CancelToken()
         self._prompts: deque[_QueuedPrompt] = deque()
         self._arrived = asyncio.Event()
-        self._modes: SessionModes | None = None
-        self._updates: SessionUpdates | None = None
-        self._commands: EditorCommands | None = None
-
-    @property
-    def modes(self) -> SessionModes:
-        """The modes of the open session."""
-        assert self._modes is not None
-        return self._modes
-
-    @property
-    def updates(self) -> SessionUpdates:
-        """The updates of the open session."""
-        assert self._updates is not None
-        return self._updates
 
     # -- editor requests ----------------------------------------------------------------------
 
     async def prompt(self, prompt: EditorPrompt) -> JsonObject:
         """Answer a prompt after earlier ones and return the response.
 
-        Cancelling the request cancels the turn and waits for its end.
-
-        Raises:
-            RpcError: The model or the session failed.
+        Cancelling the request cancels the turn and waits for its end. `RpcError` if the model or the session failed.
         """
         response: asyncio.Future[JsonObject] = asyncio.get_running_loop().create_future()
         queued = _QueuedPrompt(prompt, CancelToken(self._leaving), response)
@@ -123,12 +129,6 @@ class EditorSession:
         """End the session, cancelling a running turn. Sets `ended` when everything is closed."""
         self._leaving.cancel("the end of the session")
         self._arrived.set()
-
-    @property
-    def commands(self) -> EditorCommands:
-        """The slash commands of the open session."""
-        assert self._commands is not None
-        return self._commands
 
     def replay(self) -> None:
         """Send the conversation's messages so far."""
@@ -175,12 +175,11 @@ class EditorSession:
         if stored not in {None, conversation.invocation.cwd}:
             raise invalid(f"the session {conversation.transcript.id} belongs to {stored}: load it with that cwd")
         self.id = conversation.transcript.id
-        self._modes = SessionModes(conversation)
+        self.modes = SessionModes(conversation)
         channel = UpdateChannel(self._connection, self._writable, self.id)
-        self._updates = SessionUpdates(channel, conversation, self._modes.find_current)
-        self._dialog.updates = self._updates
-        self._commands = EditorCommands(conversation, self._updates.channel, self._dialog)
-        await self._commands.load()
+        self._dialog.updates = self.updates = SessionUpdates(channel, conversation, self.modes.find_current)
+        self.commands = EditorCommands(conversation, channel, self._dialog)
+        await self.commands.load()
 
     async def _answer_prompts(self, conversation: Conversation) -> None:
         # Some notes come late: servers report faults while they start.
@@ -259,6 +258,11 @@ def _respond(queued: _QueuedPrompt, response: JsonObject | RpcError) -> None:
         queued.response.set_result(response)
 
 
+def invalid(message: str) -> RpcError:
+    """Build the error for an unusable parameter."""
+    return RpcError(INVALID_PARAMS, message)
+
+
 def to_rpc_error(exc: Exception) -> RpcError:
     """Convert a failure to the error an editor shows."""
     if isinstance(exc, RpcError):
@@ -313,7 +317,7 @@ class SessionModes:
         plan_mode.active = False
         checks = self._conversation.permissions.permissions
         if checks is not None:
-            checks.change_approval(_MODES[name][0])
+            checks.approval = _MODES[name][0]
 
     def describe(self) -> JsonObject:
         """Describe the modes for the editor."""
@@ -333,49 +337,25 @@ class SessionModes:
 _TERMINAL_ONLY = frozenset({"exit", "fork", "help", "quit", "resume"})
 
 
-class EditorScreen:
-    """Shows the output of commands as messages."""
-
-    width = 80
-
-    def __init__(self, channel: UpdateChannel, dialog: EditorDialog) -> None:
-        self._channel = channel
-        self._dialog = dialog
-
-    def print(self, text: str) -> None:
-        """Show finished text verbatim."""
-        if text.strip():
-            self._channel.say(f"```\n{escape_controls(text).rstrip()}\n```\n\n")
-
-    def show(self, text: str) -> None:
-        """Show one line."""
-        self._dialog.show(text)
-
-    async def ask(self, question: Question) -> Reply:
-        """Ask the user at the editor."""
-        return await self._dialog.ask(question)
-
-
 class EditorCommands:
     """The slash commands of one session, and the `SlashHost` they run on."""
 
     def __init__(self, conversation: Conversation, channel: UpdateChannel, dialog: EditorDialog) -> None:
         self.conversation = conversation
-        self.screen = EditorScreen(channel, dialog)
+        self.screen = dialog
+        self.commands: Mapping[str, SlashCommand] = {}
         self._channel = channel
-        self._commands: Mapping[str, SlashCommand] = {}
         self._prompt = ""
 
     async def load(self) -> None:
         """Load built-in, user and project commands."""
-        commands = await load_commands(self.conversation.invocation.cwd, self.conversation.notes.append)
-        prompts = list_prompt_commands(self.conversation)
-        self._commands = {**{name: one for name, one in commands.items() if name not in _TERMINAL_ONLY}, **prompts}
+        commands = await load_commands(self.conversation, self.conversation.notes.append)
+        self.commands = {name: command for name, command in commands.items() if name not in _TERMINAL_ONLY}
 
     def announce(self) -> None:
         """Send the list of commands."""
         listed: list[JsonValue] = []
-        for command in self._commands.values():
+        for command in self.commands.values():
             row: JsonObject = {"name": command.name, "description": command.describe}
             if command.usage:
                 row["input"] = {"hint": command.usage}
@@ -384,14 +364,14 @@ class EditorCommands:
 
     def knows(self, text: str) -> bool:
         """Return whether a prompt is a command; anything else goes to the model."""
-        return text.startswith("/") and parse_line(text)[0] in self._commands
+        return text.startswith("/") and parse_line(text)[0] in self.commands
 
     async def run(self, line: str) -> str:
         """Run a command and return its prompt for the model, if it has one."""
         name, rest = parse_line(line)
         self._prompt = ""
         try:
-            await self._commands[name].run(self, rest)
+            await self.commands[name].run(self, rest)
         except SlashError as exc:
             self.screen.show(str(exc))
         except (CoreError, OSError) as exc:
@@ -417,3 +397,115 @@ class EditorCommands:
     def leave(self) -> None:
         """Raise: only the editor closes sessions."""
         raise SlashError("the editor ends the session")
+
+
+# -- questions ----------------------------------------------------------------------------------
+#
+# https://agentclientprotocol.com/protocol/tool-calls#requesting-permission: `session/request_permission`, and
+# `elicitation/create` for free text. A question's choices become options, and its call carries the facts and the
+# proposed change. Editors have no field for the reason of a no. A question without an answer counts as no: the editor
+# closed it, cancelled the turn, or can't ask.
+
+
+_ATTEMPTS = 5
+"""How often to ask for a text until it's valid."""
+_UNANSWERED = Reply(cancelled=True)
+
+
+class EditorDialog:
+    """Asks the user of an editor, one question at a time, and shows the output of commands as messages.
+
+    `takes_text` is the capability `elicitation.form`.
+    """
+
+    width = 80
+
+    def __init__(self, *, takes_text: bool) -> None:
+        self.updates: SessionUpdates | None = None
+        """Where to send questions; `None` until the session is open, when nothing can be asked."""
+        self._takes_text = takes_text
+        self._asking = anyio.Lock()
+
+    def show(self, text: str) -> None:
+        """Show one line as a separate message."""
+        if self.updates is None:
+            print_status(text)
+        else:
+            self.updates.channel.say(f"{escape_unprintable(text)}\n\n")
+
+    def print(self, text: str) -> None:
+        """Show the finished text of a command verbatim."""
+        if self.updates is not None and text.strip():
+            self.updates.channel.say(f"```\n{escape_controls(text).rstrip()}\n```\n\n")
+
+    async def ask(self, question: Question) -> Reply:
+        """Ask a question and wait for the answer."""
+        updates = self.updates
+        if updates is None or question.secret or not (question.choices or self._takes_text):
+            return _UNANSWERED
+        async with self._asking:
+            try:
+                return await (self._choose if question.choices else self._ask_text)(updates, question)
+            except (RpcError, InvalidResponseError, ConnectionClosedError) as exc:
+                print_status(f"the editor did not answer a question: {exc}")
+                return _UNANSWERED
+
+    async def _choose(self, updates: SessionUpdates, question: Question) -> Reply:
+        """Ask for permission. A question outside a call is shown as a call by itself."""
+        call = updates.calls.get(current_call.get())
+        identity = f"question-{new_ulid()}" if call is None else call.id
+        if call is None:
+            updates.channel.send(
+                {"sessionUpdate": "tool_call", "toolCallId": identity, "title": question.title, "status": "pending"}
+            )
+        facts = build_text("\n".join(question.lines), "execute")
+        content: list[JsonValue] = [*(call.diffs if call is not None else ()), *([facts] if question.lines else ())]
+        tool_call: JsonObject = {
+            "toolCallId": identity,
+            "title": question.title,
+            "status": "pending",
+            "kind": "other" if call is None else call.kind,
+            "content": content,
+        }
+        options: list[JsonValue] = [
+            {
+                "optionId": choice.key,
+                "name": choice.label.removesuffix(", and say what to do instead"),
+                "kind": "reject_once" if choice.refuses else "allow_always" if choice.lasts else "allow_once",
+            }
+            for choice in question.choices
+        ]
+        reply = await self._request(updates, "session/request_permission", {"toolCall": tool_call, "options": options})
+        outcome = reply.get("outcome")
+        chosen = outcome.get("optionId") if is_json_object(outcome) and outcome.get("outcome") == "selected" else None
+        choice = next((choice for choice in question.choices if choice.key == chosen), None)
+        if call is None:
+            refused = choice is None or choice.refuses
+            end: JsonObject = {"toolCallId": identity, "status": "failed" if refused else "completed"}
+            updates.channel.send({"sessionUpdate": "tool_call_update", **end})
+        elif choice is not None and not choice.refuses:
+            updates.channel.send({"sessionUpdate": "tool_call_update", "toolCallId": identity, "status": "in_progress"})
+        return _UNANSWERED if choice is None else Reply(choice.key)
+
+    async def _ask_text(self, updates: SessionUpdates, question: Question) -> Reply:
+        message = "\n".join((question.title, *question.lines))
+        field: JsonObject = {"type": "string", "title": question.title}
+        schema: JsonObject = {"type": "object", "properties": {"answer": field}, "required": ["answer"]}
+        for _ in range(_ATTEMPTS):
+            params: JsonObject = {"mode": "form", "message": message, "requestedSchema": schema}
+            reply = await self._request(updates, "elicitation/create", params)
+            content = reply.get("content")
+            answer = content.get("answer") if is_json_object(content) else None
+            if reply.get("action") != "accept" or not isinstance(answer, str):
+                return _UNANSWERED
+            problem = None if question.check is None else question.check(answer)
+            if problem is None:
+                return Reply(text=answer)
+            message = f"{problem}\n{question.title}"
+        return _UNANSWERED
+
+    async def _request(self, updates: SessionUpdates, method: str, params: JsonObject) -> JsonObject:
+        """Send a request and wait as long as the user takes, or until the turn ends."""
+        channel = updates.channel
+        options = RequestOptions(math.inf)
+        return await channel.connection.request(method, {"sessionId": channel.session, **params}, options)

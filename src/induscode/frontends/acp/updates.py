@@ -1,4 +1,4 @@
-"""Updates for an editor: turn events as `session/update` notifications.
+"""Updates for an editor: turn events and stored messages as `session/update` notifications.
 
 https://agentclientprotocol.com/protocol/prompt-turn#3-agent-reports-output. A call is reported when the model makes it
 and when it ends. File changes carry both texts, checklist changes the whole plan, and mode changes the mode's name. A
@@ -7,6 +7,7 @@ call still open when its turn is cancelled is reported as failed.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import stat
@@ -21,18 +22,23 @@ from indusagi.core.app_dirs import is_within
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import NotJson, compact_json, is_json_object
 from indusagi.core.text import cut_text
+from indusagi.core.time import iso_utc
 from induscode.cli.terminal import escape_unprintable
+from induscode.conversations.compaction import list_parts
 from induscode.conversations.contract import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.conversations.transcript import list_conversations, remove_session_note
 from induscode.permissions.plan_mode import ENTER, EXIT
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
     from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation
+    from induscode.conversations.transcript import Transcript
+
 
 _CHECKLISTS = frozenset({"todo_set", "todo"})
 
@@ -43,15 +49,11 @@ class UpdateChannel:
     def __init__(self, connection: JsonRpcConnection, writable: asyncio.Event, session: str) -> None:
         self.connection = connection
         self.session = session
-        self._writable = writable
+        self.writable = writable
 
     def send(self, update: JsonObject) -> None:
         """Send one update."""
         self.connection.notify("session/update", {"sessionId": self.session, "update": update})
-
-    async def wait_writable(self) -> None:
-        """Wait while the editor isn't reading. The turn stays cancellable."""
-        await self._writable.wait()
 
     def say(self, text: str, kind: str = "agent_message_chunk", message: str | None = None) -> None:
         """Send a message chunk; without a message id it's a message by itself."""
@@ -104,7 +106,7 @@ class SessionUpdates:
 
     async def handle(self, event: RunEvent) -> None:
         """Send the updates of one event."""
-        await self.channel.wait_writable()
+        await self.channel.writable.wait()  # while the editor isn't reading, the turn stays cancellable
         if isinstance(event, TextDelta):
             text = event.text
             if event.starts:
@@ -185,7 +187,7 @@ class SessionUpdates:
 
     def send_plan(self) -> None:
         """Send the checklist as a plan if it changed."""
-        from indusagi.capabilities.checklist import checklist_of  # noqa: PLC0415 — loaded with the deck
+        from indusagi.capabilities.tools.todo import checklist_of  # noqa: PLC0415 — loaded with the deck
 
         context = self._conversation.session.native.context
         items = [(item.text, item.status, item.weight) for item in checklist_of(context).items]
@@ -344,13 +346,7 @@ def describe_arguments(arguments: JsonValue) -> JsonValue:
 
 # -- plans ------------------------------------------------------------------------------------
 
-_STATUS = {
-    "pending": "pending",
-    "active": "in_progress",
-    "in_progress": "in_progress",
-    "done": "completed",
-    "completed": "completed",
-}
+_STATUS = {"pending": "pending", "active": "in_progress", "done": "completed"}
 _PRIORITY = {"low": "low", "normal": "medium", "high": "high"}
 
 
@@ -362,3 +358,87 @@ def build_plan(items: Sequence[tuple[str, str, str]]) -> JsonObject:
         if state in _STATUS
     ]
     return {"sessionUpdate": "plan", "entries": entries}
+
+
+# -- stored messages ----------------------------------------------------------------------------
+#
+# https://agentclientprotocol.com/protocol/session-setup#loading-sessions. Shows everything the user saw, including
+# messages a compaction replaced for the model; messages hidden by a rewind stay hidden.
+
+
+_MAX_LISTED = 100
+
+
+def list_sessions(cwd: str | None) -> list[JsonValue]:
+    """List the conversations of a directory, or all, newest first. Blocks."""
+    return [
+        {"sessionId": one.id, "cwd": one.cwd, "updatedAt": iso_utc(one.modified_ms), "title": one.title or None}
+        for one in list_conversations(cwd, limit=_MAX_LISTED)
+    ]
+
+
+def replay_messages(transcript: Transcript, cwd: str, remote: Collection[str], ids: CallIds) -> Iterator[JsonObject]:
+    """Yield a conversation's messages as updates, oldest first; `remote` holds the names of server tools."""
+    running: dict[str, tuple[str, str]] = {}
+    for index, row in transcript.visible_rows():
+        message = row.get("message")
+        if row.get("op") != "message" or not is_json_object(message):
+            continue
+        for part in list_parts(message):
+            kind, name = part.get("part_kind"), str(part.get("tool_name"))
+            identity = str(part.get("tool_call_id"))
+            if kind == "user-prompt":
+                for text, image in _split_prompt(part.get("content")):
+                    yield _build_chunk("user_message_chunk", index, text, image)
+            elif kind == "text" and part.get("content"):
+                yield _build_chunk("agent_message_chunk", index, str(part["content"]))
+            elif kind == "tool-call":
+                call, shown = ids.add(identity), "other" if name in remote else KINDS.get(name, "other")
+                running[identity] = call, shown
+                yield build_call(call, name, _parse_arguments(part.get("args")), shown, cwd)
+            elif kind in {"tool-return", "retry-prompt"} and identity in running:
+                yield _build_answer(*running.pop(identity), part)
+    for identity, _ in running.values():  # interrupted
+        yield {"sessionUpdate": "tool_call_update", "toolCallId": identity, "status": "failed"}
+
+
+def _split_prompt(content: JsonValue) -> Iterator[tuple[str, JsonObject | None]]:
+    """Yield the texts and images of a prompt."""
+    for item in content if isinstance(content, list) else [content]:
+        if isinstance(item, str):
+            text = remove_session_note(item)
+            if text:
+                yield text, None
+        elif is_json_object(item) and item.get("kind") == "binary":
+            yield "", item
+
+
+def _build_chunk(kind: str, index: int, text: str, image: JsonObject | None = None) -> JsonObject:
+    content: JsonObject = {"type": "text", "text": text}
+    if image is not None:
+        content = {"type": "image", "data": str(image.get("data")), "mimeType": str(image.get("media_type"))}
+    # Rows are append-only, so a position identifies a message for good.
+    return {"sessionUpdate": kind, "content": content, "messageId": f"row-{index}"}
+
+
+def _parse_arguments(arguments: JsonValue) -> JsonValue:
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _build_answer(identity: str, kind: str, part: JsonObject) -> JsonObject:
+    content = part.get("content")
+    texts = content if isinstance(content, list) else [content]
+    text = "\n".join(item for item in texts if isinstance(item, str))
+    failed = part.get("part_kind") != "tool-return" or part.get("outcome", "success") != "success"
+    failed = failed or text.startswith("Error: ")  # for APIs without an error flag
+    return {
+        "sessionUpdate": "tool_call_update",
+        "toolCallId": identity,
+        "status": "failed" if failed else "completed",
+        "content": [build_text(text, "other" if failed else kind)],
+    }

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.completion import Completer
 
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
-    from induscode.conversations.contract import RunEvent, RunResult
+    from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation
     from induscode.frontends.terminal.render import EventRenderer
     from induscode.frontends.terminal.slash import SlashCommand
@@ -53,7 +53,7 @@ _EXCERPT_LINES, _EXCERPT_CHARS = 8, 400
 _SPIN_S = 0.1
 _WATCH_S = 0.25
 _CONVERSATION, _MARKDOWN = "induscode.conversations.run", "induscode.frontends.terminal.markdown"
-_COMMANDS = "induscode.frontends.terminal.slash.table"
+_COMMANDS = "induscode.frontends.terminal.slash.session"
 """Modules imported in threads after the first prompt."""
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
@@ -104,7 +104,7 @@ class InteractiveApp:
         self.color = not os.environ.get("NO_COLOR")
         self._invocation = invocation
         self._conversation: Conversation | None = None
-        self._commands: Mapping[str, SlashCommand] = {}
+        self.commands: Mapping[str, SlashCommand] = {}
         self._messages: deque[str] = deque()
         self._arrived = asyncio.Event()
         self._leaving = CancelToken()
@@ -296,7 +296,7 @@ class InteractiveApp:
                 self._invocation = replace(
                     invocation, resume=self._conversation.transcript.id, fork=False, continue_last=False, prompt=None
                 )
-                await self._load_commands(invocation.cwd)
+                await self._load_commands(self._conversation)
                 self._show_start(self._conversation)
                 return await self._converse(self._conversation)
             finally:
@@ -305,7 +305,7 @@ class InteractiveApp:
     async def _converse(self, conversation: Conversation) -> Invocation | None:
         while (message := await self._next_message()) is not None:
             self._next = self._prompt = None
-            await self._load_commands(conversation.invocation.cwd)
+            await self._load_commands(conversation)
             for change in await conversation.reload_config():
                 self.screen.show(f"note: {name_slash_commands(change)}")
             if message.startswith("/"):
@@ -319,17 +319,16 @@ class InteractiveApp:
                 return self._next
         return None
 
-    async def _load_commands(self, cwd: str) -> None:
+    async def _load_commands(self, conversation: Conversation) -> None:
         await _import_later(_COMMANDS)
-        from induscode.frontends.terminal.slash.prompts import list_prompt_commands  # noqa: PLC0415 — imported above, in a thread
-        from induscode.frontends.terminal.slash.table import load_commands  # noqa: PLC0415 — imported above, in a thread
+        from induscode.frontends.terminal.slash.session import load_commands  # noqa: PLC0415 — imported above, in a thread
 
-        self._commands = {**await load_commands(cwd, self._show_note), **list_prompt_commands(self._conversation)}
+        self.commands = await load_commands(conversation, self._show_note)
 
     def _describe_commands(self) -> Mapping[str, str]:
         """Describe commands and their actions for completion."""
-        rows = {name: command.describe for name, command in self._commands.items()}
-        for name, command in self._commands.items():
+        rows = {name: command.describe for name, command in self.commands.items()}
+        for name, command in self.commands.items():
             rows |= {f"{name} {word}": about for word, about in command.actions.items()}
         return rows
 
@@ -400,7 +399,7 @@ class InteractiveApp:
     async def _run_command(self, line: str) -> None:
         name, rest = parse_line(line)
         try:
-            command = find_command(name, self._commands)
+            command = find_command(name, self.commands)
             self._turn = CancelToken(self._leaving)
             is_done = False
             with self._turn.guard():
@@ -419,7 +418,7 @@ class InteractiveApp:
         name, rest = parse_line(line)
         try:
             self.screen.show(f"> {line}")
-            await find_command(name, self._commands).run(self, rest)
+            await find_command(name, self.commands).run(self, rest)
         except (CoreError, OSError) as exc:
             self.screen.show(str(exc))
         except asyncio.CancelledError:  # the turn ended first
@@ -429,20 +428,17 @@ class InteractiveApp:
     async def _run_turn(self, conversation: Conversation, message: str) -> None:
         """Answer one message, printing text and calls as they finish."""
         from induscode.conversations.contract import RunResult  # noqa: PLC0415 — after the first prompt
-        from induscode.conversations.mentions import attach_resources  # noqa: PLC0415 — after the first prompt
-        from induscode.frontends.terminal.complete import expand_mentions  # noqa: PLC0415 — after the first prompt
+        from induscode.conversations.mentions import attach_mentions  # noqa: PLC0415 — after the first prompt
         from induscode.frontends.terminal.render import EventRenderer  # noqa: PLC0415 — after the first prompt
 
         first, *more = message.split("\n")
         for line in (f"> {first}", *(f"  {line}" for line in more)):
             self.screen.show(line)
-        prompt, notes = await expand_mentions(message, conversation.invocation.cwd)
-        self._turn = CancelToken(self._leaving)
+        self._turn, prompt = CancelToken(self._leaving), message
         with self._turn.guard():
-            prompt, remarks = await attach_resources(prompt, conversation.session)
-            notes = (*notes, *remarks)
-        for note in notes:
-            self.screen.show(f"note: {note}")
+            prompt, notes = await attach_mentions(message, conversation.session)
+            for note in notes:
+                self.screen.show(f"note: {note}")
         self._renderer = EventRenderer(width=lambda: self.screen.width, color=self.color)
         known = len(conversation.notes)
         result = RunResult(reason="cancelled")
@@ -459,7 +455,13 @@ class InteractiveApp:
                 tasks.cancel_scope.cancel()
                 self.screen.print(self._renderer.finish())
                 self._turn = self._renderer = self._turn_tasks = None
-        self._show_end(result)
+        if result.reason == "cancelled":
+            self.screen.show("Interrupted.")
+        elif result.reason != "done":
+            self.screen.show(f"the turn ended early: {result.message}")
+        if result.note:
+            self.screen.show(f"note: {result.note}")
+        self.screen.print("\n")
         for note in conversation.notes[known:]:
             self.screen.show(f"note: {note}")
 
@@ -472,12 +474,3 @@ class InteractiveApp:
         if self._renderer is not None:
             self.screen.print(self._renderer.feed(event))
             self.screen.refresh()
-
-    def _show_end(self, result: RunResult) -> None:
-        if result.reason == "cancelled":
-            self.screen.show("Interrupted.")
-        elif result.reason != "done":
-            self.screen.show(f"the turn ended early: {result.message}")
-        if result.note:
-            self.screen.show(f"note: {result.note}")
-        self.screen.print("\n")

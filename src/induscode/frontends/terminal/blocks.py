@@ -1,8 +1,9 @@
 """Splits a Markdown stream (https://spec.commonmark.org) into blocks.
 
-A block is finished when the next one starts: a paragraph at an empty line, a code fence at its end, a list at the first
-line that isn't part of it. Lines are classified when complete, so blocks depend only on the text, never on how it was
-chunked. A block that grows too long is emitted in parts; every character ends up in exactly one part.
+A block is finished when the next one starts: text at an empty line, a code fence at its end, a list at the first line
+that isn't part of it. Text is anything else, with its headings, quotes and indented code. Lines are classified when
+complete, so blocks depend only on the text, never on how it was chunked. A block that grows too long is emitted in
+parts; every character ends up in exactly one part.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from indusagi.core.records import record
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-BlockKind: TypeAlias = Literal["text", "fence", "indented", "list", "quote", "table"]
+BlockKind: TypeAlias = Literal["text", "fence", "list", "table"]
 
 MAX_TEXT_CHARS = 4_000
 MAX_CODE_CHARS = 16_000
@@ -26,7 +27,6 @@ LIST_LINES = 12
 """A list of this many lines is emitted up to its next item."""
 _RULE = re.compile(r" {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$")
 _HEADING = re.compile(r" {0,3}#{1,6}(?:[ \t]|$)")
-_UNDERLINE = re.compile(r" {0,3}(?:=+|-+)[ \t]*$")
 _FENCE = re.compile(r"( *)(`{3,}(?=[^`]*$)|~{3,})[ \t]*(.*?)[ \t]*$")
 _ITEM = re.compile(r"( *)(?:([-*+])|(\d{1,9})([.)]))(?=[ \t]|$)")
 _QUOTE = re.compile(r" {0,3}>")
@@ -73,7 +73,7 @@ class _OpenBlock:
 
     @property
     def max_chars(self) -> int:
-        return MAX_CODE_CHARS if self.kind in {"fence", "indented", "table"} else MAX_TEXT_CHARS
+        return MAX_CODE_CHARS if self.kind in {"fence", "table"} else MAX_TEXT_CHARS
 
 
 class BlockSplitter:
@@ -152,8 +152,8 @@ class BlockSplitter:
         block.lines, block.chars = [], 0
         if is_last:
             self._open = _OpenBlock()
-        elif block.kind in {"list", "quote"} and not block.inner_fence:
-            # The rest is rarely a list or quote by itself; its next marker makes it one again.
+        elif block.kind == "list" and not block.inner_fence:
+            # The rest is rarely a list by itself; its next marker makes it one again.
             self._open = _OpenBlock(is_first=False)
 
     # -- lines ------------------------------------------------------------------------------
@@ -172,12 +172,14 @@ class BlockSplitter:
     def _take_line(self, line: str) -> None:
         """Add a complete line to the open block, or start the next one with it."""
         spaced = line.expandtabs(_CODE_INDENT)
-        if self._open.kind == "fence":
-            self._continue_fence(line, spaced)
+        block = self._open
+        if block.kind == "fence" and _closes_fence(spaced, block.mark):
+            self._close()
+        elif block.kind == "fence":
+            removed = min(block.indent, len(line) - len(line.lstrip(" ")))
+            self._append(line[removed:])
         elif self._open.kind == "list" and self._continue_list(line, spaced):
             return
-        elif self._open.kind == "indented" and (not spaced.strip() or spaced.startswith(" " * _CODE_INDENT)):
-            self._append(line)
         elif not spaced.strip():
             if self._open.lines:
                 self._close()
@@ -189,10 +191,7 @@ class BlockSplitter:
     def _begin_or_continue(self, line: str, spaced: str) -> None:
         block = self._open
         is_text = block.kind == "text" and bool(block.lines)
-        if is_text and _UNDERLINE.match(spaced):
-            self._append(line)
-            self._close()
-        elif is_text and "|" in block.lines[-1] and _TABLE_LINE.match(spaced):
+        if is_text and "|" in block.lines[-1] and _TABLE_LINE.match(spaced):
             head = block.lines.pop()
             opened = self._begin("table", head) if block.lines else block
             if opened is block:
@@ -200,19 +199,9 @@ class BlockSplitter:
                 self._append(head)
             self._append(line)
             self._open.head = (head, line)
-        elif _RULE.match(spaced) or _HEADING.match(spaced):
-            self._begin("text", line)
-            self._close()
         elif self._begin_fence(spaced) or self._begin_list(line, spaced, interrupts=is_text):
             return
-        elif _QUOTE.match(spaced):
-            if block.kind == "quote":
-                self._append(line)
-            else:
-                self._begin("quote", line)
-        elif not block.lines and block.kind == "text" and spaced.startswith(" " * _CODE_INDENT) and block.is_first:
-            self._begin("indented", line)
-        elif block.kind in {"indented", "list"}:
+        elif block.kind == "list":
             self._begin("text", line)
         else:
             self._append(line)
@@ -226,17 +215,9 @@ class BlockSplitter:
         block.indent, block.mark, block.info = len(match[1]), match[2], match[3]
         return True
 
-    def _continue_fence(self, line: str, spaced: str) -> None:
-        block = self._open
-        if _closes_fence(spaced, block.mark):
-            self._close()
-        else:
-            removed = min(block.indent, len(line) - len(line.lstrip(" ")))
-            self._append(line[removed:])
-
     def _begin_list(self, line: str, spaced: str, *, interrupts: bool) -> bool:
         match = _ITEM.match(spaced)
-        if match is None or len(match[1]) >= _CODE_INDENT:
+        if match is None or len(match[1]) >= _CODE_INDENT or _RULE.match(spaced):
             return False
         # https://spec.commonmark.org/0.31.2/#list-items: a number other than 1 doesn't interrupt a paragraph.
         if interrupts and (match[3] not in {None, "1"} or not spaced[match.end() :].strip()):
@@ -309,14 +290,11 @@ def measure_cells(text: str) -> int:
     return cell_len(text)
 
 
-def cut_to_cells(text: str, width: int, mark: str = "…") -> str:
-    """Truncate text to `width` cells, ending in `mark`."""
+def cut_to_cells(text: str, width: int) -> str:
+    """Truncate text to `width` cells, ending in an ellipsis."""
     if width <= 0:
         return ""
-    if measure_cells(text) <= width:
-        return text
-    room = width - measure_cells(mark)
-    return mark[:width] if room < 0 else _split_at(text, room)[0] + mark
+    return text if measure_cells(text) <= width else _split_at(text, width - 1)[0] + "…"
 
 
 def wrap_to_cells(text: str, width: int) -> Iterator[str]:

@@ -1,16 +1,13 @@
-"""Input line completion (`@` for workspace paths, `/` for commands), file mentions, and input history.
+"""Input line completion (`@` for workspace paths, `/` for commands) and input history.
 
 `complete` is a pure function, `WorkspaceFiles` lists paths, and `InputCompleter` connects both to prompt_toolkit.
-Git-ignored files never show up; hidden files and credentials only when the typed path asks for them. `expand_mentions`
-attaches files a message mentions as `@path` or `@"a path with spaces"`.
+Git-ignored files never show up; hidden files and credentials only when the typed path asks for them.
 """
 
 from __future__ import annotations
 
-import html
 import os
 import re
-import stat
 from collections import deque
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -19,15 +16,10 @@ from anyio import to_thread
 from prompt_toolkit.completion import Completer, Completion
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
-from indusagi.capabilities.files.paths.ignore import REPOSITORY, IgnoreRules
-from indusagi.capabilities.files.paths.openat import open_at, real_path
-from indusagi.capabilities.files.paths.policy import workspace_policy
-from indusagi.capabilities.files.text.codec import HEAD_BYTES, decode_lossless, sniff
-from indusagi.capabilities.files.text.lines import format_path
-from indusagi.capabilities.ports import PathRefused
-from indusagi.core.app_dirs import is_within, make_private_dir, parts_below, state_dir
-from indusagi.core.records import record
-from indusagi.core.text import make_visible
+from indusagi.capabilities.files.ignore import REPOSITORY, IgnoreRules
+from indusagi.capabilities.files.openat import real_path
+from indusagi.capabilities.files.policy import workspace_policy
+from indusagi.core.app_dirs import is_within, make_private_dir, state_dir
 from induscode.cli.terminal import escape_unprintable
 
 if TYPE_CHECKING:
@@ -39,42 +31,23 @@ if TYPE_CHECKING:
 
 MAX_ENTRIES = 2_000
 MAX_WALK_S = 0.05
-MAX_FILE_BYTES = 50 * 1024
-MAX_TOTAL_BYTES = 200 * 1024
 _MAX_SHOWN = 50
-_MAX_MENTIONS = 100
-_BEFORE = r"(?<![^\s(\[{<,;\"'])"
+_OPEN_MENTION = re.compile(r"""(?<![^\s(\[{<,;"'])@(?:"(?P<quoted>[^"\n]*)|(?P<bare>[^\s"]*))$""")
 """A mention starts a word, unlike the `@` of an e-mail address."""
-_OPEN_MENTION = re.compile(_BEFORE + r'@(?:"(?P<quoted>[^"\n]*)|(?P<bare>[^\s"]*))$')
-_MENTION = re.compile(_BEFORE + r'@(?:"(?P<quoted>[^"\n]+)"|(?P<bare>[^\s"]+))')
 _RESOURCE = re.compile(r"[\w.-]+:")
 """A server resource, `@server:uri`."""
-_PUNCTUATION = ".,;:!?)]}>'"
 
 
 # -- completion -------------------------------------------------------------------------------
 
 
-@record(kw_only=True)
-class CompletionItem:
-    """A possible completion of the input line."""
-
-    text: str
-    """Replaces the last `replaced` characters before the cursor."""
-    replaced: int
-    label: str
-    description: str = ""
-
-
 def complete(
     text_before_cursor: str, files: Callable[[str], Sequence[str]], commands: Mapping[str, str]
-) -> list[CompletionItem]:
+) -> list[Completion]:
     """Complete the word before the cursor, best match first.
 
-    Args:
-        text_before_cursor: The input up to the cursor.
-        files: Returns workspace paths that may match the typed text; directories end in a slash.
-        commands: Descriptions of slash commands: `mcp`, and with a first argument `mcp restart`.
+    `files` returns workspace paths that may match the typed text; directories end in a slash. `commands` maps slash
+    commands to descriptions: `mcp`, and with a first argument `mcp restart`.
     """
     if text_before_cursor.startswith("/"):
         return _complete_command(text_before_cursor[1:], commands)
@@ -88,20 +61,18 @@ def complete(
     scored = [(score, path) for path in files(query) if (score := score_path(query, path)) is not None]
     scored.sort(key=lambda row: (row[0], row[1].count("/"), len(row[1]), row[1]))
     return [
-        CompletionItem(
-            text=_quote_path(path, is_quoted=is_quoted), replaced=len(match[0]), label=escape_unprintable(path)
-        )
+        Completion(_quote_path(path, is_quoted=is_quoted), -len(match[0]), escape_unprintable(path))
         for _, path in scored[:_MAX_SHOWN]
     ]
 
 
-def _complete_command(typed: str, commands: Mapping[str, str]) -> list[CompletionItem]:
+def _complete_command(typed: str, commands: Mapping[str, str]) -> list[Completion]:
     words = typed.count(" ")
     if "\n" in typed or words > 1:
         return []
     rows = [(name.removeprefix("/"), description) for name, description in commands.items()]
     return [
-        CompletionItem(text=f"/{name}", replaced=len(typed) + 1, label=f"/{name}", description=description)
+        Completion(f"/{name}", -len(typed) - 1, f"/{name}", description)
         for name, description in sorted(rows)
         if name.count(" ") == words and name.casefold().startswith(typed.casefold())
     ]
@@ -210,8 +181,7 @@ class InputCompleter(Completer):
 
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """Yield the completions at the cursor."""
-        for item in complete(document.text_before_cursor, self._files, self._commands()):
-            yield _to_completion(item)
+        yield from complete(document.text_before_cursor, self._files, self._commands())
 
     async def get_completions_async(
         self, document: Document, complete_event: CompleteEvent
@@ -219,113 +189,7 @@ class InputCompleter(Completer):
         """Yield the completions at the cursor, found in a thread."""
         text, commands = document.text_before_cursor, self._commands()
         for item in await to_thread.run_sync(complete, text, self._files, commands, abandon_on_cancel=True):
-            yield _to_completion(item)
-
-
-def _to_completion(item: CompletionItem) -> Completion:
-    return Completion(item.text, -item.replaced, item.label, item.description)
-
-
-# -- mentions ---------------------------------------------------------------------------------
-
-
-async def expand_mentions(text: str, cwd: str) -> tuple[str, Sequence[str]]:
-    """Attach the text files a message mentions; return the message for the model and notes for the user.
-
-    The message stays as typed, and each file follows as a `<file path="…">` block, limited to 50 KiB per file and 200
-    KiB in total. A path that names no file stays as typed; a file that isn't attached leaves a note.
-    """
-    return await to_thread.run_sync(_attach_files, text, cwd, abandon_on_cancel=True)
-
-
-def _attach_files(text: str, cwd: str) -> tuple[str, Sequence[str]]:
-    root = real_path(cwd)
-    blocks: dict[str, str] = {}
-    notes: list[str] = []
-    left = MAX_TOTAL_BYTES
-    for match in [*_MENTION.finditer(text)][:_MAX_MENTIONS]:
-        path = _find_mentioned(match["quoted"] or match["bare"], root, is_quoted=match["quoted"] is not None)
-        if path is None or path in blocks:
-            continue
-        name = format_path(path)
-        try:
-            data, size = _read_start(path, root, min(left, MAX_FILE_BYTES))
-        except PathRefused as exc:
-            cause = "it is outside the workspace" if exc.refusal == "outside" else "it is protected"
-            notes.append(f"@{name} is not attached: {cause}")
-            continue
-        except OSError as exc:
-            notes.append(f"@{name} is not attached: {exc.strerror or exc}")
-            continue
-        kind = sniff(data[:HEAD_BYTES])
-        if kind is not None:
-            notes.append(f"@{name} is named, not attached: {kind.name}, {size:,} bytes")
-        elif size and not data:
-            notes.append(
-                f"@{name} is named, not attached: the attached files are {MAX_TOTAL_BYTES // 1024} KiB already"
-            )
-        else:
-            blocks[path] = _format_block(name, data, size)
-            left -= len(data)
-            if len(data) < size:
-                notes.append(f"@{name} is attached in part: {len(data):,} of {size:,} bytes")
-    return "\n\n".join([text, *blocks.values()]), tuple(notes)
-
-
-def _find_mentioned(written: str, root: str, *, is_quoted: bool) -> str | None:
-    """Find the existing file a mention names, ignoring trailing punctuation."""
-    while written and "\0" not in written:
-        path = os.path.expanduser(written) if written.startswith("~/") else written
-        try:
-            found = os.path.lexists(os.path.join(root, path))
-            if found and not os.path.isdir(os.path.join(root, path)):
-                return path
-        except (OSError, ValueError):  # not a path
-            return None
-        if found or is_quoted or written[-1] not in _PUNCTUATION:
-            return None
-        written = written[:-1]
-    return None
-
-
-def _read_start(path: str, root: str, limit: int) -> tuple[bytes, int]:
-    """Read the start of a file up to a line end, and return it with the file's size.
-
-    Raises:
-        PathRefused: The workspace policy denies tools to read it.
-        OSError: It's unreadable, or not a regular file.
-    """
-    resolved = real_path(os.path.join(root, path))
-    base = workspace_policy(root).find_base(path, resolved, writing=False)
-    with open_at(base, parts_below(resolved, base), resolved) as target:
-        handle = target.open(os.O_RDONLY)
-    with os.fdopen(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(0, "it is not a regular file")
-        data = file.read(limit + 1)
-    if len(data) > limit:
-        cut = data[:limit]
-        data = cut[: cut.rfind(b"\n") + 1] or cut
-    return data, max(status.st_size, len(data))
-
-
-def _format_block(name: str, data: bytes, size: int) -> str:
-    # The data may end in the middle of a character.
-    text = data.decode("utf-8", "ignore") if len(data) < size and _is_utf8_start(data) else decode_lossless(data)[0]
-    visible = make_visible(text.replace("\r\n", "\n"))[0]
-    # A file must not close its own block, or the text after it would pass for the user's message.
-    body = re.sub(r"</(?=file\b)", r"<\\/", visible, flags=re.IGNORECASE)
-    cut = f"\n[cut: {len(data):,} of {size:,} bytes; read shows the rest]" if len(data) < size else ""
-    return f'<file path="{html.escape(name)}">\n{body.removesuffix(chr(10))}{cut}\n</file>'
-
-
-def _is_utf8_start(data: bytes) -> bool:
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError as exc:
-        return exc.start >= len(data) - 3
-    return True
+            yield item
 
 
 # -- history ----------------------------------------------------------------------------------

@@ -1,18 +1,27 @@
-"""HTML that's escaped by construction: text only becomes markup through `tag`.
+"""HTML that's escaped by construction, and the parts that several views share: links, forms, times, states, plots.
 
-Every outside string (names, descriptions, results) is escaped where it's inserted, with invisible characters made
-visible. Addresses in attributes stay on this site.
+Text only becomes markup through `tag`. Every outside string (names, descriptions, results) is escaped where it's
+inserted, with invisible characters made visible. Addresses in attributes stay on this site.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from urllib.parse import urlencode
 
+from indusagi.core.records import record
 from indusagi.core.text import make_visible
+from indusagi.core.time import iso_utc, now_ms
+from induscode.cli.terminal import format_age
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.json import JsonValue
+    from induscode.gateway.page.access import PageUser
 
 _VOID: Final = frozenset({"br", "hr", "img", "input", "link", "meta"})
 _ADDRESSES: Final = frozenset({"action", "href", "src"})
@@ -50,10 +59,9 @@ def render(*nodes: Node) -> Html:
 
 
 def tag(name: str, /, *children: Node, **attributes: Attribute) -> Html:
-    """Build an element. `cls` is `class`, `for_` is `for`, other underscores are hyphens; `None` and False are omitted.
+    """Build an element; `ValueError` if an address leads to another site.
 
-    Raises:
-        ValueError: An address leads to another site.
+    `cls` is `class`, `for_` is `for`, other underscores are hyphens; `None` and False are omitted.
     """
     written = [name]
     for key, value in attributes.items():
@@ -116,3 +124,242 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[Node]], *, caption: str,
         role="region",
         aria_label=caption,
     )
+
+
+# -- parts of views ---------------------------------------------------------------------------------
+
+
+PREFIX = "/ui"
+Topic: TypeAlias = Literal["servers", "items", "calls", "cluster"]
+"""A section's dependency; the section is refetched when it changes."""
+_MAX_DESCRIPTION = 180
+
+
+def link(text: Node, path: str, /, **query: str | int) -> Html:
+    """Build a link to a view."""
+    return tag("a", text, href=address(path, **query))
+
+
+def address(path: str, /, **query: str | int) -> str:
+    """Build the address of a view, omitting empty parameters."""
+    given = {key: value for key, value in query.items() if value != ""}
+    return f"{PREFIX}{path}" + (f"?{urlencode(given)}" if given else "")
+
+
+def build_form(user: PageUser, target: str, /, *children: Node, button: str, look: str = "", **hidden: str) -> Html:
+    """Build a form that changes something, with the user's form key, which the site requires.
+
+    `target` is the address of the answering view; without the form, the same address shows the same view.
+    """
+    fields = [tag("input", type_="hidden", name=name, value=value) for name, value in hidden.items()]
+    key = tag("input", type_="hidden", name="form_key", value=user.form_key)
+    submit = tag("button", button, type_="submit", cls=look or None)
+    return tag("form", key, fields, children, submit, method="post", action=target)
+
+
+def build_filter(path: str, button: str, fields: Sequence[Html], /, **hidden: str) -> Html:
+    """Build a form that filters a view; `fields` come from `build_field` and `build_choice`."""
+    kept = [tag("input", type_="hidden", name=key, value=text) for key, text in hidden.items() if text]
+    submit = tag("button", button, type_="submit")
+    return tag("form", fields, kept, submit, method="get", action=address(path), cls="filter")
+
+
+def build_field(name: str, label: str, value: str, hint: str = "", kind: str = "text") -> Html:
+    """Build a text field with a label above it."""
+    control = tag("input", id=f"by-{name}", name=name, value=value, type_=kind, placeholder=hint or None)
+    return tag("span", tag("label", label, for_=f"by-{name}"), control)
+
+
+def build_choice(name: str, label: str, choices: Mapping[str, str], chosen: str) -> Html:
+    """Build a drop-down with a label above it."""
+    options = [tag("option", text, value=value, selected=value == chosen) for value, text in choices.items()]
+    return tag("span", tag("label", label, for_=f"by-{name}"), tag("select", options, id=f"by-{name}", name=name))
+
+
+def show_facts(facts: Mapping[str, Node]) -> Html:
+    """Show names and values, omitting `None` and empty text."""
+    return tag(
+        "dl",
+        [(tag("dt", name), tag("dd", value)) for name, value in facts.items() if value is not None and value != ""],
+    )
+
+
+def build_search(path: str, label: str, value: str, /, **fields: str) -> Html:
+    """Build a search form: a text field and hidden fields."""
+    hidden = [tag("input", type_="hidden", name=key, value=text) for key, text in fields.items() if text]
+    field = tag("input", type_="search", name="q", id="q", value=value, autocomplete="off")
+    button = tag("button", "Search", type_="submit")
+    return tag(
+        "form", tag("label", label, for_="q"), field, hidden, button, method="get", action=address(path), role="search"
+    )
+
+
+def live(topic: Topic, name: str, *children: Node) -> Html:
+    """Build a section that the script refetches when its topic changes."""
+    return tag("section", children, id=f"live-{name}", data_topic=topic)
+
+
+def shorten(text: str) -> str:
+    """Shorten a description to one line that fits a table."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MAX_DESCRIPTION else f"{line[: _MAX_DESCRIPTION - 1]}…"
+
+
+def shorten_path(path: str) -> str:
+    """Write a path below the home directory with `~`."""
+    home = os.path.expanduser("~")
+    return f"~{path[len(home) :]}" if home != "/" and f"{path}/".startswith(f"{home}/") else path
+
+
+def show_state(state: str) -> Html:
+    """Show a state's name in its colour."""
+    return tag("span", state, cls=f"state state-{state.partition(' ')[0]}")
+
+
+def show_time(at_ms: int) -> Html:
+    """Show the age of a time, with the time as tooltip; the script keeps the age current."""
+    moment = iso_utc(at_ms)
+    return tag("time", format_age(at_ms, now_ms()), datetime=moment, title=moment, cls="age")
+
+
+def show_digest(digest: str) -> Html:
+    """Show the start of a digest, with the full digest as tooltip."""
+    return tag("code", digest[:12], title=digest)
+
+
+def show_json(value: JsonValue) -> Html:
+    """Show a JSON value, indented."""
+    return tag("pre", json.dumps(value, indent=2, ensure_ascii=False), tabindex=0)
+
+
+def show_text(text: str) -> Html:
+    """Show program output verbatim."""
+    return tag("pre", text, cls="text", tabindex=0)
+
+
+def show_prose(text: str) -> Html:
+    """Show prose with its line breaks."""
+    return tag("div", text, cls="prose")
+
+
+def show_diff(text: str) -> Html:
+    """Show a unified diff with a class per kind of line."""
+    kinds = {"+": "added", "-": "removed", "@": "place"}
+    lines = [
+        # The first two lines name the sides.
+        tag("span", f"{line}\n", cls="place" if number < 2 else kinds.get(line[:1]))
+        for number, line in enumerate(text.splitlines())
+    ]
+    return tag("pre", lines, cls="diff", tabindex=0)
+
+
+def show_nothing(text: str) -> Html:
+    """Say that a list is empty, and how to fill it."""
+    return tag("p", text, cls="faint")
+
+
+# -- plots ------------------------------------------------------------------------------------
+#
+# Drawings stretch to fit; labels are text next to them, so they keep their size. Colours come from the style sheet.
+
+
+_WIDTH: Final = 600
+_HEIGHT: Final = 100
+_COLOURS: Final = 6
+"""Classes `line-0` to `line-5` of the style sheet; further lines cycle through them."""
+FAILED: Final = "failed"
+"""Name of the line for failures, which gets their colour."""
+
+
+def draw_lines(
+    title: str, series: Mapping[str, Sequence[float | None]], labels: tuple[str, str], unit: str = ""
+) -> Html:
+    """Draw lines over a shared time axis labelled with its first and last time. `None` leaves a gap."""
+    top = max((value for values in series.values() for value in values if value is not None), default=0.0)
+    shapes = [
+        tag("line", x1=0, y1=y, x2=_WIDTH, y2=y, cls="axis") for y in (_scale(top, top), _HEIGHT / 2, _scale(0, top))
+    ]
+    colours = {name: "bad" if name == FAILED else str(index % _COLOURS) for index, name in enumerate(series)}
+    for name, values in series.items():
+        shapes += _draw(values, top, f"line-{colours[name]}")
+    legend = [tag("span", tag("i", cls=f"swatch fill-{colours[name]}"), name) for name in series]
+    return tag(
+        "figure",
+        tag("figcaption", tag("span", title), tag("span", legend, cls="legend")),
+        tag(
+            "div",
+            tag("span", format_number(top) + unit if top else "", cls="top"),
+            tag("span", "0", cls="zero"),
+            _frame(title, shapes, "plot"),
+            tag("span", labels[0], cls="from"),
+            tag("span", labels[1], cls="until"),
+            cls="axes",
+        ),
+    )
+
+
+def draw_sparkline(values: Sequence[float | None], title: str) -> Html:
+    """Draw a small line without axes."""
+    present = [value for value in values if value is not None]
+    if not present:
+        return tag("span", "no calls", cls="faint")
+    return _frame(title, _draw(values, max(present), "line-0"), "spark")
+
+
+def draw_bar(title: str, start: float, length: float, end: float, kind: str) -> Html:
+    """Draw a waterfall bar, with start and length on a scale up to `end`."""
+    whole = end or 1.0
+    wide = max(_WIDTH / 150, length / whole * _WIDTH)
+    x = min(start / whole * _WIDTH, _WIDTH - wide)
+    bar = tag("rect", x=round(x, 1), y=20, width=round(wide, 1), height=_HEIGHT - 40, cls=f"bar {kind}")
+    return _frame(title, [bar], "track")
+
+
+def _frame(title: str, shapes: Sequence[Html], cls: str) -> Html:
+    view = f"0 0 {_WIDTH} {_HEIGHT}"
+    return tag("svg", tag("title", title), shapes, viewBox=view, preserveAspectRatio="none", role="img", cls=cls)
+
+
+def _draw(values: Sequence[float | None], top: float, cls: str) -> list[Html]:
+    """Draw a line for each gapless run of values; a single value becomes a dot."""
+    step = _WIDTH / max(1, len(values) - 1)
+    lines: list[list[str]] = [[]]
+    for index, value in enumerate(values):
+        if value is None:
+            lines.append([])
+        else:
+            lines[-1].append(f"{index * step:.1f},{_scale(value, top):.1f}")
+    return [tag("polyline", points=" ".join(line if len(line) > 1 else line * 2), cls=cls) for line in lines if line]
+
+
+def _scale(value: float, top: float) -> float:
+    return _HEIGHT - 2 - (value / top * (_HEIGHT - 4) if top else 0.0)
+
+
+def format_number(value: float) -> str:
+    """Format a number compactly: 12,300 is `12.3k`."""
+    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+# -- views ------------------------------------------------------------------------------------
+
+
+@record
+class PageView:
+    """A view: title, content and navigation entry."""
+
+    title: str
+    content: Html
+    section: str
+    status: int = 200
+
+
+class PageError(Exception):
+    """A view that can't be shown; the message is for the user."""
+
+    def __init__(self, message: str, status: int = 404) -> None:
+        super().__init__(message)
+        self.status = status

@@ -8,38 +8,39 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import closing
+from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 import anyio
 from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.core.faults import CoreError
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
-from indusagi.interop.protocol_bridge.host.http.site import SiteResponse, refuse_method
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, SiteResponse, refuse_method
 from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
 from indusagi.runtime.calls import CallingClient, current_client
-from induscode.calls.database import UnreadableCallsError, open_calls
+from induscode.calls.database import CallDatabase, UnreadableCallsError, use_calls
+from induscode.cli.output import can_ask_user
+from induscode.cli.terminal import print_status
 from induscode.gateway.page.access import PageAccess, PageRequest, PageUser
-from induscode.gateway.page.contract import PageError, PageView
-from induscode.gateway.page.html import Html, render, tag
-from induscode.gateway.page.parts import PREFIX, address, shorten_path
+from induscode.gateway.page.html import PREFIX, Html, PageError, PageView, address, render, shorten_path, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+    from contextlib import AsyncExitStack
 
     from indusagi.interop.protocol_bridge.host.http.request import Headers, HttpRequest
     from indusagi.interop.protocol_bridge.host.identity import PageMode
+    from induscode.gateway.gateway import Gateway
+    from induscode.gateway.options import ServeOptions
     from induscode.gateway.page.source import GatewayPage
 
     ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
-    from collections.abc import AsyncGenerator
 
-    from induscode.gateway.page.contract import Topic
+    from induscode.gateway.page.html import Topic
 
 _VIEWS: Mapping[str, tuple[str, str]] = {
     "": ("servers", "show_servers"),
@@ -86,7 +87,6 @@ _CLIENT: Final = "page"
 """The client name for page actions in permission rules and call records."""
 _READ_ONLY: Final = "this page is read-only"
 _MAX_SIGN_IN_BYTES: Final = 16 * 1024
-_MIN_GZIP_BYTES: Final = 4_096
 _VIEW_S: Final = 120.0
 """Time limit of a view. A tool call has its own, shorter deadline."""
 
@@ -101,6 +101,42 @@ class PageSite:
         self.mode: PageMode = mode
         self.open_source: Callable[[], Awaitable[GatewayPage]] | None = None
         """Returns the gateway (always the same one); `None` until it's open."""
+
+    def show_gateway(self, gateway: Gateway, stack: AsyncExitStack) -> None:
+        """Show a gateway until `stack` closes, after the last request."""
+        page: GatewayPage | None = None
+
+        async def open_source() -> GatewayPage:
+            nonlocal page
+            if page is None:
+                # It imports permissions, sign-ins and conversations (2 MB), which a gateway without a browser can do
+                # without.
+                await to_thread.run_sync(import_module, "induscode.gateway.page.source")
+                from induscode.gateway.page.source import GatewayPage  # noqa: PLC0415 — imported above
+
+                if page is None:  # another request may have won the race
+                    page = GatewayPage(gateway)
+                    stack.push_async_callback(page.aclose)
+            return page
+
+        self.open_source = open_source
+
+    async def announce(self, url: str, token: str | None, options: ServeOptions) -> None:
+        """Print the page's address, with its key if a user is reading or no token is required."""
+        self.access.token = token or ""
+        self.access.cookie += f"_{urlsplit(url).port}"
+        address = f"{url}{PREFIX}"
+        is_open = options.settings is not None and options.settings.without_token
+        if can_ask_user() or options.is_ui or is_open:
+            address += f"?key={self.access.key}"
+            print_status(f"page: {address}")
+        else:
+            print_status(f"page: {address}" + (", sign in with the token" if token else ""))
+        if options.opens_browser:
+            from induscode.servers.sign_in import open_browser  # noqa: PLC0415 — for `indus ui`
+
+            if not await to_thread.run_sync(open_browser, address):
+                print_status("there is no browser here: open the address of the page in one")
 
     def accept(self, request: HttpRequest) -> bool:
         """Accept signed-in browsers, static files and sign-ins; answer anything else with the sign-in page."""
@@ -146,7 +182,10 @@ class PageSite:
     async def _answer(self, request: HttpRequest) -> SiteResponse:
         path = request.path.removeprefix(PREFIX).removesuffix("/")
         if path in _STATIC:
-            return _respond_static(request, path)
+            if request.method not in {"GET", "HEAD"}:
+                raise refuse_method("GET")
+            headers = [(b"content-type", _STATIC[path]), (b"cache-control", b"max-age=3600"), *_SECURITY]
+            return SiteResponse(_read_static(path[1:]), 200, headers)
         form = dict(parse_qsl(request.body.decode("utf-8", "replace"), keep_blank_values=True))
         if path == "/sign-in":
             return self._respond_sign_in(request, form)
@@ -212,7 +251,7 @@ class PageSite:
         waiting, has_cluster = len(source.session.mcp.disabled), source.node is not None
         cwd = source.session.invocation.cwd
         body = build_page(view, user, cwd, waiting, has_cluster=has_cluster).encode("utf-8", "replace")
-        return SiteResponse(*await _compress(request, body, view.status))
+        return SiteResponse(body, view.status, _HTML)
 
 
 def _load_view(path: str) -> ShowView:
@@ -230,26 +269,6 @@ async def _refuse_path(page: PageRequest) -> PageView:
 def _check_form(user: PageUser, form: Mapping[str, str]) -> None:
     if form.get("form_key", "") != user.form_key:
         raise HttpRefusal(403, "this form is of another sign-in: load the page again")
-
-
-async def _compress(request: HttpRequest, body: bytes, status: int) -> tuple[bytes, int, Headers]:
-    if len(body) < _MIN_GZIP_BYTES or "gzip" not in request.headers.get("accept-encoding", ""):
-        return body, status, _HTML
-    packed = await to_thread.run_sync(_pack, body)
-    return packed, status, [*_HTML, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-
-
-def _pack(body: bytes) -> bytes:
-    import gzip  # noqa: PLC0415 — for requests of browsers
-
-    return gzip.compress(body, 1)
-
-
-def _respond_static(request: HttpRequest, path: str) -> SiteResponse:
-    if request.method not in {"GET", "HEAD"}:
-        raise refuse_method("GET")
-    headers = [(b"content-type", _STATIC[path]), (b"cache-control", b"max-age=3600"), *_SECURITY]
-    return SiteResponse(_read_static(path[1:]), 200, headers)
 
 
 @lru_cache(maxsize=4)
@@ -406,11 +425,6 @@ class _Same:
 
 
 def _find_newest() -> int:
-    try:
-        database = open_calls()
-    except UnreadableCallsError:
-        return 0
-    if database is None:
-        return 0
-    with closing(database):
-        return database.newest()
+    with suppress(UnreadableCallsError):
+        return use_calls(CallDatabase.newest) or 0
+    return 0

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import anyio
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
+from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.auth.callback import check_authorization_url, listen_for_redirect
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
 from indusagi.runtime.contract import ToolCall
@@ -22,32 +21,31 @@ from induscode.calls.record import find_tool_ref
 from induscode.core.consent import build_consent
 from induscode.deck.contract import BridgeFault, describe
 from induscode.deck.mcp.content import ServerContent
-from induscode.gateway.page.contract import ActionReply, CallReply, ServerAction, ServerSummary
+from induscode.gateway.sign_in import PagePrompt
 from induscode.permissions.check import CheckedCard, Permissions
-from induscode.permissions.confirm import ApprovalScope, PermissionAnswer
-from induscode.permissions.store import RuleStore, load_startup_rules
+from induscode.permissions.confirm import ApprovalScope, InstantApprover, PermissionAnswer
+from induscode.permissions.rules import RuleStore, load_startup_rules
 from induscode.search.background import BackgroundIndex
 from induscode.search.items import build_content_item, build_tool_item
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
-from induscode.servers.listing import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
+from induscode.servers.plan import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
 from induscode.servers.remedies import advise, format_server_command
-from induscode.servers.sign_in.prompts import ListenedRedirect
-from induscode.servers.sign_in.servers import sign_in_to_server
+from induscode.servers.sign_in import sign_in_to_server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
+    from indusagi.runtime.contract import ToolOutcome
     from induscode.core.consent import Consent
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.provision import ToolDeck
     from induscode.gateway.gateway import Gateway
+    from induscode.permissions import Wrap
     from induscode.permissions.confirm import Approver, PermissionRequest
-    from induscode.permissions.gate import Wrap
     from induscode.search.items import SearchItem, SearchKind
     from induscode.servers.config.rows import ServerRow
     from induscode.servers.plan import ServerPlan
@@ -60,7 +58,51 @@ _CONTENT_KINDS: Final[frozenset[Literal["prompt", "resource", "template"]]] = fr
 )
 
 
-class _PageApprover:
+ServerAction: TypeAlias = Literal["start", "stop", "restart", "sign-in", "trust"]
+
+
+@record(kw_only=True)
+class ServerSummary:
+    """A configured server."""
+
+    name: str
+    transport: str
+    state: str
+    """Its phase, or the reason it isn't started: `untrusted`, `changed`, `unresolved`."""
+    scope: str
+    file: str
+    tools: int
+    tokens: int
+    """Estimated tokens of its tool definitions."""
+    answer_s: float | None
+    restarts: int
+    message: str = ""
+    """Its problem, if any."""
+    remedy: str = ""
+    actions: tuple[ServerAction, ...] = ()
+    disabled: int = 0
+
+
+@record
+class ActionReply:
+    """Result of an action, for the user."""
+
+    message: str
+    url: str = ""
+    """An address for the user to open: an issuer's sign-in page, checked."""
+
+
+@record
+class CallReply:
+    """Answer to a call from the page: an outcome, or a question for the user."""
+
+    outcome: ToolOutcome | None = None
+    question: PermissionRequest | None = None
+    key: str = ""
+    """Identifies the question: a repeated call with this key runs if it raises the same question."""
+
+
+class _PageApprover(InstantApprover):
     """Approves a call the user confirmed on the page; keeps any other question for the user."""
 
     def __init__(self, name: str, arguments: JsonObject, answer: str) -> None:
@@ -78,12 +120,7 @@ class _PageApprover:
         return PermissionAnswer(None, "it waits for an answer on the page")
 
 
-def _build_item(card: Capability) -> SearchItem:
-    ref = find_tool_ref(card)
-    return build_tool_item(describe(card)) if ref is None else build_tool_item(describe(card), ref.server, ref.name)
-
-
-class _PressedButton:
+class _PressedButton(InstantApprover):
     """Approves anything once, unless a rule asks about it."""
 
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
@@ -102,26 +139,10 @@ class SignInStart:
         self.known = anyio.Event()
         """Set once either is known or the sign-in is complete."""
 
-    def show(self, url: str) -> None:
+    async def show(self, url: str, message: str) -> None:
         """Set the address."""
         self.url = url
         self.known.set()
-
-    @asynccontextmanager
-    async def open_redirect(
-        self, settings: AuthSettings, registered: Sequence[str]
-    ) -> AsyncGenerator[RedirectReceiver]:
-        """Listen for the redirect on this machine."""
-        async with listen_for_redirect(settings, registered) as listener:
-            yield ListenedRedirect(listener, self._show_checked)
-
-    async def show_device_code(self, code: DeviceCode) -> None:
-        """Show the address for entering the code."""
-        await self._show_checked(code.verification_uri_complete or code.verification_uri)
-
-    async def _show_checked(self, url: str) -> None:
-        check_authorization_url(url)
-        self.show(url)
 
 
 class GatewayPage:
@@ -169,7 +190,9 @@ class GatewayPage:
         ]
         with self._searching:
             index = self._index.open()
-            index.update([*map(_build_item, tools.values()), *content])
+            refs = {card.name: find_tool_ref(card) for card in tools.values()}
+            named = {name: () if ref is None else (ref.server, ref.name) for name, ref in refs.items()}
+            index.update([*(build_tool_item(describe(card), *named[card.name]) for card in tools.values()), *content])
             return [hit.item for hit in index.search([query], server=server, kinds=kinds, limit=_MAX_FOUND).hits]
 
     def deck(self) -> ToolDeck:
@@ -273,7 +296,7 @@ class GatewayPage:
 
     async def _finish_sign_in(self, server: str, started: SignInStart) -> None:
         try:
-            await sign_in_to_server(self.plan.configs[server], started)
+            await sign_in_to_server(self.plan.configs[server], PagePrompt(server, started.show))
             await self.session.mcp.wake([server])
         except AuthFault as exc:
             started.problem = str(exc)

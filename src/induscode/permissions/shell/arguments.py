@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
 from indusagi.core.records import record
@@ -88,10 +88,7 @@ def find_program(name: str) -> Program | None:
 def find_problem(words: Sequence[Word], named: frozenset[int] = frozenset(), *, fed: bool = False) -> Problem | None:
     """Return the first problem with a command's arguments, or `None` if they're harmless.
 
-    Args:
-        words: The command, starting with its name.
-        named: Indexes of the words that a rule spells out.
-        fed: Whether another command writes to its standard input.
+    `named` has the indexes of the words that a rule spells out. `fed`: another command writes to its standard input.
     """
     name = words[0].shown
     program = find_program(name)
@@ -538,10 +535,3 @@ _CHECKS: dict[Check, Callable[[_ArgumentReader], Problem | None]] = {
     "tar": lambda reader: None if reader.words[1:] else Problem("tar has nothing to do"),
     "test": _check_test,
 }
-
-
-def list_options(program: Program) -> Iterator[str]:
-    """List the harmless options of a program as written on a command line."""
-    yield from (f"-{letter}" for letter in program.flags + program.values + program.optional)
-    yield from (f"--{name}" for name in _parse_options(program.long))
-    yield from (f"-{name}" for name in _parse_options(program.words))

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shlex
+import shutil
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import config_home
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from induscode.servers.config.rows import Scope
 
+
 DEFAULT_ADDRESS = "127.0.0.1:7332"
 """Where `indus serve --http` listens by default."""
-CLIENT_NAMES = (
-    "claude", "claude-code", "claude-desktop", "cursor", "vscode", "codex", "gemini", "windsurf", "zed", "opencode",
-    "qwen", "copilot",
-)  # fmt: skip
-"""The clients `indus serve --install` supports: the keys of `clients.entry.CLIENTS`, without importing it."""
 PROGRAMS = (
     "claude-desktop", "claude-code", "vscode", "cursor", "codex", "gemini", "opencode", "windsurf", "zed", "qwen",
     "amp", "copilot", "cline",
@@ -74,3 +79,331 @@ def config_places(program: str, cwd: str, environ: Mapping[str, str]) -> Sequenc
     }
     project = [join(cwd, name) for name in _PROJECT_FILES.get(program, ())]
     return (*((path, "user") for path in user[program]), *((path, "project") for path in project))
+
+
+TOKEN_VARIABLE = "INDUS_SERVE_TOKEN"
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_BRACED = re.compile(r"\$\{[^}]*\}")
+_DOLLARED = re.compile(r"\$(?:\w+|\{[^}]*\})")
+_OPENCODE_WORD = re.compile(r"\{(?:env|file):[^}]*\}")
+_COMMANDS = frozenset({"indus", "indusr", "indusagir", "indus-deck"})
+_MODULES = frozenset({"induscode", "induscode.__main__"})
+
+
+@record(kw_only=True)
+class Address:
+    """The address of a gateway over HTTP."""
+
+    url: str
+    with_token: bool
+
+
+@record(kw_only=True)
+class Entry:
+    """The command that starts the gateway, plus its address if it serves over HTTP."""
+
+    name: str
+    command: Sequence[str]
+    address: Address | None = None
+
+
+@record(kw_only=True)
+class Client:
+    """An MCP client: format and location of an entry in its configuration."""
+
+    title: str
+    program: str
+    """Its name in `clients.PROGRAMS`."""
+    place: str
+    """Where to paste an entry by hand."""
+    keys: tuple[str, ...]
+    """The path to the object with the servers."""
+    local: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    """Fields of a row before its command."""
+    remote: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    """Fields of a row before its address."""
+    more: JsonObject = field(default_factory=dict[str, "JsonValue"])
+    """Fields at the end of a row."""
+    url_key: str = "url"
+    reference: str = ""
+    """How its configuration refers to the token. `NAME` stands for the name of the entry."""
+    replaces: re.Pattern[str] | None = None
+    """Command-line text the client replaces with a variable's value; no client can escape it."""
+    lacks: tuple[str, ...] = ()
+    """Which of `http` and `token` its configuration can't express."""
+    inputs: Callable[[Entry], Sequence[JsonObject]] = field(default=lambda _: ())
+    """Questions for its user, under the key `inputs`."""
+    add_command: Callable[[Entry], Sequence[str]] | None = None
+    """The client's CLI command that adds the entry, if any."""
+
+    @property
+    def is_toml(self) -> bool:
+        """Whether its configuration is TOML (https://toml.io/en/v1.0.0). The others are JSON, some with comments."""
+        return self.program == "codex"
+
+    def row(self, entry: Entry) -> JsonObject:
+        """Build the row of an entry."""
+        address = entry.address
+        if address is None:
+            program, *arguments = entry.command
+            command: JsonObject = {"command": program, "args": [*arguments]}
+            if self.program == "opencode":
+                command = {"command": [*entry.command]}
+            return {**self.local, **command, **self.more}
+        token: JsonObject = {}
+        if address.with_token and self.is_toml:
+            token["bearer_token_env_var"] = TOKEN_VARIABLE
+        elif address.with_token:
+            token["headers"] = {"Authorization": f"Bearer {self.reference.replace('NAME', entry.name)}"}
+        return {**self.remote, self.url_key: address.url, **token, **self.more}
+
+    def format(self, entry: Entry) -> str:
+        """Format a configuration with just this entry."""
+        if self.is_toml:
+            return format_toml_table(self.keys[0], entry.name, self.row(entry))
+        document: JsonObject = {entry.name: self.row(entry)}
+        for key in reversed(self.keys):
+            document = {key: document}
+        inputs = self.inputs(entry)
+        return json.dumps({"inputs": [*inputs], **document} if inputs else document, indent=2)
+
+    def find_obstacle(self, entry: Entry) -> str | None:
+        """Return the reason this client can't express an entry, if any."""
+        address = entry.address
+        if address is not None:
+            if "http" in self.lacks:
+                return f"{self.title} starts commands only: leave out --http"
+            if "token" in self.lacks and address.with_token:
+                return f"{self.title} has no way to name a token: give --no-token, or use no --http"
+            return None
+        for word in entry.command:
+            try:
+                word.encode()
+            except UnicodeEncodeError:
+                return f"{word!r} is not UTF-8, as the file of a client has to be"
+            match = None if self.replaces is None else self.replaces.search(word)
+            if match is not None:
+                return f"{word!r} would be read with a value in the place of {match[0]!r}; give it another name"
+        return None
+
+
+def build_own_command() -> Sequence[str]:
+    """Return the command line that starts this program by absolute path."""
+    program = sys.argv[0]
+    if os.path.basename(program) == "__main__.py":
+        return (sys.executable, "-m", "induscode")
+    path = program if os.path.dirname(program) else shutil.which(program)
+    return (os.path.abspath(path or program),)
+
+
+def is_own_row(row: JsonValue, url: str | None = None, name: str = "") -> bool:
+    """Tell whether a row of a client's configuration came from one of our entries.
+
+    A command counts if it runs `indus serve`, at any path and with any launcher (`uvx indus-deck serve`, `python -m
+    induscode serve`, a shell). An address counts if it's `url` or comes with our token: its variable, or `name`'s
+    input for it.
+    """
+    if not is_json_object(row):
+        return False
+    addresses = [row.get(key) for key in ("url", "httpUrl", "serverUrl")]
+    if any(addresses):
+        marks = (TOKEN_VARIABLE, _format_input(name))
+        return (url is not None and url in addresses) or any(mark in json.dumps(row) for mark in marks)
+    command = row.get("command")
+    if is_json_object(command):  # older versions of Zed
+        row, command = command, command.get("path")
+    arguments = row.get("args")
+    first = command if isinstance(command, list) else [command]
+    return _runs_gateway([*first, *(arguments if isinstance(arguments, list) else ())])
+
+
+def _runs_gateway(words: Sequence[JsonValue]) -> bool:
+    """Tell whether a command line runs `indus serve`, directly or through launchers and shells."""
+    texts = [part for word in words if isinstance(word, str) for part in _split_word(word)]
+    for index, word in enumerate(texts):
+        # `indus-deck@1.2`, `indus-deck[all]==1.2`, `C:\\bin\\indus.exe`
+        program = re.split(r"[\\/]", re.split(r"[@\[=<>~!]", word)[0])[-1].lower().removesuffix(".exe")
+        is_ours = program in _COMMANDS or (texts[index - 1 : index] == ["-m"] and word in _MODULES)
+        if is_ours and "serve" in texts[index + 1 :]:
+            return True
+    return False
+
+
+def _split_word(word: str) -> Sequence[str]:
+    """Split a word that is itself a command line, as after `sh -c`."""
+    try:
+        return shlex.split(word) if " " in word else [word]
+    except ValueError:  # an open quote
+        return word.split()
+
+
+def format_toml_table(key: str, name: str, row: JsonObject) -> str:
+    """Format a table of strings and arrays of strings (https://toml.io/en/v1.0.0#table)."""
+    lines = [f"[{key}.{name if _BARE_KEY.fullmatch(name) else format_toml_string(name)}]"]
+    for field_name, value in row.items():
+        if isinstance(value, list):
+            text = f"[{', '.join(format_toml_string(str(item)) for item in value)}]"
+        else:
+            text = format_toml_string(str(value))
+        lines.append(f"{field_name} = {text}")
+    return "\n".join(lines)
+
+
+def format_toml_string(text: str) -> str:
+    """Format a basic string (https://toml.io/en/v1.0.0#string). TOML lacks the surrogate pairs JSON escapes use."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return re.sub(r"[\x7f-\x9f\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04X}", quoted)
+
+
+# -- the clients' own questions and commands --------------------------------------------------
+
+
+def _format_input(name: str) -> str:
+    return f"${{input:{name}-token}}"
+
+
+def _vscode_inputs(entry: Entry) -> Sequence[JsonObject]:
+    if entry.address is None or not entry.address.with_token:
+        return ()
+    question: JsonObject = {
+        "type": "promptString",
+        "id": f"{entry.name}-token",
+        "description": f"Token of {entry.name}",
+        "password": True,
+    }
+    return (question,)
+
+
+def _claude_add(entry: Entry) -> Sequence[str]:
+    row = json.dumps(_CLAUDE_CODE.row(entry))
+    return ("claude", "mcp", "add-json", "--scope", "user", entry.name, row)
+
+
+def _build_add_command(entry: Entry, program: str, token: Sequence[str]) -> Sequence[str]:
+    start = (program, "mcp", "add", entry.name)
+    if entry.address is None:
+        return (*start, "--", *entry.command)
+    return (*start, "--url", entry.address.url, *(token if entry.address.with_token else ()))
+
+
+def _gemini_add(entry: Entry, program: str = "gemini") -> Sequence[str]:
+    start = (program, "mcp", "add", "--scope", "user")
+    if entry.address is None:
+        return (*start, entry.name, entry.command[0], "--", *entry.command[1:])
+    header = f"Authorization: Bearer ${TOKEN_VARIABLE}"
+    token = ("--header", header) if entry.address.with_token else ()
+    return (*start, "--transport", "http", entry.name, entry.address.url, *token)
+
+
+# -- the clients ------------------------------------------------------------------------------
+
+_CLAUDE_CODE = Client(
+    title="Claude Code",
+    program="claude-code",
+    place=".mcp.json of a project, or ~/.claude.json",
+    keys=("mcpServers",),
+    local={"type": "stdio"},
+    remote={"type": "http"},
+    reference=f"${{{TOKEN_VARIABLE}}}",
+    replaces=_BRACED,
+    add_command=_claude_add,
+)
+CLIENTS: dict[str, Client] = {
+    "claude": _CLAUDE_CODE,
+    "claude-code": _CLAUDE_CODE,
+    "claude-desktop": Client(
+        title="Claude Desktop",
+        program="claude-desktop",
+        place="claude_desktop_config.json (Settings, Developer, Edit Config)",
+        keys=("mcpServers",),
+        lacks=("http",),
+    ),
+    "cursor": Client(
+        title="Cursor",
+        program="cursor",
+        place=".cursor/mcp.json of a project, or ~/.cursor/mcp.json",
+        keys=("mcpServers",),
+        reference=f"${{env:{TOKEN_VARIABLE}}}",
+        replaces=_BRACED,
+    ),
+    "vscode": Client(
+        title="VS Code",
+        program="vscode",
+        place=".vscode/mcp.json of a workspace, or 'MCP: Open User Configuration'",
+        keys=("servers",),
+        local={"type": "stdio"},
+        remote={"type": "http"},
+        reference=_format_input("NAME"),
+        replaces=_BRACED,
+        inputs=_vscode_inputs,
+    ),
+    "codex": Client(
+        title="Codex",
+        program="codex",
+        place="~/.codex/config.toml",
+        keys=("mcp_servers",),
+        add_command=partial(_build_add_command, program="codex", token=("--bearer-token-env-var", TOKEN_VARIABLE)),
+    ),
+    "gemini": Client(
+        title="Gemini CLI",
+        program="gemini",
+        place=".gemini/settings.json of a project, or ~/.gemini/settings.json",
+        keys=("mcpServers",),
+        url_key="httpUrl",
+        reference=f"${TOKEN_VARIABLE}",
+        replaces=_DOLLARED,
+        add_command=_gemini_add,
+    ),
+    "windsurf": Client(
+        title="Windsurf",
+        program="windsurf",
+        place="~/.codeium/windsurf/mcp_config.json",
+        keys=("mcpServers",),
+        url_key="serverUrl",
+        reference=f"${{env:{TOKEN_VARIABLE}}}",
+        replaces=_BRACED,
+    ),
+    "zed": Client(
+        title="Zed",
+        program="zed",
+        place="settings.json of Zed (zed: open settings)",
+        keys=("context_servers",),
+        lacks=("token",),
+    ),
+    "opencode": Client(
+        title="opencode",
+        program="opencode",
+        place="opencode.json of a project, or ~/.config/opencode/opencode.json",
+        keys=("mcp",),
+        local={"type": "local"},
+        remote={"type": "remote"},
+        more={"enabled": True},
+        reference=f"{{env:{TOKEN_VARIABLE}}}",
+        replaces=_OPENCODE_WORD,
+        add_command=partial(
+            _build_add_command, program="opencode", token=("--header", f"Authorization=Bearer {{env:{TOKEN_VARIABLE}}}")
+        ),
+    ),
+    "qwen": Client(
+        title="Qwen Code",
+        program="qwen",
+        place=".qwen/settings.json of a project, or ~/.qwen/settings.json",
+        keys=("mcpServers",),
+        url_key="httpUrl",
+        reference=f"${TOKEN_VARIABLE}",
+        replaces=_DOLLARED,
+        add_command=partial(_gemini_add, program="qwen"),
+    ),
+    "copilot": Client(
+        title="Copilot CLI",
+        program="copilot",
+        place="~/.copilot/mcp-config.json",
+        keys=("mcpServers",),
+        local={"type": "local"},
+        remote={"type": "http"},
+        more={"tools": ["*"]},
+        reference=f"${{{TOKEN_VARIABLE}}}",
+        replaces=_BRACED,
+    ),
+}
+"""Clients by command-line name. `claude` is Claude Code."""

@@ -11,8 +11,7 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ServerConfig
-from induscode.servers.config.dialects import Dialect, RawRow, detect_dialect
-from induscode.servers.config.expansion import UnresolvedVariableError
+from induscode.servers.config.dialects import Dialect, RawRow, UnresolvedVariableError, detect_dialect
 from induscode.servers.config.rows import InvalidRowError, Origin, Scope, ServerRow, is_switched_off, parse_row
 
 _SWITCHED_OFF = "switched off in its file"
@@ -79,8 +78,7 @@ def discover_mcp_config(path_or_cwd: str | os.PathLike[str], *, switched_on: Col
     target = os.fspath(path_or_cwd)
     if os.path.isfile(target):
         return merge_config_files([(target, "given")], switched_on=switched_on)
-    project = os.path.join(target, ".mcp.json")
-    return merge_config_files([*list_config_paths(target), (project, "project")], switched_on=switched_on)
+    return merge_config_files(list_all_paths(target), switched_on=switched_on)
 
 
 def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
@@ -98,6 +96,11 @@ def list_config_paths(cwd: str) -> Sequence[tuple[str, Scope]]:
     )
 
 
+def list_all_paths(folder: str) -> Sequence[tuple[str, Scope]]:
+    """List every file that could configure servers in a directory, existing or not."""
+    return (*list_config_paths(folder), (os.path.join(folder, ".mcp.json"), "project"))
+
+
 def merge_config_files(paths: Iterable[tuple[str, Scope]], *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
     """Read files and choose one row per id."""
     notes: list[Note] = []
@@ -110,29 +113,17 @@ def merge_config_files(paths: Iterable[tuple[str, Scope]], *, switched_on: Colle
         rows, remarks = read_rows(path, scope, switched_on=switched_on)
         notes.extend(remarks)
         for row in rows:
-            rival = kept.get(row.id)
-            if rival is None:
-                kept[row.id] = row
-            elif not _is_same(rival, row) or rival.origin.scope != row.origin.scope:
-                notes.extend(_choose(kept, rival, row))
+            rival = kept.setdefault(row.id, row)
+            # The user's files take precedence over the project's.
+            winner, loser = (row, rival) if rival.origin.scope == "project" != row.origin.scope else (rival, row)
+            kept[row.id] = winner
+            if (winner.config, winner.auth) != (loser.config, loser.auth):
+                owner, reason = (
+                    f"server {row.id!r} of {loser.origin}",
+                    f"{winner.origin.file} has a server of this name",
+                )
+                notes.append(Note(owner, f"left out: {reason}", "give one another name"))
     return DiscoveredConfig(tuple(kept.values()), tuple(notes), tuple(files))
-
-
-def _is_same(row: ServerRow, other: ServerRow) -> bool:
-    return (row.config, row.auth) == (other.config, other.auth)
-
-
-def _choose(kept: dict[str, ServerRow], rival: ServerRow, row: ServerRow) -> Iterable[Note]:
-    """Choose between two rows with the same id."""
-    stronger = row.origin.scope != "project" and rival.origin.scope == "project"
-    winner, loser = (row, rival) if stronger else (rival, row)
-    kept[row.id] = winner
-    if not _is_same(winner, loser):
-        yield Note(
-            f"server {row.id!r} of {loser.origin}",
-            f"left out: {winner.origin.file} has a server of this name",
-            "give one another name",
-        )
 
 
 _KEYS = ("servers", "mcpServers", "mcp_servers", "mcp", "context_servers", "amp.mcpServers")
@@ -146,8 +137,7 @@ class UnusableFileError(ValueError):
 def read_named_rows(path: str, *, switched_on: Collection[str] = ()) -> DiscoveredConfig:
     """Read a file the user named. Problems that are notes elsewhere are errors here.
 
-    Raises:
-        UnusableFileError: It's unreadable, invalid, or has no usable server.
+    Raises `UnusableFileError` if it's unreadable, invalid, or has no usable server.
     """
     found = read_config_file(path)
     if found.trouble is not None:
@@ -192,10 +182,11 @@ def read_rows(
     rows: dict[str, ServerRow] = {}
     origin = Origin(os.path.abspath(path), scope, dialect.name)
     for number, raw in enumerate(dialect.read_rows(document), start=1):
+        owner = f"server {raw.name!r} of {origin}" if raw.name else f"row {number} of {origin}"
         if is_json_object(raw.fields) and is_switched_off(raw.fields) and raw.name not in switched_on:
-            notes.append(Note(_name_owner(number, raw.name, origin), _SWITCHED_OFF))
+            notes.append(Note(owner, _SWITCHED_OFF))
             continue
-        row = _parse_row(number, raw, origin, dialect, notes)
+        row = _parse_row(owner, raw, origin, dialect, notes)
         if row is None:
             continue
         if row.id in rows and rows[row.id] != row:
@@ -217,8 +208,7 @@ def parse_given_rows(servers: Mapping[str, JsonObject], given_by: str) -> tuple[
     return rows, notes
 
 
-def _parse_row(number: int, raw: RawRow, origin: Origin, dialect: Dialect, notes: list[Note]) -> ServerRow | None:
-    owner = _name_owner(number, raw.name, origin)
+def _parse_row(owner: str, raw: RawRow, origin: Origin, dialect: Dialect, notes: list[Note]) -> ServerRow | None:
     if not is_json_object(raw.fields) or not is_json_object(raw.written):
         notes.append(Note(owner, "skipped: it is not an object"))
         return None
@@ -229,10 +219,6 @@ def _parse_row(number: int, raw: RawRow, origin: Origin, dialect: Dialect, notes
         return None
     notes.extend(Note(owner, remark) for remark in row.remarks)
     return row
-
-
-def _name_owner(number: int, identity: str, origin: Origin) -> str:
-    return f"server {identity!r} of {origin}" if identity else f"row {number} of {origin}"
 
 
 def resolve_rows(

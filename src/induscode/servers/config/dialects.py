@@ -1,17 +1,127 @@
-"""Dialects: one function for each program whose configuration files we can read.
+"""Dialects: one function for each program whose configuration files we can read, and the program's variable syntax.
 
 Each function takes a document and yields rows of plain fields, under the names `rows` parses. It opens no files and
-expands no variables.
+expands no variables. An unset variable never becomes an empty string: the row is skipped, and a note names the
+variable.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import field
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
-from induscode.servers.config.expansion import Expansion
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+Expansion: TypeAlias = Literal["none", "shell", "dollar", "editor", "braces"]
+"""`shell`: `${X}` and `${X:-y}`; `dollar`: also `$X`; `editor`: `${env:X}`, `${userHome}`, …;
+`braces`: `{env:X}` and `{file:path}`."""
+
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+PATTERNS: dict[Expansion, re.Pattern[str]] = {
+    "none": re.compile(r"(?!)"),
+    "shell": re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}"),
+    "dollar": re.compile(rf"\$\{{({_NAME})(?::-([^}}]*))?\}}|\$({_NAME})"),
+    "editor": re.compile(r"\$\{([A-Za-z]+)(?::([^}]*))?\}"),
+    "braces": re.compile(r"\{(env|file):([^}]*)\}"),
+}
+"""The references `expand` replaces."""
+_MAX_FILE_BYTES = 64 * 1024
+
+
+class UnresolvedVariableError(Exception):
+    """A variable or file without a value."""
+
+
+@record
+class ExpansionContext:
+    """The lookup context for variables and files."""
+
+    environ: Mapping[str, str]
+    folder: str
+    """The project directory, or the directory of the file."""
+    contents: dict[str, str] = field(default_factory=dict[str, str])
+    """File contents by path. Each file is read once, so the content used is the content consented to."""
+
+    def variable(self, name: str, default: str | None = None) -> str:
+        """Return a variable's value, or the default if it's empty or unset.
+
+        Raises `UnresolvedVariableError` if it's unset and has no default.
+        """
+        value = self.environ.get(name)
+        if value:
+            return value
+        if default is not None:
+            return default
+        if value is None:
+            raise UnresolvedVariableError(f"the variable {name} is not set")
+        return value
+
+    def file(self, path: str) -> str:
+        """Return the content of a small file, without its final newline.
+
+        Raises `UnresolvedVariableError` if it can't be read.
+        """
+        whole = os.path.join(self.folder, os.path.expanduser(path))
+        if whole in self.contents:
+            return self.contents[whole]
+        try:
+            if not os.path.isfile(whole) or os.path.getsize(whole) > _MAX_FILE_BYTES:
+                raise UnresolvedVariableError(f"the file {path} is absent, or not a small file")
+            with open(whole, encoding="utf-8") as file:
+                return self.contents.setdefault(whole, file.read().removesuffix("\n"))
+        except (OSError, UnicodeDecodeError) as exc:
+            raise UnresolvedVariableError(f"the file {path} cannot be read: {exc}") from exc
+
+
+def expand(text: str, rule: Expansion, context: ExpansionContext) -> str:
+    """Replace variables with their values; raises `UnresolvedVariableError` if one has none."""
+    return PATTERNS[rule].sub(lambda match: _find_value(rule, match, context), text)
+
+
+def parse_reference(rule: Expansion, match: re.Match[str]) -> tuple[str, bool]:
+    """Return the name in a reference, and whether it's a file instead of a variable."""
+    if rule == "dollar":
+        return match[1] or match[3], False
+    if rule == "editor":
+        return match[2] or match[1], False
+    if rule == "braces":
+        return match[2].strip(), match[1] == "file"
+    return match[1], False
+
+
+def _find_value(rule: Expansion, match: re.Match[str], context: ExpansionContext) -> str:
+    if rule == "braces":
+        return context.variable(match[2]) if match[1] == "env" else context.file(match[2].strip())
+    if rule != "editor":
+        return context.variable(parse_reference(rule, match)[0], match[2])
+    # VS Code variables: https://code.visualstudio.com/docs/reference/variables-reference
+    kind, name = match[1], match[2]
+    if kind == "env" and name:
+        return context.variable(name)
+    if kind == "input" and name:
+        raise UnresolvedVariableError(f"the input {name!r} is asked for by an editor")
+    values = {
+        "userHome": context.environ.get("HOME", ""),
+        "workspaceFolder": context.folder,
+        "workspaceRoot": context.folder,
+        "workspaceFolderBasename": os.path.basename(context.folder),
+        "pathSeparator": os.sep,
+    }
+    known = values.get(kind)
+    if known:
+        return known
+    raise UnresolvedVariableError(f"${{{kind}}} has no value here")
+
+
+# -- dialects ---------------------------------------------------------------------------------
 
 
 class RawRow(NamedTuple):
@@ -32,14 +142,15 @@ class Dialect:
     name: str
     expansion: Expansion
     read_rows: Callable[[JsonObject], Iterator[RawRow]]
-    matches: Callable[[JsonObject], bool]
-    """Whether a document of unknown origin uses this dialect."""
+    matches: Callable[[JsonObject], bool] | None
+    """Whether a document of unknown origin uses this dialect. `None`: only the file name identifies it."""
     holds: Callable[[JsonObject], bool] | None = None
     """Whether a document of this program has servers. `None`: same as `matches`."""
 
     def has_servers(self, document: JsonObject) -> bool:
         """Tell whether a document known to belong to this program has servers."""
-        return (self.holds or self.matches)(document)
+        holds = self.holds or self.matches
+        return holds is not None and holds(document)
 
 
 def _under(document: JsonObject, *keys: str) -> JsonObject | None:
@@ -69,8 +180,8 @@ def indus(document: JsonObject) -> Iterator[RawRow]:
         yield from _rows(servers)
 
 
-def claude_desktop(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`: commands only."""
+def mcp_servers(document: JsonObject) -> Iterator[RawRow]:
+    """Read `mcpServers`, the form of Claude Desktop (commands only) and Cursor."""
     yield from _rows(_under(document, "mcpServers"))
 
 
@@ -91,11 +202,6 @@ def _has_claude_servers(document: JsonObject) -> bool:
 def vscode(document: JsonObject) -> Iterator[RawRow]:
     """Read `servers`, next to `inputs`."""
     yield from _rows(_under(document, "servers") or _under(document, "mcp", "servers"))
-
-
-def cursor(document: JsonObject) -> Iterator[RawRow]:
-    """Read `mcpServers`."""
-    yield from _rows(_under(document, "mcpServers"))
 
 
 def codex(document: JsonObject) -> Iterator[RawRow]:
@@ -230,7 +336,7 @@ def cline(document: JsonObject) -> Iterator[RawRow]:
         yield row
 
 
-# -- detection --------------------------------------------------------------------------
+# -- detection --------------------------------------------------------------------------------
 
 
 def _has(*keys: str) -> Callable[[JsonObject], bool]:
@@ -249,11 +355,6 @@ def _is_gemini(document: JsonObject) -> bool:
 _HAS_MCP_SERVERS = _has("mcpServers")
 
 
-def _matches_nothing(document: JsonObject) -> bool:
-    """Match nothing: only the file name identifies such a dialect."""
-    return False
-
-
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
@@ -262,18 +363,18 @@ DIALECTS: dict[str, Dialect] = {
         Dialect("zed", "none", zed, _has("context_servers")),
         Dialect("amp", "shell", amp, _has("amp.mcpServers")),
         Dialect("gemini", "dollar", gemini, _is_gemini, _HAS_MCP_SERVERS),
-        Dialect("qwen", "dollar", gemini, _matches_nothing, _HAS_MCP_SERVERS),
-        Dialect("windsurf", "editor", windsurf, _matches_nothing, _HAS_MCP_SERVERS),
-        Dialect("copilot", "shell", copilot, _matches_nothing, _HAS_MCP_SERVERS),
-        Dialect("cline", "none", cline, _matches_nothing, _HAS_MCP_SERVERS),
+        Dialect("qwen", "dollar", gemini, None, _HAS_MCP_SERVERS),
+        Dialect("windsurf", "editor", windsurf, None, _HAS_MCP_SERVERS),
+        Dialect("copilot", "shell", copilot, None, _HAS_MCP_SERVERS),
+        Dialect("cline", "none", cline, None, _HAS_MCP_SERVERS),
         Dialect(
             "claude-code",
             "shell",
             claude_code,
             lambda document: _HAS_MCP_SERVERS(document) or _has_claude_servers(document),
         ),
-        Dialect("claude-desktop", "none", claude_desktop, _HAS_MCP_SERVERS),
-        Dialect("cursor", "editor", cursor, _HAS_MCP_SERVERS),
+        Dialect("claude-desktop", "none", mcp_servers, _HAS_MCP_SERVERS),
+        Dialect("cursor", "editor", mcp_servers, _HAS_MCP_SERVERS),
         Dialect("opencode", "braces", opencode, _has("mcp")),
         Dialect(
             "vscode",
@@ -314,11 +415,11 @@ def detect_dialect(path: str, document: JsonObject) -> Dialect | None:
             dialect = find_dialect(program, document)
             if dialect is not None:
                 return dialect
-    return next((dialect for dialect in DIALECTS.values() if dialect.matches(document)), None)
+    return next((one for one in DIALECTS.values() if one.matches is not None and one.matches(document)), None)
 
 
 def find_dialect(program: str, document: JsonObject) -> Dialect | None:
     """Return the dialect of a program's file, or `None` if it has no servers."""
-    if program == "opencode" and DIALECTS["opencode-v2"].matches(document):
+    if program == "opencode" and _is_opencode_v2(document):
         return DIALECTS["opencode-v2"]
     return DIALECTS[program] if DIALECTS[program].has_servers(document) else None

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import stat
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import locked_directory, make_dirs, read_small_file, replace_file
@@ -88,8 +88,7 @@ def _has_name(row: JsonValue, name: str) -> bool:
 def read_own_config(path: str) -> OwnConfig:
     """Read one of our files. A missing one has no servers.
 
-    Raises:
-        BridgeFault: It's unreadable, or can't be written without loss.
+    Raises `BridgeFault` if it's unreadable, or can't be written without loss.
     """
     return OwnConfig(path, _document(path)[0])
 
@@ -98,12 +97,9 @@ def read_own_config(path: str) -> OwnConfig:
 def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
     """Edit one of our files, writing it when the block ends without an error.
 
-    A `private` file has mode 0600 and may be a symbolic link to wherever the user keeps it. A project's file may not
-    be a link: the project's author could point it anywhere.
-
-    Raises:
-        BridgeFault: It's unreadable, can't be written without loss, or another process holds it.
-        OSError: It can't be written.
+    A `private` file has mode 0600 and may be a symbolic link to wherever the user keeps it. A project's file may not be
+    a link: the project's author could point it anywhere. Raises `BridgeFault` if it's unreadable, can't be written
+    without loss, or another process holds it, and `OSError` if it can't be written.
     """
     if private:
         path = os.path.realpath(path)
@@ -112,7 +108,11 @@ def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
         if os.path.islink(name):
             raise BridgeFault(f"{name} is a link: it is not followed, put a file there instead")
     make_dirs(folder, 0o700 if private else 0o777)
-    with _locked(folder):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked_directory(folder))
+        except TimeoutError as exc:
+            raise BridgeFault(f"{folder}: {exc.strerror}") from None
         document, text = _document(path)
         config = OwnConfig(path, document)
         before = _format(document, text)
@@ -121,15 +121,6 @@ def edit_own_config(path: str, *, private: bool) -> Generator[OwnConfig]:
         if after != before:
             mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else None
             replace_text(path, after, 0o600 if private else mode)
-
-
-@contextmanager
-def _locked(folder: str) -> Generator[None]:
-    try:
-        with locked_directory(folder):
-            yield
-    except TimeoutError as exc:
-        raise BridgeFault(f"{folder}: {exc.strerror}") from None
 
 
 def _document(path: str) -> tuple[JsonObject, str]:

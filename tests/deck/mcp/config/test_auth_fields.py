@@ -9,7 +9,7 @@ import pytest
 
 from indusagi.interop.auth.contract import AUTH_METHODS, GRANTS, AuthSettings
 from indusagi.interop.protocol_bridge.contract import StreamableHttpServerConfig
-from induscode.servers.config import auth_fields
+from induscode.servers.config import rows
 from induscode.servers.config.rows import Origin, ServerRow, parse_row
 from induscode.servers.config.trust import TrustStore, server_identity
 
@@ -72,7 +72,7 @@ def test_every_setting_can_be_written() -> None:
 
 
 def test_the_choices_are_those_of_the_contract() -> None:
-    assert auth_fields._CHOICES == {"grant": GRANTS, "auth_method": AUTH_METHODS}
+    assert rows._CHOICES == {"grant": GRANTS, "auth_method": AUTH_METHODS}
 
 
 @pytest.mark.parametrize(

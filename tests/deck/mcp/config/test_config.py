@@ -15,15 +15,21 @@ from tests.support.strategies import json_values
 from indusagi.core.config_file import parse_json, read_config_file
 from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig
 from induscode.servers.config import discover_mcp_config, list_config_paths, load_mcp_config, read_rows, resolve_rows
-from induscode.servers.config.dialects import DIALECTS, detect_dialect, gemini
-from induscode.servers.config.expansion import ExpansionContext, UnresolvedVariableError, expand
+from induscode.servers.config.dialects import (
+    DIALECTS,
+    ExpansionContext,
+    UnresolvedVariableError,
+    detect_dialect,
+    expand,
+    gemini,
+)
 from induscode.servers.config.rows import InvalidRowError, Origin, parse_row
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.servers.config.expansion import Expansion
+    from induscode.servers.config.dialects import Expansion
 
 
 def put(path: Path, content: object) -> Path:

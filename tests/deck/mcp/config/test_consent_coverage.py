@@ -12,8 +12,7 @@ from typing import Any, cast
 import pytest
 
 from indusagi.core.json import is_json_object
-from induscode.boot.config_watch import ConsentedRows
-from induscode.boot.plans import plan_servers
+from induscode.boot.plans import ConsentedRows, plan_servers
 from induscode.core.consent import ConsentChangedError
 from induscode.launch.invocation import Invocation
 from induscode.servers.config import read_rows

@@ -14,15 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.interop import SseServerConfig, StdioServerConfig, StreamableHttpServerConfig
-from induscode.servers.config.references import show_url
 from induscode.servers.config.rows import Origin, ServerRow
-from induscode.servers.config.trust import TrustStore, server_identity
+from induscode.servers.config.trust import TrustStore, server_identity, show_url
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.interop import ServerConfig
-    from induscode.servers.config.expansion import Expansion
+    from induscode.servers.config.dialects import Expansion
 
 FMT = StdioServerConfig("fmt", "npx", ("-y", "fmt"), {"TOKEN": "s3cret"}, cwd="/w")
 WEB = StreamableHttpServerConfig("web", "https://u:p@host:8443/mcp?key=s3cret", {"Auth": "s3cret"})

@@ -22,7 +22,7 @@ from indusagi.runtime.contract import ToolDescriptor
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.ledger import BridgeLedger
 from induscode.deck.mcp.store import memory_store
-from induscode.deck.mcp.store.events import content_address, deck_digest, deck_text, descriptor_text, parse_descriptor
+from induscode.deck.mcp.store.events import content_address, descriptor_text, join_json_array, parse_descriptor
 from induscode.deck.mcp.store.history import deck_at, read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
 from induscode.servers.config.trust import server_identity
@@ -119,8 +119,13 @@ async def test_the_deck_of_every_turn_can_be_shown_again_byte_for_byte(tmp_path:
         for turn, (deck, digest) in enumerate(zip(decks, digests, strict=True), start=1):
             record = await deck_at(store, run, turn=turn)
             assert record is not None
-            assert (record.turn, record.text, record.notes) == (turn, deck_text(deck), ())
-            assert record.digest == digest == deck_digest(deck) == content_address(record.text or "")
+            assert (record.turn, record.text, record.notes) == (turn, join_json_array(map(descriptor_text, deck)), ())
+            assert (
+                record.digest
+                == digest
+                == content_address(join_json_array(map(descriptor_text, deck)))
+                == content_address(record.text or "")
+            )
             assert list(record.descriptors) == list(deck)
         last = await deck_at(store, run)
         assert last is not None
@@ -305,7 +310,10 @@ async def test_no_value_of_a_configuration_is_ever_in_the_file(tmp_path: Path) -
         assert (entries, len(notes)) == ((), 1)
         record = await deck_at(store, journal.run, turn=1)
         assert record is not None
-        assert (record.text, record.digest) == (None, deck_digest([READ, leaky.descriptor]))
+        assert (record.text, record.digest) == (
+            None,
+            content_address(join_json_array(map(descriptor_text, [READ, leaky.descriptor]))),
+        )
     dumped = json.dumps(query_file(store_file(tmp_path), "SELECT facts, subject FROM events"))
     dumped += json.dumps(query_file(store_file(tmp_path), "SELECT text FROM documents"))
     assert [secret for secret in SECRETS if secret in dumped] == []

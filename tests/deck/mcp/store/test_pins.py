@@ -7,11 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.deck import capability, ledger_of
+from tests.support.clock import ManualClock
+from tests.support.deck import capability, ledger_of, open_pins
 from tests.support.stores import batch, forge, query_file, store_file, stored
 
 from indusagi.core.json import compact_json
-from indusagi.core.time import ManualClock, iso_utc
+from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.contract import RemoteTool, RemoteToolRef, StdioServerConfig
 from induscode.deck.mcp.capability import definition_pin
 from induscode.deck.mcp.drift import DisabledTool, DriftGrade
@@ -21,7 +22,7 @@ from induscode.deck.mcp.store.database import LedgerDb, prune
 from induscode.deck.mcp.store.events import Batch, Event, PruneResult, Retention, content_address
 from induscode.deck.mcp.store.history import read_ledger_log
 from induscode.deck.mcp.store.journal import Journal
-from induscode.deck.mcp.store.pins import load_pins, open_pins, read_disabled_tools, read_pinned, read_pins
+from induscode.deck.mcp.store.pins import load_pins, read_disabled_tools, read_pinned, read_pins
 from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ async def seen(store: ThreadedStore, *tools: str) -> Journal:
     journal = Journal(store, [SERVER])
     pins = await open_pins(journal, [SERVER])
     for remote in remotes(*tools):
-        pins.check(remote.ref, remote.raw)
+        pins.judge(remote.ref, remote.raw)
     journal.record_listing("a", remotes(*tools), ())
     await store.flush()
     return journal
@@ -64,12 +65,12 @@ def grade(drift: Drift | None) -> str | None:
 async def test_a_definition_is_pinned_when_it_is_seen_first_and_compared_from_then_on(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert [pins.check(X.ref, X.raw), pins.check(X.ref, X.raw)] == [None, None]
-        assert grade(pins.check(X.ref, CHANGED)) == "routing"
+        assert [pins.judge(X.ref, X.raw).drift, pins.judge(X.ref, X.raw).drift] == [None, None]
+        assert grade(pins.judge(X.ref, CHANGED).drift) == "routing"
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert pins.check(X.ref, dict(reversed(X.raw.items()))) is None
-        drift = pins.check(X.ref, CHANGED)
+        assert pins.judge(X.ref, dict(reversed(X.raw.items()))).drift is None
+        drift = pins.judge(X.ref, CHANGED).drift
         assert drift is not None
         assert (drift.before, drift.after, drift.fields) == (X.raw, CHANGED, ("description",))
 
@@ -79,14 +80,14 @@ async def test_finding_c1_forms_that_were_approved_earlier_stay_approved(tmp_pat
     for approved in (CHANGED, third):
         async with stored(tmp_path) as store:
             pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-            assert pins.check(X.ref, X.raw) is None
-            assert grade(pins.check(X.ref, approved)) == "routing"
+            assert pins.judge(X.ref, X.raw).drift is None
+            assert grade(pins.judge(X.ref, approved).drift) == "routing"
             pins.approve(X.ref, approved)
-            assert [pins.check(X.ref, one) for one in (approved, X.raw)] == [None, None]
+            assert [pins.judge(X.ref, one).drift for one in (approved, X.raw)] == [None, None]
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert [pins.check(X.ref, one) for one in (third, X.raw, CHANGED)] == [None, None, None]
-        assert grade(pins.check(X.ref, {**third, "description": "A fourth."})) == "routing"
+        assert [pins.judge(X.ref, one).drift for one in (third, X.raw, CHANGED)] == [None, None, None]
+        assert grade(pins.judge(X.ref, {**third, "description": "A fourth."}).drift) == "routing"
         # A deck that is there before its server shows what was approved last.
         journal = await seen(store, "x")
         await store.flush()
@@ -100,7 +101,7 @@ async def test_a_form_that_is_approved_while_the_store_is_read_stays_approved(
 ) -> None:
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert pins.check(X.ref, X.raw) is None
+        assert pins.judge(X.ref, X.raw).drift is None
         read, reads = store.latest, 0
 
         async def read_and_approve(op: str) -> Sequence[Row]:
@@ -113,8 +114,8 @@ async def test_a_form_that_is_approved_while_the_store_is_read_stays_approved(
         monkeypatch.setattr(store, "latest", read_and_approve)
         await load_pins(pins, store, [SERVER])
         assert reads == 4  # pins and listings, twice
-        assert pins.check(X.ref, CHANGED) is None
-        assert pins.check(X.ref, X.raw) is None
+        assert pins.judge(X.ref, CHANGED).drift is None
+        assert pins.judge(X.ref, X.raw).drift is None
 
 
 async def test_a_store_that_does_not_answer_in_time_approves_nothing(
@@ -125,11 +126,11 @@ async def test_a_store_that_does_not_answer_in_time_approves_nothing(
 
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert pins.check(X.ref, X.raw) is None
+        assert pins.judge(X.ref, X.raw).drift is None
         monkeypatch.setattr(store, "latest", answer_nothing)
         with pytest.raises(SilentStoreError):
             await load_pins(pins, store, [SERVER])
-        assert grade(pins.check(X.ref, CHANGED)) == "routing"
+        assert grade(pins.judge(X.ref, CHANGED).drift) == "routing"
 
 
 async def test_finding_c1_a_cosmetic_change_is_not_pinned(tmp_path: Path) -> None:
@@ -137,11 +138,11 @@ async def test_finding_c1_a_cosmetic_change_is_not_pinned(tmp_path: Path) -> Non
     async with stored(tmp_path) as store:
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
         first = {**X.raw, "description": "Write data to a file"}
-        assert pins.check(X.ref, first) is None
+        assert pins.judge(X.ref, first).drift is None
         for _ in range(2):
-            turned = pins.check(X.ref, {**X.raw, "description": "Write a file to data"})
+            turned = pins.judge(X.ref, {**X.raw, "description": "Write a file to data"}).drift
             assert grade(turned) == "cosmetic"
-        turned = pins.check(X.ref, {**X.raw, "description": "Write a secret file to data"})
+        turned = pins.judge(X.ref, {**X.raw, "description": "Write a secret file to data"}).drift
         assert turned is not None
         assert (turned.grade, turned.before) == ("routing", first)
 
@@ -165,9 +166,9 @@ async def test_finding_c1_a_ledger_of_the_first_edition_disables_nothing(tmp_pat
             documents = {content_address(text): text} if tool == "x" else {}
             store.append(partial(Batch, (row,), documents))
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert [pins.check(X.ref, one) for one in (listed, turned)] == [None, None]
-        assert pins.check(Y.ref, Y.raw) is None
-        assert grade(pins.check(Y.ref, {**Y.raw, "title": "Y"})) == "routing"
+        assert [pins.judge(X.ref, one).drift for one in (listed, turned)] == [None, None]
+        assert pins.judge(Y.ref, Y.raw).drift is None
+        assert grade(pins.judge(Y.ref, {**Y.raw, "title": "Y"}).drift) == "routing"
         assert await read_disabled_tools(store, [SERVER]) == {}
 
 
@@ -175,21 +176,21 @@ async def test_another_server_under_the_same_id_starts_without_pins(tmp_path: Pa
     async with stored(tmp_path) as store:
         await seen(store, "x")
         pins = await open_pins(Journal(store, [OTHER]), [OTHER])
-        assert pins.check(X.ref, CHANGED) is None
+        assert pins.judge(X.ref, CHANGED).drift is None
         assert await read_pinned(store, [OTHER]) == {}
         again = await open_pins(Journal(store, [SERVER]), [SERVER])
-        assert again.check(X.ref, X.raw) is None
-        assert grade(again.check(X.ref, CHANGED)) == "routing"
+        assert again.judge(X.ref, X.raw).drift is None
+        assert grade(again.judge(X.ref, CHANGED).drift) == "routing"
 
 
 async def test_pins_that_are_only_read_pin_nothing(tmp_path: Path) -> None:
     async with stored(tmp_path) as store:
         await seen(store, "x")
         pins = await read_pins(store, [SERVER])
-        assert grade(pins.check(X.ref, CHANGED)) == "routing"
+        assert grade(pins.judge(X.ref, CHANGED).drift) == "routing"
         before = await store.latest("pin")
         other = RemoteToolRef("b", "y")
-        assert [pins.check(other, Y.raw), pins.check(other, CHANGED)] == [None, None]
+        assert [pins.judge(other, Y.raw).drift, pins.judge(other, CHANGED).drift] == [None, None]
         await store.flush()
         assert await store.latest("pin") == before
 
@@ -264,7 +265,7 @@ async def test_an_empty_pin_is_ignored(tmp_path: Path) -> None:
         )
         pins = await open_pins(Journal(store, [SERVER]), [SERVER])
         await store.flush()
-        assert [pins.check(one.ref, CHANGED) for one in (X, Y)] == [None, None]
+        assert [pins.judge(one.ref, CHANGED).drift for one in (X, Y)] == [None, None]
 
 
 # -- retention --------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ async def test_runs_beyond_the_limit_are_removed_and_recorded(tmp_path: Path) ->
         assert len(store.notes) == 1
         # What is in force is in force still.
         pins = await open_pins(last, [SERVER])
-        assert grade(pins.check(X.ref, CHANGED)) == "routing"
+        assert grade(pins.judge(X.ref, CHANGED).drift) == "routing"
         assert [one["name"] for one in (await read_pinned(store, [SERVER]))["a"]] == ["x"]
         last.record_entries(ledger_of(("a", "y")).log)
         assert await store.flush()

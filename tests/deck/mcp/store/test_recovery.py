@@ -12,10 +12,10 @@ from tests.support.scripts import run
 from tests.support.stores import fill_store, query_file, run_sql, store_file, stored
 
 from induscode.deck.mcp.store import SilentStoreError, ThreadedStore
-from induscode.deck.mcp.store import pins_backup as store_pins
+from induscode.deck.mcp.store import fallback as store_pins
 from induscode.deck.mcp.store.database import store_path
 from induscode.deck.mcp.store.events import Batch, Event
-from induscode.deck.mcp.store.pins_backup import Pin, append_pins, read_backup
+from induscode.deck.mcp.store.fallback import Pin, append_pins, read_backup
 
 pytestmark = pytest.mark.anyio
 

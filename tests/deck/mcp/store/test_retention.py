@@ -236,7 +236,7 @@ async def test_a_server_that_keeps_changing_is_followed_by_a_short_ledger(
     monkeypatch.setattr(enrolment_module, "LONGEST_LOG", 2 * len(HONEST_TOOLS))
     fast = honest(id="h", limits=replace(STEADY, relist_gap_s=0.0))
     async with stored(tmp_path) as store, booted(store, fast) as bridge:
-        bridge._pins.allow_additions({"h"})
+        bridge._pins.growing = {"h"}
         enrolment = enrolment_of(bridge)
         endpoint = bridge.fleet.endpoint("h")
         assert endpoint is not None

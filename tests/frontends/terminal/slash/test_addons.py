@@ -49,7 +49,7 @@ def test_every_addon_is_listed_with_its_state_and_reason(tmp_path: Path) -> None
     add_project_addon(tmp_path, "broken", "raise ValueError('no')")
     host = Host(tmp_path)
     add_project_addon(tmp_path, "late", build_source())
-    host.addons.skipped.add("good")  # type: ignore[attr-defined] — what a failed hook does
+    host.addons.skipped.add("good")
     host.run()
     assert host.rows["good"][2:] == ("skipped since it failed", "0 cards, 1 interceptor")
     assert host.rows["waiting"][2] == "not loaded: it needs your consent"

@@ -28,8 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def load(folder: Path, *taken: str) -> tuple[dict[str, str], str]:
     """Load the commands, and give their descriptions and the notes."""
-    custom = load_custom_commands(str(folder.parent.parent), taken)
-    return {name: command.describe for name, command in custom.commands.items()}, "\n".join(custom.notes)
+    commands, notes = load_custom_commands(str(folder.parent.parent), taken)
+    return {name: command.describe for name, command in commands.items()}, "\n".join(notes)
 
 
 def test_front_matter_describes_a_command_and_folders_are_part_of_its_name(folder: Path) -> None:
@@ -41,7 +41,7 @@ def test_front_matter_describes_a_command_and_folders_are_part_of_its_name(folde
     described, notes = load(folder)
     assert described == {"plain": "First line (project)", "git:commit": "Write a message (project)"}
     assert notes == ""
-    command = load_custom_commands(str(folder.parent.parent), ()).commands["git:commit"]
+    command = load_custom_commands(str(folder.parent.parent), ())[0]["git:commit"]
     assert command.usage == "[scope]"
 
 

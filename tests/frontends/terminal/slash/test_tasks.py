@@ -10,17 +10,15 @@ import pytest
 
 from indusagi.core.cancel import CancelToken
 from induscode.cli.dialog import Reply
-from induscode.conversations.agents.task import DelegatedTask, TaskActivity
+from induscode.conversations.agents.sub_session import DelegatedTask, TaskActivity
 from induscode.deck.contract import DelegateReport
 from induscode.frontends.terminal.slash import SlashError
-from induscode.frontends.terminal.slash.tasks import confirm_end_of_jobs, list_task_commands
+from induscode.frontends.terminal.slash.tasks import TASKS, confirm_end_of_jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from induscode.cli.dialog import Question
-
-(TASKS,) = list_task_commands()
 
 
 class Job:
@@ -30,8 +28,8 @@ class Job:
 
     def __init__(self) -> None:
         self.running = True
-        ring = SimpleNamespace(last=lambda _: SimpleNamespace(all_texts=["one", "two"]))  # type: ignore[misc] — untyped
-        self.streams = [SimpleNamespace(ring=ring)]
+        stream = SimpleNamespace(last=lambda _: SimpleNamespace(all_texts=["one", "two"]))  # type: ignore[misc] — untyped
+        self.streams = [stream]
         self.stopped = 0
 
     async def look(self) -> Any:
@@ -179,7 +177,7 @@ def test_an_id_that_names_none_or_two_is_refused(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("reply", "goes_on"), [(Reply("y"), True), (Reply("n"), False), (Reply("y", cancelled=True), False)]
+    ("reply", "goes_on"), [(Reply("y"), True), (Reply("n"), False), (Reply(cancelled=True), False)]
 )
 def test_work_that_would_end_is_asked_about(
     reply: Reply, goes_on: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ from tests.support.model_server import calls, says
 from tests.support.slash import wait_for_answer
 from tests.support.terminal import TerminalSetup, open_setup
 
-from induscode.permissions.store import RuleStore
+from induscode.permissions.rules import RuleStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
+from tests.support.networks import make_network
 
 from indusagi.interop.auth.contract import AuthFault, Refusal
 from indusagi.interop.protocol_bridge.client.http.client import HttpClient, open_http_client
-from indusagi.interop.protocol_bridge.client.http.events import EventParser
-from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, HttpRequestError, get_content_type
+from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, HttpRequestError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits, StreamableHttpServerConfig
+from indusagi.net.address import parse_url
+from indusagi.net.client import EventParser, get_media_type
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -75,19 +77,20 @@ def answer(*pieces: bytes, **rest: Any) -> Any:
 def make_client(*answers: Any, authorizer: Any = None, cap: int = CAP, url: str = URL) -> tuple[HttpClient, Network]:
     """Make a client in front of a network."""
     network, limits = Network(*answers), ServerLimits(frame_bytes=cap, close_s=20, connect_s=20)
-    return HttpClient(httpx2.AsyncClient(transport=network), httpx2.URL(url), limits, None, authorizer), network
+    target = parse_url(url, with_user=True)
+    return HttpClient(make_network(network), target, limits, {}, None, authorizer), network
 
 
 async def ask(http: HttpClient, method: str = "POST", url: str | None = None) -> tuple[int | None, Any, str | None]:
     """Send a request; return its status, its body or the data of its events, and the reason of its failure."""
     found = list[bytes]()
     try:
-        async with http.request(method, {}, b"{}", None if url is None else httpx2.URL(url)) as response:
-            if get_content_type(response) != EVENTS:
-                return response.status_code, await http.read_body(response), None
+        async with http.request(method, {}, b"{}", None if url is None else parse_url(url)) as response:
+            if get_media_type(response.headers) != EVENTS:
+                return response.status, await http.read_body(response), None
             parser = EventParser(CAP)
             await http.read_events(response, parser, lambda event: found.append(event.data))
-            return response.status_code, found, None
+            return response.status, found, None
     except HttpRequestError as exc:
         return exc.detail.http_status, exc.error or found, exc.detail.reason
 
@@ -294,7 +297,6 @@ async def test_credentials_in_the_url_do_not_replace_those_of_a_sign_in() -> Non
 
     for authorizer, sent in ((Authorizer(0), "1"), (Silent(0), "Basic dTpw")):
         http, network = make_client(answer(b"{}"), authorizer=authorizer, url="http://u:p@host/mcp")
-        authorizer.url = "http://u:p@host/mcp"
         assert (await ask(http))[0] == 200
         assert network.asked[0].headers["authorization"] == sent
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import httpx2
+import httpcore2
 import pytest
 from tests.support.http_behaviours import (
     Legacy,
@@ -39,7 +39,7 @@ from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.http import client as _http
 from indusagi.interop.protocol_bridge.client.http import streamable
-from indusagi.interop.protocol_bridge.client.start.policy import Supervision
+from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import (
     BridgeConfig,
     EndpointPhase,
@@ -248,9 +248,9 @@ async def test_r27_a_redirect_from_https_to_http_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path)
-    trusting = await asyncio.to_thread(httpx2.create_ssl_context)
+    trusting = await asyncio.to_thread(httpcore2.default_ssl_context)
     trusting.load_verify_locations(certificate)
-    monkeypatch.setattr(_http, "_get_tls", lambda: trusting)
+    monkeypatch.setattr(_http, "shared_tls", lambda: trusting)
     async with http_server(Modern()) as plain:
         async with http_server(redirect(plain.url), tls=tls) as server:
             fault = await refusal(remote(server, headers={"authorization": SECRET}))
@@ -265,9 +265,9 @@ async def test_tls_certificate_must_match_the_server(tmp_path: Path, monkeypatch
         fault = await refusal(remote(server))
         assert fault.detail.reason == "refused"
         assert "CERTIFICATE_VERIFY_FAILED" in str(fault)
-        trusting = await asyncio.to_thread(httpx2.create_ssl_context)
+        trusting = await asyncio.to_thread(httpcore2.default_ssl_context)
         trusting.load_verify_locations(certificate)
-        monkeypatch.setattr(_http, "_get_tls", lambda: trusting)
+        monkeypatch.setattr(_http, "shared_tls", lambda: trusting)
         async with opened(remote(server)) as endpoint:
             assert await works(endpoint)
 

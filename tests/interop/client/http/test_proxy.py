@@ -7,7 +7,7 @@ import base64
 import logging
 from typing import TYPE_CHECKING, Any
 
-import httpx2
+import httpcore2
 import pytest
 from tests.support.http_behaviours import Legacy, Modern, OldSse, large, redirect, sometimes
 from tests.support.http_peer import http_server, self_signed
@@ -16,7 +16,6 @@ from tests.support.opened import fault_of_opening, opened
 from tests.support.servers import SHORT_START, STEADY, remote
 
 from indusagi.interop.protocol_bridge.client.http import client as _http
-from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy, is_this_machine
 from indusagi.interop.protocol_bridge.contract import (
     ProtocolFault,
     ServerLimits,
@@ -24,6 +23,8 @@ from indusagi.interop.protocol_bridge.contract import (
     StreamableHttpServerConfig,
 )
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
+from indusagi.net.address import parse_url
+from indusagi.net.dial import find_proxy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,9 +74,9 @@ async def test_proxy_sees_no_tls_content_and_server_no_proxy_password(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path, f"DNS:{HOST}")
-    trusting = await asyncio.to_thread(httpx2.create_ssl_context)
+    trusting = await asyncio.to_thread(httpcore2.default_ssl_context)
     trusting.load_verify_locations(certificate)
-    monkeypatch.setattr(_http, "_get_tls", lambda: trusting)
+    monkeypatch.setattr(_http, "shared_tls", lambda: trusting)
     async with http_server(Modern(), tls=tls) as server, http_proxy({HOST: server}) as proxy:
         monkeypatch.setenv("https_proxy", proxy.url(f"me:{PASSWORD}"))
         async with opened(config(url=f"https://{HOST}/mcp")) as endpoint:
@@ -97,9 +98,9 @@ async def test_certificate_behind_a_tunnel_must_match_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path, "DNS:another.test")
-    trusting = await asyncio.to_thread(httpx2.create_ssl_context)
+    trusting = await asyncio.to_thread(httpcore2.default_ssl_context)
     trusting.load_verify_locations(certificate)
-    monkeypatch.setattr(_http, "_get_tls", lambda: trusting)
+    monkeypatch.setattr(_http, "shared_tls", lambda: trusting)
     async with http_server(Modern(), tls=tls) as server, http_proxy({HOST: server}) as proxy:
         fault = await fault_of_opening(config(url=f"https://{HOST}/mcp", proxy=proxy.url()))
         assert fault.detail.reason == "refused"
@@ -113,9 +114,9 @@ async def test_connection_to_the_proxy_may_use_tls(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tls, certificate = await asyncio.to_thread(self_signed, tmp_path, f"DNS:{HOST},IP:127.0.0.1")
-    trusting = await asyncio.to_thread(httpx2.create_ssl_context)
+    trusting = await asyncio.to_thread(httpcore2.default_ssl_context)
     trusting.load_verify_locations(certificate)
-    monkeypatch.setattr(_http, "_get_tls", lambda: trusting)
+    monkeypatch.setattr(_http, "shared_tls", lambda: trusting)
     inner = tls if target == "https" else None
     async with http_server(Modern(), tls=inner) as server, http_proxy({HOST: server}, tls=tls) as proxy:
         given = proxy.url(scheme="https")
@@ -186,26 +187,34 @@ def test_proxy_variables_mean_what_they_mean_to_urllib(
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    proxy = find_proxy(StreamableHttpServerConfig("it", url), httpx2.URL(url))
-    assert (None if proxy is None else str(proxy.url)) == expected
+    proxy = find_proxy(parse_url(url))
+    assert (None if proxy is None else proxy.origin) == expected
 
 
 @pytest.mark.parametrize(
     "host",
     [
-        "localhost", "LocalHost", "localhost.", "a.localhost", "127.0.0.1", "127.9.9.9", "127.1",
-        "2130706433", "0x7f.1", "0.0.0.0", "::1", "::", "::ffff:127.0.0.1",
+        "localhost", "LocalHost", "localhost.", "a.localhost", "127.0.0.1", "127.9.9.9", "0.0.0.0", "[::1]", "[::]",
+        "[::ffff:127.0.0.1]",
     ],
 )  # fmt: skip
-def test_local_host_names_are_recognised(host: str) -> None:
-    assert is_this_machine(host)
+def test_servers_on_this_machine_bypass_the_environments_proxy(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://p:1")
+    assert find_proxy(parse_url(f"http://{host}:8000/")) is None
+
+
+@pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f.1"])
+async def test_an_address_that_is_not_four_decimal_numbers_is_refused(host: str) -> None:
+    fault = await fault_of_opening(config(url=f"http://{host}:8000/mcp"))
+    assert "write an IPv4 address as four decimal numbers" in str(fault)
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost.corp.test", "mylocalhost", "128.0.0.1", "fd00::1", "127.corp.test", "ümlaut"]
+    "host", ["localhost.corp.test", "mylocalhost", "128.0.0.1", "[fd00::1]", "127.corp.test", "ümlaut"]
 )
-def test_remote_host_names_are_not_local(host: str) -> None:
-    assert not is_this_machine(host)
+def test_other_servers_do_not(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://p:1")
+    assert find_proxy(parse_url(f"http://{host}:8000/")) is not None
 
 
 # -- the rules of the client ----------------------------------------------------------------------

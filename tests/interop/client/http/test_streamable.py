@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import httpx2
 import pytest
+from tests.support.networks import make_network
 from tests.support.transports import settled
 from tests.support.waiting import until
 
@@ -17,6 +18,7 @@ from indusagi.interop.protocol_bridge.client.http import streamable
 from indusagi.interop.protocol_bridge.client.http.client import HttpClient
 from indusagi.interop.protocol_bridge.client.http.streamable import StreamableHttpTransport
 from indusagi.interop.protocol_bridge.contract import ServerLimits
+from indusagi.net.address import parse_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -94,7 +96,7 @@ class Line:
 @asynccontextmanager
 async def connected(server: Server, *, verbatim: bool = False, limits: ServerLimits = LIMITS) -> AsyncGenerator[Line]:
     """Run a transport; end its session after the block."""
-    http = HttpClient(httpx2.AsyncClient(transport=server), httpx2.URL(URL), limits)
+    http = HttpClient(make_network(server), parse_url(URL), limits, {})
     transport = StreamableHttpTransport(http, limits, verbatim=verbatim)
     line = Line(transport)
     async with anyio.create_task_group() as tasks:

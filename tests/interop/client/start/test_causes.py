@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.interop.protocol_bridge.client.start.causes import find_cache_damage, find_cause, needs_sdk_1
+from indusagi.interop.protocol_bridge.client.causes import find_cache_damage, find_cause, needs_sdk_1
 
 NPM_404 = """npm error code E404
 npm error 404 Not Found - GET https://registry.example/no-such - Not found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indusagi.interop.protocol_bridge.client.start.policy import child_environment, find_withheld, is_inherited
+from indusagi.interop.protocol_bridge.client.stdio import child_environment, find_withheld, is_inherited
 
 
 @pytest.mark.parametrize(

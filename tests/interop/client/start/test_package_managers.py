@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indusagi.interop.protocol_bridge.client.start.causes import PackageManager, find_package_manager
+from indusagi.interop.protocol_bridge.client.start import PackageManager, find_package_manager
 
 RUNS = {
     **dict.fromkeys(("npx", "pnpx", "bunx", "uvx", "dnx", "jbang", "nix-shell"), ("",)),

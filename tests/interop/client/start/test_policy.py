@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.interop import ServerLimits, StartHistory, StartPolicy, StdioServerConfig, StreamableHttpServerConfig
-from indusagi.interop.protocol_bridge.client.start.causes import find_package_manager
-from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, Supervision
+from indusagi.interop.protocol_bridge.client.start import RestartRecord, Supervision, find_package_manager
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 
 if TYPE_CHECKING:

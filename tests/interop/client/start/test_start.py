@@ -18,7 +18,7 @@ from tests.support.transports import LoopTime, settled
 from tests.support.waiting import is_asleep, until
 
 from indusagi.core.process.child import ChildProcess
-from indusagi.core.process.procfs import CpuDemand
+from indusagi.core.process.tree import CpuDemand
 from indusagi.interop import (
     BridgeConfig,
     EndpointPhase,
@@ -33,17 +33,16 @@ from indusagi.interop import (
     create_server_endpoint,
     start_server_fleet,
 )
-from indusagi.interop.protocol_bridge.client import connect
-from indusagi.interop.protocol_bridge.client.start import policy as pacing
-from indusagi.interop.protocol_bridge.client.start import watch
-from indusagi.interop.protocol_bridge.client.start.policy import StartPacer
+from indusagi.interop.protocol_bridge.client import connect, stdio
+from indusagi.interop.protocol_bridge.client import start as pacing
+from indusagi.interop.protocol_bridge.client.start import StartPacer
 from indusagi.interop.protocol_bridge.client.stdio import start_server_process
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
-    from indusagi.core.process.procfs import Activity
+    from indusagi.core.process.tree import Activity
     from indusagi.interop import ServerEndpointImpl
     from indusagi.interop.protocol_bridge.client.stdio import StdioTransport
 
@@ -96,8 +95,8 @@ class TenMinutes:
         self._time = LoopTime(monkeypatch)
         self._looks = 0
         # A look takes as long as the machine lets it.
-        monkeypatch.setattr(watch, "_WINDOW_S", 100.0)
-        monkeypatch.setattr(watch, "_SAMPLE_TIMEOUT_S", 60.0)
+        monkeypatch.setattr(stdio, "_WINDOW_S", 100.0)
+        monkeypatch.setattr(stdio, "_SAMPLE_TIMEOUT_S", 60.0)
         look = ChildProcess.activity
 
         async def counted(child: ChildProcess) -> Activity | None:

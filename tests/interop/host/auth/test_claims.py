@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import pytest
+from tests.support.clock import ManualClock
 
-import indusagi.capabilities.web.client  # noqa: F401 # pyright: ignore[reportUnusedImport] — loaded in a thread by hosts
-from indusagi.core.time import ManualClock
+import indusagi.net.client  # noqa: F401 # pyright: ignore[reportUnusedImport] — loaded in a thread by hosts
 from indusagi.interop.protocol_bridge.host.auth import verifier as module
 from indusagi.interop.protocol_bridge.host.auth.resource import (
     IntrospectionClient,

@@ -11,7 +11,7 @@ from tests.support.issuer import ec_key, encode, prove, rsa_key, sign, thumbprin
 from tests.support.resources import Resource, protected
 
 from indusagi.interop.protocol_bridge.host.auth.issuer import KeySet
-from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS
+from indusagi.interop.protocol_bridge.host.auth.resource import ALGORITHMS
 
 CLIENT = ec_key("client")
 VALUES: list[Any] = [

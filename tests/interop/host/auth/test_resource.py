@@ -11,13 +11,14 @@ import anyio
 import httpx2
 import pytest
 from joserfc.jwk import OKPKey
+from tests.support.clock import ManualClock
 from tests.support.host_tools import Bench
 from tests.support.issuer import ec_key, prove, rsa_key, running_issuer, thumbprint
 from tests.support.resources import Resource, challenges, protected
 from tests.support.transports import LoopTime
 from tests.support.waiting import until
 
-from indusagi.core.time import SYSTEM_CLOCK, ManualClock
+from indusagi.core.time import SYSTEM_CLOCK
 from indusagi.interop import HttpSettings, create_provider_host
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ProtectedResource, ResourceSettings

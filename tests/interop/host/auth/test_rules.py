@@ -151,7 +151,7 @@ class Request:
 
 def authorize(message: Any, *scopes: str, target: tuple[str, str | None] | None = None) -> str | None:
     """Return the scope that a message lacks; None if it may run."""
-    access: Any = ResourceAccess(SETTINGS, resource())
+    access: Any = ResourceAccess(SETTINGS, URL, "/mcp")
     asked: list[Any] = []
 
     def find_target(method: str, params: Any) -> tuple[str, str | None]:
@@ -234,7 +234,7 @@ def test_a_token_for_something_else_has_no_scope_of_ours(scopes: Any, *, expecte
 
 
 async def test_health_and_metrics_need_the_scope_of_administrators() -> None:
-    access: Any = ResourceAccess(SETTINGS, resource())
+    access: Any = ResourceAccess(SETTINGS, URL, "/mcp")
     for path in ("/health", "/metrics"):
         with pytest.raises(HttpRefusal) as caught:
             access._admit(Request(path=path), ClientIdentity(scopes=frozenset({"indus:call"})))
@@ -247,7 +247,7 @@ async def test_health_and_metrics_need_the_scope_of_administrators() -> None:
 
 
 async def test_a_principal_has_so_many_requests() -> None:
-    access: Any = ResourceAccess(ResourceSettings(issuer="https://issuer.example", rate=0.1), resource())
+    access: Any = ResourceAccess(ResourceSettings(issuer="https://issuer.example", rate=0.1), URL, "/mcp")
     one, other = ClientIdentity(owner=b"1"), ClientIdentity(owner=b"2")
     access._admit(Request(), one)
     with pytest.raises(HttpRefusal) as caught:
@@ -265,7 +265,7 @@ async def test_a_principal_has_so_many_requests() -> None:
     ],
 )
 def test_the_metadata_are_public(path: str, method: str, status: int) -> None:
-    access: Any = ResourceAccess(SETTINGS, resource())
+    access: Any = ResourceAccess(SETTINGS, URL, "/mcp")
     request = Request(path=path, method=method)
     if status == 200:
         assert access.accept(request, None) is False
@@ -277,8 +277,8 @@ def test_the_metadata_are_public(path: str, method: str, status: int) -> None:
 
 
 def test_a_refused_proof_is_told_with_a_nonce_where_one_is_needed() -> None:
-    plain: Any = ResourceAccess(SETTINGS, resource())
-    wants: Any = ResourceAccess(ResourceSettings(issuer="https://issuer.example", requires_nonce=True), resource())
+    plain: Any = ResourceAccess(SETTINGS, URL, "/mcp")
+    wants: Any = ResourceAccess(ResourceSettings(issuer="https://issuer.example", requires_nonce=True), URL, "/mcp")
     cases: list[Any] = [
         (plain, "use_dpop_nonce", False),
         (wants, "use_dpop_nonce", True),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
+import pytest
 
 from indusagi.interop import HttpSettings
 from indusagi.interop.protocol_bridge.host.http.app import HttpSession, HttpSessions
-from indusagi.interop.protocol_bridge.host.http.request import HttpResponse
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, HttpResponse
 from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS
 
 if TYPE_CHECKING:
@@ -31,6 +33,11 @@ class Client:
     async def close(self, reason: str) -> None:
         self.reasons.append(reason)
         await self.let_go.wait()
+
+
+def asking(session: HttpSession) -> Any:
+    """Build a request with a session's id."""
+    return SimpleNamespace(headers={"mcp-session-id": session.id}, identity=ANONYMOUS)
 
 
 def sessions_of(**settings: Any) -> HttpSessions:
@@ -65,8 +72,9 @@ async def test_a_session_gives_way_some_time_after_its_last_use_and_the_oldest_f
     third = await opened(sessions)
     assert client_of(second).reasons == ["another client needs its place"]
     assert client_of(first).reasons == []
-    assert sessions.find(third.id, b"") is third
-    assert sessions.find(second.id, b"") is None
+    assert sessions.find(asking(third)) is third
+    with pytest.raises(HttpRefusal, match="no such session"):
+        sessions.find(asking(second))
     assert len(sessions) == 2
 
 
@@ -76,7 +84,8 @@ async def test_a_session_that_is_used_does_not_give_way_and_is_idle_only_from_th
     session.busy += 1
     left_alone(session, 2 * SPARE_S)
     assert await sessions.admit(ANONYMOUS) is None
-    sessions.release(session)
+    session.busy -= 1
+    session.used_at = asyncio.get_running_loop().time()
     assert await sessions.admit(ANONYMOUS) is None
     left_alone(session)
     session.stream = cast("HttpResponse", object())

@@ -24,7 +24,7 @@ from tests.support.scripts import ROOT
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HttpSettings
-from indusagi.interop.protocol_bridge.host.http.request import HeadFault, check_head
+from indusagi.interop.protocol_bridge.host.http.request import check_head
 from indusagi.interop.protocol_bridge.host.http.server import allow_connections
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ def test_finding_d11_a_content_length_of_any_length_is_compared_with_the_limit(
 ) -> None:
     value = b" " * before + b"0" * zeros + str(size).encode()
     fault = check_head(b"POST / HTTP/1.1\r\nContent-Length:%b\r\n\r\n" % value, LIMIT)
-    expected = HeadFault(413, f"the body has more than {LIMIT:,} bytes") if size > LIMIT else None
-    assert fault == expected
+    expected = (413, f"the body has more than {LIMIT:,} bytes") if size > LIMIT else None
+    assert (fault if fault is None else (fault.status, str(fault))) == expected
 
 
 @given(st.text("0123456789,+-_ xeE.abc٣", min_size=1))

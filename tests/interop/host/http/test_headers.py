@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from mcp.shared import inbound
 from tests.support.scripts import unmeasured
 
-from indusagi.interop.protocol_bridge.host.http.headers import STATUSES, check_headers, decode_header_value
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import STATUSES, check_headers, decode_header_value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.interop.protocol_bridge.host.http.headers import RequestProblem
+    from indusagi.interop.protocol_bridge.rpc.mcp_headers import RequestProblem
 
 VERSION = "2026-07-28"
 VERSION_KEY = "io.modelcontextprotocol/protocolVersion"

@@ -21,10 +21,9 @@ from tests.support.scripts import ROOT
 from tests.support.waiting import LIMIT_S, until
 
 from indusagi.interop import HostLimits, HttpSettings
-from indusagi.interop.protocol_bridge.host import waiting
+from indusagi.interop.protocol_bridge.host import outgoing as waiting
 from indusagi.interop.protocol_bridge.host.http.quota import Place, Quota
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
-from indusagi.interop.protocol_bridge.host.http.site import SiteResponse
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, SiteResponse
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 from indusagi.runtime.contract import JsonContentBlock, ToolResult
 
@@ -159,7 +158,7 @@ FEW_FILES = """
 import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]),) * 2)
 from indusagi.interop import HostLimits, HttpSettings
-from indusagi.interop.protocol_bridge.host import waiting
+from indusagi.interop.protocol_bridge.host import outgoing as waiting
 from tests.support.host_clients import TOKEN, host_of
 from tests.support.host_tools import Bench
 
@@ -395,7 +394,7 @@ def test_every_place_is_used_and_no_limit_is_passed(asks: list[tuple[str, str]],
                 with suppress(HttpRefusal):
                     places.append(quota.enter(owner.encode(), ClientIdentity(principal=principal), 1))
             elif places:
-                places.pop(random.randrange(len(places))).leave()
+                quota.leave(places.pop(random.randrange(len(places))))
             running = [place for place in places if place.is_taken]
             waiting = [place for place in places if not place.is_taken]
             owners = Counter(place.owner for place in running)

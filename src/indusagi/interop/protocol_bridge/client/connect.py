@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 from indusagi.core.json import JsonObject
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.client.session import ClientSession, Era, transport_session
-from indusagi.interop.protocol_bridge.client.start.policy import start_digest
-from indusagi.interop.protocol_bridge.client.start.watch import StartWatch
-from indusagi.interop.protocol_bridge.client.stdio import start_server_process
+from indusagi.interop.protocol_bridge.client.start import start_digest
+from indusagi.interop.protocol_bridge.client.stdio import StartWatch, start_server_process
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
 from indusagi.interop.protocol_bridge.rpc.transport import Transport, is_transport
@@ -43,9 +42,7 @@ async def open_client_session(
     config: ServerConfig, handlers: Handlers, injected: InjectedTransport | None, watch: StartWatch
 ) -> AsyncGenerator[ClientSession]:
     """Connect to a configured server; disconnect on exit. `watch` gets the server process, if any."""
-    if injected is not None and is_transport(injected):
-        opening = transport_session(injected, config, handlers, CLIENT_INFO)
-    elif injected is not None:
+    if injected is not None:
         factory = injected if callable(injected) else partial(nullcontext, injected)
         opening = _injected_session(config, handlers, factory)
     elif config.kind == "stdio":
@@ -80,11 +77,7 @@ def _load_http():
 
 
 async def load_sdk():
-    """Import the module for values of the MCP SDK, in a thread because that's slow.
-
-    Raises:
-        ProtocolFault: The SDK isn't installed, or too old.
-    """
+    """Import the module for values of the MCP SDK in a thread, or raise `ProtocolFault` if it's missing or too old."""
 
     def load():
         from indusagi.interop.protocol_bridge.client import sdk  # noqa: PLC0415 — few programs need the SDK

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeGuard, cast
 
 from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text, cut_text
-from indusagi.interop.protocol_bridge.client.start.watch import StartedProcess, StartTimeout
+from indusagi.interop.protocol_bridge.client.stdio import StartTimeout, StdioTransport
 from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultKind, ProtocolFault, ServerConfig
 from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.interop.protocol_bridge.rpc.connection import (
@@ -43,7 +43,7 @@ def to_protocol_fault(
     site: FaultSite,
     *,
     subject: str = "",
-    process: StartedProcess | None = None,
+    process: StdioTransport | None = None,
 ) -> ProtocolFault:
     """Turn an exception into a fault without the server's secrets; a `ProtocolFault` stays unchanged.
 
@@ -68,7 +68,7 @@ def to_protocol_fault(
     message = f"server {config.id!r}: {_format_error(exc, config, site, subject)}"
     if detail.reason == "outcome_unknown":
         message += "; whether the call took effect is unknown"
-    from indusagi.interop.protocol_bridge.client.start.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
+    from indusagi.interop.protocol_bridge.client.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
 
     if cause := find_cause(detail.stderr):
         message += f" (its stderr: {cause})"

@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import cut_text
+from indusagi.core.text import clean_json, cut_text
 from indusagi.interop.protocol_bridge.client.tasks import RELATED_TASK, TaskExchange
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import SUBSCRIPTION
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, encode_object, get_object
 from indusagi.runtime.calls import waiting_for_user
 
@@ -38,13 +38,10 @@ HOPS = "indusagi/hops"
 """`_meta` key of a call: how many of our gateways it has passed."""
 CALLER = "indusagi/caller"
 """`_meta` key of a call between cluster nodes: the client behind it."""
-CAPABILITIES = "io.modelcontextprotocol/clientCapabilities"
-LOG_LEVEL = "io.modelcontextprotocol/logLevel"
 UNKNOWN_CALLER = -32000
 current_server: ContextVar[str | None] = ContextVar("current_server", default=None)
 """Id of the server whose request the current handler answers."""
 ACKNOWLEDGED = "notifications/subscriptions/acknowledged"
-SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 ABANDONED_S = 60.0
 """Minimum time during which a server's request may still belong to an abandoned call."""
 
@@ -169,11 +166,7 @@ class Caller(Protocol):
         ...
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send a request to the client.
-
-        Raises:
-            RpcError: It refused or didn't respond.
-        """
+        """Send a request to the client; raise `RpcError` if it refuses or doesn't respond."""
         ...
 
 
@@ -196,11 +189,7 @@ def forwarding_handlers() -> Handlers:
 
 
 async def forward_request(method: str, capability: str, params: JsonObject) -> JsonObject:
-    """Forward a server's request to the client behind the current call.
-
-    Raises:
-        RpcError: The client is unknown, lacks the capability, or refused.
-    """
+    """Forward a server's request to the client behind the call; raise `RpcError` if it's unknown, unable or refuses."""
     caller = current_caller.get()
     if caller is None:
         raise RpcError(UNKNOWN_CALLER, f"{method} was refused: it cannot be told which client it is meant for")

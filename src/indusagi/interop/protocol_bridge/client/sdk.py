@@ -326,11 +326,12 @@ async def _sdk_session(
         await sdk_session.initialize()
     transport = SdkSessionTransport(sdk_session)
     session = ClientSession(transport, config.limits, handlers, client_info)
-    session.facts = _read_session_facts(sdk_session)
+    facts = session.facts = _read_session_facts(sdk_session)
+    session.is_modern = facts.era == "modern"
     # A modern session subscribes to changes and would receive them twice.
-    if session.facts.era == "legacy" and tap is not None:
+    if not session.is_modern and tap is not None:
         tap.transport = transport
-    elif session.facts.era == "legacy" and session.facts.offers("tools", "listChanged"):
+    elif not session.is_modern and facts.offers("tools", "listChanged"):
         session.notes.append("its session was made elsewhere: changes of its tools are not noticed")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(transport.write, tasks)

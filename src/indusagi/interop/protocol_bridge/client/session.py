@@ -17,16 +17,14 @@ from contextlib import asynccontextmanager
 from dataclasses import field
 from typing import Literal, TypeAlias
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
+from indusagi.core.text import clean_json
 from indusagi.interop.protocol_bridge.client.handlers import (
     ABANDONED_S,
     ACKNOWLEDGED,
     CALLER,
-    CAPABILITIES,
     HOPS,
-    LOG_LEVEL,
     MOVED,
     MOVED_DETAIL,
     Caller,
@@ -38,7 +36,6 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     read_acknowledgement,
 )
 from indusagi.interop.protocol_bridge.client.tasks import (
-    MISSING_CAPABILITY,
     TASK_STATUSES,
     TASKS,
     ServerTasks,
@@ -64,20 +61,27 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     is_final,
     requires_modern,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
+    CAPABILITIES,
+    CLIENT_INFO,
+    LEGACY_VERSIONS,
+    LOG_LEVEL,
+    MISSING_CAPABILITY,
+    MODERN_VERSIONS,
+    SERVER_INFO,
+    VERSION,
+)
 from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, Transport, get_object
 from indusagi.runtime.calls import acting_subject, current_requests, current_subject, current_trace, current_wait
 
 Era: TypeAlias = Literal["modern", "legacy"]
 
-MODERN_VERSIONS = ("2026-07-28",)
-LEGACY_VERSIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")
 INPUT_ROUNDS = 10
 """How many times one call may return `input_required`."""
 _EMPTY_ROUND_PAUSE_S = 0.1
 """Pause after a round that requests no input, to avoid polling the server in a tight loop."""
 _MAX_NOTES = 100
 _MORE_NOTES = "there is more of this kind, which is not listed"
-_META = "io.modelcontextprotocol/"
 SUBSCRIPTIONS = frozenset({"resources/subscribe", "resources/unsubscribe"})
 """Legacy requests about resource updates."""
 LISTEN_PREFIX = "listen-"
@@ -102,7 +106,7 @@ class ServerFacts:
     @property
     def server_info(self) -> JsonObject | None:
         """The server's `Implementation`: `serverInfo`, which revision 2026-07-28 moved to `_meta`."""
-        info = self.result.get("serverInfo", get_object(self.result, "_meta").get(f"{_META}serverInfo"))
+        info = self.result.get("serverInfo", get_object(self.result, "_meta").get(SERVER_INFO))
         return info if is_json_object(info) else None
 
     @property
@@ -151,7 +155,7 @@ class ClientSession:
         """The server's last log messages, one line each."""
         self.makes_core_tasks = False
         """Whether the server turns tool calls into tasks as revision 2025-11-25 defines them."""
-        self._is_modern = self._offers_tasks = False
+        self.is_modern = self._offers_tasks = False
         self._limits = limits
         self._handlers = handlers
         self._handlers_by_method = handlers.by_method()
@@ -177,18 +181,13 @@ class ClientSession:
         """Negotiate the protocol version; the caller sets the deadline.
 
         With `first="modern"`, send `server/discover`, then also `initialize` if the server stays silent or refuses. The
-        first good response wins.
-
-        Raises:
-            RpcError: The server refused.
-            VersionMismatchError: No version in common.
-            ConnectionClosedError: The transport ended.
+        first good response wins. Raises if the server refuses, shares no version with us, or the transport ends.
         """
         self.facts = await (self._initialize() if first == "legacy" else self._negotiate())
-        self._is_modern = self.facts.era == "modern"
+        self.is_modern = self.facts.era == "modern"
         self._offers_tasks = self.facts.offers(TASKS)
-        self.makes_core_tasks = not self._is_modern and offers_core_tasks(self.facts.capabilities)
-        if not self._is_modern:
+        self.makes_core_tasks = not self.is_modern and offers_core_tasks(self.facts.capabilities)
+        if not self.is_modern:
             self.connection.notify("notifications/initialized")
         return self.facts
 
@@ -264,12 +263,9 @@ class ClientSession:
         return await self.connection.request(method, self._add_meta(params), options)
 
     async def read_pages(self, method: str, key: str) -> Sequence[JsonValue]:
-        """Read a list page by page; hitting a limit leaves a note.
+        """Read a list page by page; hitting a limit leaves a note, and a page without the list `key` raises.
 
         https://modelcontextprotocol.io/specification/2025-06-18/server/utilities/pagination
-
-        Raises:
-            InvalidResponseError: A page lacks the list `key`.
         """
         rows: list[JsonValue] = []
         cursor: JsonValue = None
@@ -304,11 +300,8 @@ class ClientSession:
         """Send a request, handle `input_required` and tasks, and return the final result.
 
         A caller that speaks the modern protocol gets the server's input request as the result and calls again with the
-        input (`InputExchange`). A caller that supports tasks gets the task's handle (`TaskExchange`).
-
-        Raises:
-            RpcError: The server refused, or requested input that has no handler.
-            InvalidResponseError: It requested input too often, or returned an unknown result type.
+        input (`InputExchange`). A caller that supports tasks gets the task's handle (`TaskExchange`). Raises like
+        `JsonRpcConnection.request`, also if the server requests input too often or without a handler.
         """
         if self.share_subscription is not None and method in SUBSCRIPTIONS:
             return await self.share_subscription(method, params)
@@ -352,7 +345,16 @@ class ClientSession:
         if method == "tasks/result":  # in both eras, although only the legacy one has this request
             return await self._follow(params, call, options.on_progress, cancels=False)
         caller = call.caller
-        sent, result = await self._request_call(method, self._add_caller(method, params, caller), call, options)
+        sent = self._add_caller(method, params, caller)
+        try:
+            result = await self.connection.request(method, self._add_meta(sent) if self.is_modern else sent, options)
+        except RpcError as exc:
+            if not (method == "tools/call" and self._handlers.follow_tasks and requires_tasks(exc)):
+                raise
+            # Nothing has run yet. The caller doesn't support tasks, so we follow them for it.
+            options.request_id = call.request_id = next(self.connection.ids)
+            sent = self._declare_tasks(sent)
+            result = await self.connection.request(method, self._add_meta(sent), options)
         if result.get("resultType") == "input_required":
             # Names with invisible characters are translated both ways, which only `_provide_input` does.
             exchange = None if caller is None else caller.exchange
@@ -361,11 +363,11 @@ class ClientSession:
                 return result
             result = await self._provide_input(method, sent, result, call, options)
         task = None
-        if method == "tools/call" and (self._is_modern or "task" in params):
-            task = read_created_task(result, is_modern=self._is_modern)
+        if method == "tools/call" and (self.is_modern or "task" in params):
+            task = read_created_task(result, is_modern=self.is_modern)
         if task is not None:
             tasks = None if caller is None else caller.tasks
-            if tasks is None or not tasks.takes(is_modern=self._is_modern):
+            if tasks is None or not tasks.takes(is_modern=self.is_modern):
                 return await self._follow(task, call, options.on_progress)
             tasks.created = task
             return result
@@ -374,20 +376,6 @@ class ClientSession:
         if kind != "complete" and (method, kind) != ("tasks/get", "task"):
             raise InvalidResponseError(f"{method} answered with a result of type {kind!r}")
         return result
-
-    async def _request_call(
-        self, method: str, params: JsonObject, call: PendingCall, options: RequestOptions
-    ) -> tuple[JsonObject, JsonObject]:
-        """Send a request, again if the server requires task support; return the sent parameters and the result."""
-        try:
-            return params, await self.connection.request(method, self._add_meta(params), options)
-        except RpcError as exc:
-            if not (method == "tools/call" and self._handlers.follow_tasks and requires_tasks(exc)):
-                raise
-        # Nothing has run yet. The caller doesn't support tasks, so we follow them for it.
-        options.request_id = call.request_id = next(self.connection.ids)
-        params = self._declare_tasks(params)
-        return params, await self.connection.request(method, self._add_meta(params), options)
 
     async def _follow(
         self, task: JsonObject, call: PendingCall, on_progress: OnProgress | None, *, cancels: bool = True
@@ -400,7 +388,7 @@ class ClientSession:
         try:
             return await self._tasks.follow(
                 task,
-                is_modern=self._is_modern,
+                is_modern=self.is_modern,
                 limit_s=self._limits.call_hard_s,
                 on_progress=on_progress,
                 cancels=cancels,
@@ -422,15 +410,14 @@ class ClientSession:
     def _add_caller(self, method: str, params: JsonObject, caller: Caller | None) -> JsonObject:
         """Add trace context and the caller's hops, capabilities and input to a request's parameters.
 
-        Raises:
-            RpcError: The caller supplies input that the server didn't request.
+        Raises `RpcError` if the caller supplies input that the server didn't request.
         """
         meta: JsonObject = dict(current_trace.get() or ())
         about_task = method.startswith("tasks/")
         if caller is None:
             sent: JsonObject = {**params, "_meta": meta} if meta else params
             follows = method == "tools/call" and self._handlers.follow_tasks and self._offers_tasks
-            return self._declare_tasks(sent) if self._is_modern and (follows or about_task) else sent
+            return self._declare_tasks(sent) if self.is_modern and (follows or about_task) else sent
         meta[HOPS] = caller.hops + 1
         if self.describe_caller is not None:
             meta[CALLER] = self.describe_caller(caller)
@@ -489,11 +476,6 @@ class ClientSession:
         finally:
             self._acknowledgements.pop(request_id, None)
 
-    @property
-    def is_modern(self) -> bool:
-        """Whether the handshake agreed on the modern protocol."""
-        return self.facts is not None and self.facts.era == "modern"
-
     # -- inbound ----------------------------------------------------------------------------
 
     async def _handle_server_request(self, method: str, params: JsonObject) -> JsonObject:
@@ -537,14 +519,10 @@ class ClientSession:
     # -- metadata ---------------------------------------------------------------------------
 
     def _build_meta(self, version: str) -> JsonObject:
-        return {
-            f"{_META}protocolVersion": version,
-            f"{_META}clientInfo": self._client_info,
-            f"{_META}clientCapabilities": self._handlers.capabilities(),
-        }
+        return {VERSION: version, CLIENT_INFO: self._client_info, CAPABILITIES: self._handlers.capabilities()}
 
     def _add_meta(self, params: JsonObject | None) -> JsonObject | None:
-        if self.facts is None or self.facts.era == "legacy":
+        if self.facts is None or not self.is_modern:
             return params
         params = params or {}
         return {**params, "_meta": {**self._build_meta(self.facts.version), **get_object(params, "_meta")}}

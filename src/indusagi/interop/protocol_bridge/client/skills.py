@@ -17,12 +17,7 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
-from indusagi.interop.protocol_bridge.client.tools import (
-    AmbiguousDefinitionError,
-    clean_definition,
-    describe_removed,
-    model_name,
-)
+from indusagi.interop.protocol_bridge.client.tools import describe_removed, iterate_rows, model_name
 from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, RemoteToolRef, ServerConfig
 from indusagi.interop.protocol_bridge.uris import UriMap
 from indusagi.runtime.contract import ToolDescriptor
@@ -175,7 +170,6 @@ def list_directory(skills: Iterable[JsonObject], uri: str) -> JsonObject | None:
 INSTRUCTIONS = "instructions"
 """Name of a server's only item of this kind."""
 INSTRUCTIONS_CHARS = 8_000
-_SHOWN_NAME = 80
 
 
 @record
@@ -205,37 +199,26 @@ def read_items(
     """Turn the rows of a list into items, with notes about omissions and changes."""
     items: dict[str, RemoteTool] = {}
     notes: list[Note] = []
-    owner, identity, uris = f"server {config.id!r}", ITEM_LISTS[kind].identity, UriMap(config.id)
-    for number, row in enumerate(rows, start=1):
-        if len(items) >= config.limits.tools:
-            rest = len(rows) - number + 1
-            notes.append(Note(f"{owner}, its {kind}s", f"more than {config.limits.tools:,}; {rest:,} were left out"))
-            break
-        name = row.get(identity) if is_json_object(row) else None
-        if not is_json_object(row) or not isinstance(name, str) or not name:
-            notes.append(Note(f"{owner}, row {number} of its {kind}s", f"it has no {identity}, and was left out"))
-            continue
-        subject = f"{owner}, {kind} {cut_text(clean_text(name)[0], _SHOWN_NAME)!r}"
-        try:
-            shown, removed = clean_definition(row)
-        except AmbiguousDefinitionError as exc:
-            notes.append(Note(subject, f"it was left out: {exc}"))
-            continue
-        if removed and ((kind != "prompt" and clean_text(name)[1]) or _list_arguments(shown) != _list_arguments(row)):
-            # Requests send them back, and the server expects its own spelling.
-            notes.append(Note(subject, "its address or arguments hold invisible characters, and it was left out"))
-            continue
-        if removed:
-            notes.append(Note(subject, describe_removed(removed)))
+    uris = UriMap(config.id)
+    for row in iterate_rows(kind, ITEM_LISTS[kind].identity, rows, config, items, notes):
+        name, shown = row.name, row.shown
+        if row.removed:
+            has_unseen = kind != "prompt" and clean_text(name)[1]
+            if has_unseen or _list_arguments(shown) != _list_arguments(row.raw):
+                # Requests send them back, and the server expects its own spelling.
+                message = "its address or arguments hold invisible characters, and it was left out"
+                notes.append(Note(row.subject, message))
+                continue
+            notes.append(Note(row.subject, describe_removed(row.removed)))
         if name in items:
-            notes.append(Note(subject, "listed more than once; the last definition is used"))
+            notes.append(Note(row.subject, "listed more than once; the last definition is used"))
         ref = RemoteToolRef(config.id, name, kind)
         seen = model_name(ref) if kind == "prompt" else uris.to_host(name)
         matter = shown.get("frontmatter")
         about = matter if kind == "skill" and is_json_object(matter) else shown
         texts = [text if isinstance(text := about.get(key), str) else None for key in ("title", "description")]
         descriptor = ToolDescriptor(seen, texts[1] or "", {}, title=texts[0], definition=shown)
-        items[name] = RemoteTool(ref, descriptor, raw=_drop_volatile(row))
+        items[name] = RemoteTool(ref, descriptor, raw=_drop_volatile(row.raw))
     return tuple(items.values()), tuple(notes)
 
 

@@ -1,7 +1,7 @@
 """Stdio client transport: frames are lines of JSON on the standard streams of a server process.
 
 https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#stdio. The process inherits the variables
-allowed by `start.policy`. Its output is split into lines in linear time, with a size limit. A ring buffer drains its
+allowed by `is_inherited`. Its output is split into lines in linear time, with a size limit. A ring buffer drains its
 standard error, which neither blocks the process nor reaches the terminal. A process that stops reading its input is
 given up after the idle limit of a call. `close` always ends the process tree and reaps the process; it ends a package
 manager that hasn't started its server yet gently.
@@ -13,19 +13,23 @@ import asyncio
 import collections
 import math
 import os
+import re
 import signal
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from indusagi.core.process.child import ChildProcess
-from indusagi.interop.protocol_bridge.client.start.causes import find_package_manager
-from indusagi.interop.protocol_bridge.client.start.policy import child_environment
+from indusagi.core.secrets import holds_secret, is_secret_name
+from indusagi.interop.protocol_bridge.client.start import find_package_manager
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetail, FaultReason, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode_frame, encode_frame
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Mapping
+
     from indusagi.core.json import JsonObject
-    from indusagi.core.process.procfs import Activity, CpuDemand
+    from indusagi.core.process.tree import Activity, CpuDemand
+    from indusagi.interop.protocol_bridge.client.start import StartAllowance
     from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
 
 _SETTLE_S = 0.05
@@ -45,11 +49,7 @@ _GENTLE_IDLE_S = 2.0
 
 
 async def start_server_process(config: StdioServerConfig) -> StdioTransport:
-    """Start a configured server process.
-
-    Raises:
-        ProtocolFault: It can't be started; the message says why.
-    """
+    """Start a configured server process, or raise `ProtocolFault` with the reason."""
     downloads = find_package_manager(config.command, config.args) is not None
     transport = StdioTransport(config.id, config.limits, downloads=downloads)
     try:
@@ -123,9 +123,9 @@ class StdioTransport(BaseTransport):
             self._outgoing.append(b"")
             data = b"\n".join(self._outgoing)
             self._outgoing.clear()
-            self.child.write(data)
+            unwritten = self.child.write(data)
             self._bytes_sent += len(data)
-            if self._stall is None and self.child.unwritten:
+            if self._stall is None and unwritten:
                 self._watch_stall(asyncio.get_running_loop().time())
 
     def _watch_stall(self, since: float) -> None:
@@ -159,14 +159,16 @@ class StdioTransport(BaseTransport):
         self.bytes_received += len(data)
         self._unread.append(data)
         if self._next_turn is None:
-            self._take_turn()
+            self._deliver_lines(_TURN_FRAMES, _TURN_BYTES)
+            if self._unread:
+                # Pause the pipe until everything read so far is delivered.
+                self.child.pause_output()
+                self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
 
     def _take_turn(self) -> None:
-        """Deliver one iteration's share of lines; pause the pipe until everything read so far is delivered."""
         self._next_turn = None
         self._deliver_lines(_TURN_FRAMES, _TURN_BYTES)
         if self._unread:
-            self.child.pause_output()
             self._next_turn = asyncio.get_running_loop().call_soon(self._take_turn)
         else:
             self.child.resume_output()
@@ -198,7 +200,7 @@ class StdioTransport(BaseTransport):
                 self._refuse_large_frame()
             elif line and not line.isspace():
                 self._may_unpack = False
-                self.deliver(line)
+                self._on_frame(line)
         if self._end is not None:
             self._unread.clear()
 
@@ -247,7 +249,7 @@ class StdioTransport(BaseTransport):
         rest = [self._stderr_rest] if self._stderr_rest else []
         lines = [line.decode("utf-8", "replace") for line in (*self._stderr, *rest)]
         tail = lines[-_SHOWN_LINES:]
-        from indusagi.interop.protocol_bridge.client.start.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
+        from indusagi.interop.protocol_bridge.client.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
 
         if len(lines) > _SHOWN_LINES and (cause := find_cause(lines)) != find_cause(tail):
             tail = [cause, *tail[1:]]
@@ -318,3 +320,178 @@ class StdioTransport(BaseTransport):
             return
         # A process that ended the connection itself gets a quarter of the time.
         await self.child.end(self._limits.close_s if self._end is None else self._limits.close_s / 4)
+
+
+# -- the watch of a start ---------------------------------------------------------------------
+
+_WINDOW_S = 5.0
+"""When to sample the process tree before the deadline, and by how much to extend it."""
+_SAMPLE_TIMEOUT_S = 2.0
+"""Time limit for sampling the process list."""
+
+
+class StartTimeout(TimeoutError):
+    """A start took longer than its limit."""
+
+    def __init__(self, waited_s: float, *, patient_next: bool) -> None:
+        hint = "; the next start is given more time" if patient_next else ""
+        super().__init__(f"no answer within {waited_s:g} s{hint}")
+        self.waited_s = waited_s
+
+
+class StartWatch:
+    """Watches one start. `process` is set once it exists, and again for a second attempt."""
+
+    def __init__(self, allowance: StartAllowance, on_slow: Callable[[], None]) -> None:
+        self.allowance = allowance
+        self.is_slow = False
+        """Whether the start takes longer than `allowance.slow_s`."""
+        self.process: StdioTransport | None = None
+        self._on_slow = on_slow
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncGenerator[None]:
+        """Limit the block to the allowance; raise `StartTimeout` if it takes longer."""
+        loop = asyncio.get_running_loop()
+        started_at = loop.time()
+        timeout = asyncio.timeout(self.allowance.limit_s)
+        try:
+            async with timeout:
+                # Owned by this block: cancelled and awaited below.
+                watcher = loop.create_task(self._watch(timeout, started_at))
+                try:
+                    yield
+                finally:
+                    watcher.cancel()
+                    await asyncio.wait({watcher})
+        except TimeoutError:
+            if not timeout.expired():
+                raise  # a network timeout
+            waited_s = round((timeout.when() or loop.time()) - started_at, 1)
+            raise StartTimeout(waited_s, patient_next=self.allowance.patient_next) from None
+
+    async def _watch(self, deadline: asyncio.Timeout, started_at: float) -> None:
+        loop = asyncio.get_running_loop()
+        slow_s, cap_at = self.allowance.slow_s, started_at + self.allowance.cap_s
+        if slow_s < self.allowance.limit_s:
+            await asyncio.sleep(slow_s)
+            self.is_slow = True
+            self._on_slow()
+        window_s = min(_WINDOW_S, self.allowance.limit_s / 4)
+        while (due := deadline.when()) is not None and due < cap_at:
+            await asyncio.sleep(max(0.0, due - window_s - loop.time()))
+            size_before, before = await self._sample()
+            # A busy machine answers late: keep the time between the samples, and let the deadline wait for the result.
+            second_at = max(due - window_s / 4, loop.time() + window_s / 2)
+            deadline.reschedule(max(due, second_at + _SAMPLE_TIMEOUT_S))
+            await asyncio.sleep(max(0.0, second_at - loop.time()))
+            size, activity = await self._sample()
+            if before is None or activity is None:
+                is_active = before is not activity
+            else:
+                is_active = activity.shows_life_since(before)
+            if size == size_before and not is_active:
+                deadline.reschedule(due)
+                return
+            deadline.reschedule(min(cap_at, max(due, loop.time()) + window_s))
+
+    async def _sample(self) -> tuple[int, Activity | None]:
+        process = self.process
+        if process is None:
+            return 0, None
+        activity = None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_SAMPLE_TIMEOUT_S):
+                activity = await process.activity()
+        return process.bytes_received, activity
+
+
+# -- environment ------------------------------------------------------------------------------
+#
+# Each group of names has a use case. Variables that look like secrets aren't inherited (`core.secrets`), except proxy
+# addresses: a token reaches a server only if its configuration names it.
+
+
+_NAMES = frozenset(
+    (
+        # Every program: the search path, home, temporary files.
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "TMPDIR", "TEMP", "TMP"),
+        # Language and time zone.
+        *("LANG", "LANGUAGE", "TZ"),
+        # Companies whose proxy or inspecting firewall has a private certificate authority.
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        *("NODE_EXTRA_CA_CERTS", "NODE_USE_SYSTEM_CA", "NODE_USE_ENV_PROXY", "GIT_SSL_CAINFO"),
+        *("GIT_SSL_CAPATH", "PIP_CERT", "CARGO_HTTP_CAINFO", "DENO_CERT", "DENO_TLS_CA_STORE"),
+        *("AWS_CA_BUNDLE", "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "NIX_SSL_CERT_FILE"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "FTP_PROXY", "WS_PROXY"),
+        # Several versions of a language, installed by a version manager.
+        *("NVM_DIR", "NVM_BIN", "FNM_DIR", "FNM_MULTISHELL_PATH", "VOLTA_HOME", "PYENV_ROOT"),
+        *("PYENV_VERSION", "ASDF_DIR", "ASDF_DATA_DIR", "MISE_DATA_DIR", "MISE_CONFIG_DIR"),
+        *("RBENV_ROOT", "SDKMAN_DIR", "RUSTUP_HOME", "CARGO_HOME", "GOPATH", "GOROOT", "GOBIN"),
+        *("GOPROXY", "GONOSUMDB", "GOPRIVATE", "GOFLAGS", "GOCACHE", "GOMODCACHE", "JAVA_HOME"),
+        *("DOTNET_ROOT", "BUN_INSTALL", "DENO_DIR", "PNPM_HOME", "COREPACK_HOME", "NODE_PATH"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "JBANG_DIR", "NIX_PATH"),
+        # A container engine other than the local default.
+        *("DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "DOCKER_CERT_PATH"),
+        *("DOCKER_TLS_VERIFY", "CONTAINER_HOST", "PODMAN_USERNS"),
+        # Servers that open windows (browsers, clipboards).
+        *("DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY"),
+        *("PLAYWRIGHT_BROWSERS_PATH", "PUPPETEER_EXECUTABLE_PATH", "CHROME_PATH"),
+    )
+)
+"""In upper case, but matched in any case: proxy variables exist in both."""
+_PREFIXES = (
+    "LC_",  # like LANG
+    "XDG_",  # other locations of configuration and caches
+    "UV_",  # another package index or cache
+    "PIP_",
+    "PIPX_",
+    "HOMEBREW_",
+)
+_NPM_SETTINGS = frozenset(
+    (
+        *("registry", "userconfig", "globalconfig", "cache", "prefix", "proxy", "https_proxy"),
+        *("http_proxy", "noproxy", "ca", "cafile", "strict_ssl", "offline", "prefer_offline"),
+        *("fetch_retries", "fetch_timeout", "maxsockets", "script_shell", "tmp", "yes"),
+    )
+)
+"""npm reads every setting from the environment; those that hold credentials aren't inherited."""
+_NPM = re.compile(r"npm_config_(\w+)", re.IGNORECASE)
+_RELEVANT = re.compile(
+    r"(NODE|NPM|PYTHON|PIP|UV|JAVA|JDK|GO|CARGO|RUST|DENO|BUN|DOCKER|PODMAN|DOTNET|RUBY|GEM|AWS|AZURE"
+    r"|GCP|GOOGLE|KUBE\w*|GITHUB|GH|GITLAB|SLACK|NOTION|LINEAR|JIRA|ATLASSIAN|SENTRY|STRIPE|BRAVE"
+    r"|TAVILY|EXA|FIRECRAWL|OPENAI|ANTHROPIC|HF|PG\w*|POSTGRES\w*|MYSQL|REDIS|MONGO\w*|DATABASE"
+    r"|SSL|TLS|CA|PROXY|LD|DYLD)(_\w+)?|\w+_(API_KEY|TOKEN|PROXY|CA|CERT|CERTS|URL|HOST|DSN)"
+)
+"""Names that servers and their runtimes read."""
+
+
+def is_inherited(name: str, value: str = "") -> bool:
+    """Return whether a server inherits a variable that its configuration doesn't declare."""
+    upper = name.upper()
+    setting = _NPM.fullmatch(name)
+    known = (
+        upper in _NAMES or upper.startswith(_PREFIXES) or (setting is not None and setting[1].lower() in _NPM_SETTINGS)
+    )
+    if not known or (upper not in _NAMES and is_secret_name(name)):
+        return False
+    # Behind a proxy with a password, a server without it reaches nothing.
+    return upper.endswith("_PROXY") or not holds_secret(value)
+
+
+def child_environment(ours: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:
+    """Build a server's environment from inherited and declared variables."""
+    inherited = {name: value for name, value in ours.items() if is_inherited(name, value)}
+    return {**inherited, **declared}
+
+
+def find_withheld(ours: Mapping[str, str], declared: Mapping[str, str], output: str = "") -> list[str]:
+    """Return the variables that a server didn't inherit and that look relevant to it.
+
+    Variables mentioned in the server's `output` come first, as the most likely cause of a failure.
+    """
+    environment = child_environment(ours, declared)
+    withheld = sorted(name for name in ours if name not in environment)
+    mentioned = [name for name in withheld if re.search(rf"\b{re.escape(name)}\b", output)]
+    likely = [name for name in withheld if _RELEVANT.fullmatch(name) and name not in mentioned]
+    return [*(name for name in mentioned if len(name) > 1), *likely]

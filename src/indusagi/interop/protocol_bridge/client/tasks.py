@@ -20,15 +20,17 @@ from typing import TYPE_CHECKING, TypeAlias, TypeGuard
 
 from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
-from indusagi.interop.protocol_bridge.client.transient import get_retry_after, is_transient
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
     InvalidResponseError,
     OnProgress,
     RequestTimeoutError,
     RpcError,
+    get_retry_after,
+    is_transient,
     parse_error,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import MISSING_CAPABILITY
 from indusagi.interop.protocol_bridge.rpc.transport import get_object
 from indusagi.runtime.calls import CallCompletion
 
@@ -42,8 +44,6 @@ RELATED_TASK = "io.modelcontextprotocol/related-task"
 TASK_STATUSES = frozenset({"notifications/tasks", "notifications/tasks/status"})
 """Task notifications of both revisions."""
 TERMINAL = frozenset({"completed", "failed", "cancelled"})
-MISSING_CAPABILITY = -32021
-"""`MissingRequiredClientCapabilityError` of the modern protocol."""
 SHORTEST_POLL_S, LONGEST_POLL_S = 0.05, 60.0
 """Bounds of the server's `pollIntervalMs`."""
 _FIRST_POLL_S, _MAX_DEFAULT_POLL_S = 0.1, 2.0
@@ -152,12 +152,7 @@ def requires_tasks(exc: RpcError) -> bool:
 
 
 def read_task_result(task: JsonObject) -> JsonObject:
-    """Read the result of a finished task.
-
-    Raises:
-        RpcError: It failed or was cancelled.
-        InvalidResponseError: It has no result.
-    """
+    """Read the result of a finished task; raise if it failed, was cancelled or has no result."""
     status, result, error = task.get("status"), task.get("result"), task.get("error")
     if status == "completed" and is_json_object(result):
         return result
@@ -169,20 +164,14 @@ def read_task_result(task: JsonObject) -> JsonObject:
 
 
 class ServerTasks:
-    """The tasks that a session waits for.
-
-    Args:
-        send: Sends a request about a task.
-        run_handler: Answers a server's input request.
-        idle_s: Timeout of a status request.
-    """
+    """The tasks that a session waits for. `idle_s` is the timeout of a status request."""
 
     def __init__(self, send: Send, run_handler: RunHandler, idle_s: float) -> None:
         self.sinks: dict[RequestId, OnProgress] = {}
         """Progress callbacks of 2025-11-25 tasks, by the id of the request that created the task."""
-        self._send = send
-        self._run_handler = run_handler
-        self._idle_s = idle_s
+        self.send = send
+        self.run_handler = run_handler
+        self.idle_s = idle_s
         self._changed: dict[str, asyncio.Event] = {}
         self._early: deque[str] = deque(maxlen=_MAX_EARLY)
         """Tasks whose notification came before `follow`, in one read with the handle."""
@@ -208,18 +197,15 @@ class ServerTasks:
         """Wait for a task to end, answer its input requests, and return its result.
 
         Transient poll failures are retried. With `cancels`, cancel the task if we stop waiting before the server has
-        ended the wait.
-
-        Raises:
-            RpcError: The task failed, was cancelled, or requested input that has no handler.
-            RequestTimeoutError: It takes longer than `limit_s`.
+        ended the wait. Raises `RpcError` if the task fails, is cancelled, or requests input that has no handler, and
+        `RequestTimeoutError` after `limit_s`.
         """
         task_id = str(task["taskId"])
         changed = self._changed[task_id] = asyncio.Event()
         if task_id in self._early:
             self._early.remove(task_id)
             changed.set()
-        poll = _TaskPoll(self._send, self._run_handler, self._idle_s, task_id, changed)
+        poll = _TaskPoll(self, task_id, changed)
         try:
             async with asyncio.timeout(limit_s):
                 report = on_progress if is_modern else None  # a legacy server reports progress itself
@@ -237,20 +223,16 @@ class ServerTasks:
         from anyio import move_on_after  # noqa: PLC0415 — only for a call that ends early
 
         with suppress(Exception), move_on_after(_CANCEL_S, shield=True):
-            await self._send("tasks/cancel", {"taskId": task_id}, _CANCEL_S)
+            await self.send("tasks/cancel", {"taskId": task_id}, _CANCEL_S)
 
 
 class _TaskPoll:
     """Polls one task."""
 
-    def __init__(
-        self, send: Send, run_handler: RunHandler, idle_s: float, task_id: str, changed: asyncio.Event
-    ) -> None:
+    def __init__(self, tasks: ServerTasks, task_id: str, changed: asyncio.Event) -> None:
         self.is_over = False
         """Whether the server ended the wait: the task ended, or the server refused to say more about it."""
-        self._send = send
-        self._run_handler = run_handler
-        self._idle_s = idle_s
+        self._tasks = tasks
         self._params: JsonObject = {"taskId": task_id}
         self._changed = changed
         self._backoff = Backoff()
@@ -280,7 +262,7 @@ class _TaskPoll:
             if is_detailed or status == "working":
                 await _pause(task, self._changed, pause_s)
                 pause_s = min(pause_s * 2, _MAX_DEFAULT_POLL_S)
-            task, is_detailed = read_task(await self._request("tasks/get", self._idle_s)), True
+            task, is_detailed = read_task(await self._request("tasks/get", self._tasks.idle_s)), True
             if not is_task(task):
                 raise InvalidResponseError("tasks/get answered without a task")
         raise AssertionError  # `count` has no end
@@ -289,7 +271,7 @@ class _TaskPoll:
         """Send an idempotent request, retrying transient failures."""
         while True:
             try:
-                answer = await self._send(method, self._params, within_s)
+                answer = await self._tasks.send(method, self._params, within_s)
             except Exception as exc:
                 if not is_transient(exc):
                     self.is_over = True
@@ -310,12 +292,14 @@ class _TaskPoll:
                 if len(self._given) >= _MAX_INPUTS:
                     raise InvalidResponseError(f"its task asked more than {_MAX_INPUTS} questions")
                 request = get_object(requests, key)
-                self._given[key] = await self._run_handler(str(request.get("method")), get_object(request, "params"))
+                self._given[key] = await self._tasks.run_handler(
+                    str(request.get("method")), get_object(request, "params")
+                )
             responses[key] = self._given[key]
         if not responses:
             return
         try:
-            await self._send("tasks/update", {**self._params, "inputResponses": responses}, self._idle_s)
+            await self._tasks.send("tasks/update", {**self._params, "inputResponses": responses}, self._tasks.idle_s)
         except Exception as exc:
             if not is_transient(exc):
                 raise

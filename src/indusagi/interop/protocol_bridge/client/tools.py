@@ -12,18 +12,18 @@ servers, not on which of them are running or what they list.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence, Sized
 from dataclasses import field
 from typing import cast
 
 from indusagi.capabilities.arguments import load_validator
 from indusagi.core.faults import CoreError, Note
-from indusagi.core.invisible import clean_json, clean_names
 from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, content_hash, is_json_object
 from indusagi.core.records import record
-from indusagi.core.text import clean_text, cut_text, escape_invisible, format_count
+from indusagi.core.text import clean_json, clean_names, clean_text, cut_text, escape_invisible, format_count
 from indusagi.interop.protocol_bridge.contract import (
     QUALIFIER,
+    ItemKind,
     RemoteTool,
     RemoteToolRef,
     ServerConfig,
@@ -93,10 +93,8 @@ def clean_definition(row: JsonObject) -> tuple[JsonObject, int]:
     r"""Remove invisible characters from a definition, and count them.
 
     Regular expressions keep their meaning: there, each character becomes an escape (`\u200b`), because JSON Schema uses
-    ECMA-262 patterns: https://json-schema.org/understanding-json-schema/reference/regular_expressions.
-
-    Raises:
-        AmbiguousDefinitionError: Names or enum values would become equal.
+    ECMA-262 patterns: https://json-schema.org/understanding-json-schema/reference/regular_expressions. Raises
+    `AmbiguousDefinitionError` if names or enum values would become equal.
     """
     count = clean_json(row)[1]
     if not count:
@@ -221,13 +219,50 @@ class ViewNote(DefinitionNote):
 def read_tools(rows: Sequence[JsonValue], config: ServerConfig) -> tuple[tuple[RemoteTool, ...], tuple[Note, ...]]:
     """Turn the rows of a `tools/list` result into tools, with notes about omissions and changes."""
     reader = _ToolReader(config)
-    for number, row in enumerate(rows, start=1):
-        if len(reader.tools) >= config.limits.tools:
-            rest = len(rows) - number + 1
-            reader.note("its tools", f"more than {config.limits.tools:,}; {rest:,} were left out")
-            break
-        reader.read(row, number)
+    for row in iterate_rows("tool", "name", rows, config, reader.tools, reader.notes):
+        reader.read(row)
     return tuple(reader.tools.values()), tuple(reader.notes)
+
+
+@record
+class ListedRow:
+    """One usable row of a list."""
+
+    name: str
+    """The server's name or URI for the item."""
+    subject: str
+    """The server and the item, for notes."""
+    raw: JsonObject
+    shown: JsonObject
+    """The row without invisible characters."""
+    removed: int
+    """The number of these."""
+
+
+def iterate_rows(
+    kind: ItemKind, identity: str, rows: Sequence[JsonValue], config: ServerConfig, known: Sized, notes: list[Note]
+) -> Iterator[ListedRow]:
+    """Yield the usable rows of a list until `known` has too many; add notes about the others and about repetitions."""
+    owner = f"server {config.id!r}"
+    for number, row in enumerate(rows, start=1):
+        if len(known) >= config.limits.tools:
+            rest = len(rows) - number + 1
+            notes.append(Note(f"{owner}, its {kind}s", f"more than {config.limits.tools:,}; {rest:,} were left out"))
+            return
+        name = row.get(identity) if is_json_object(row) else None
+        if not is_json_object(row) or not isinstance(name, str) or not name:
+            notes.append(Note(f"{owner}, row {number} of its {kind}s", f"it has no {identity}, and was left out"))
+            continue
+        included = config.include_tools
+        if kind == "tool" and (name in config.exclude_tools or (included is not None and name not in included)):
+            continue
+        subject = f"{owner}, {kind} {cut_text(clean_text(name)[0], _SHOWN_NAME)!r}"
+        try:
+            shown, removed = clean_definition(row)
+        except AmbiguousDefinitionError as exc:
+            notes.append(Note(subject, f"it was left out: {exc}"))
+            continue
+        yield ListedRow(name, subject, row, shown, removed)
 
 
 class _ToolReader:
@@ -236,62 +271,42 @@ class _ToolReader:
         self.notes: list[Note] = []
         self._config = config
 
-    def note(self, subject: str, message: str) -> None:
-        self.notes.append(Note(f"server {self._config.id!r}, {subject}", message))
+    def note_definition(self, row: ListedRow, message: str, kind: type[DefinitionNote] = DefinitionNote) -> None:
+        self.notes.append(kind(row.subject, message, tool=RemoteToolRef(self._config.id, row.name)))
 
-    def note_definition(
-        self, name: str, subject: str, message: str, kind: type[DefinitionNote] = DefinitionNote
-    ) -> None:
-        owner, ref = f"server {self._config.id!r}, {subject}", RemoteToolRef(self._config.id, name)
-        self.notes.append(kind(owner, message, tool=ref))
-
-    def read(self, row: JsonValue, number: int) -> None:
-        name = row.get("name") if is_json_object(row) else None
-        if not is_json_object(row) or not isinstance(name, str) or not name:
-            self.note(f"row {number} of its tools", "it has no name, and was left out")
-            return
-        subject = f"tool {cut_text(clean_text(name)[0], _SHOWN_NAME)!r}"
-        included = self._config.include_tools
-        if name in self._config.exclude_tools or (included is not None and name not in included):
-            return
-        try:
-            shown, removed = clean_definition(row)
-        except AmbiguousDefinitionError as exc:
-            self.note(subject, f"it was left out: {exc}")
-            return
-        schema = shown.get("inputSchema")
+    def read(self, row: ListedRow) -> None:
+        shown, schema = row.shown, row.shown.get("inputSchema")
         if schema is not None and not is_json_object(schema):
-            self.note(subject, "its inputSchema is not an object, and it was left out")
+            self.notes.append(Note(row.subject, "its inputSchema is not an object, and it was left out"))
             return
-        if removed:
-            self.note_definition(name, subject, describe_removed(removed))
-        if name in self.tools:
-            self.note(subject, "listed more than once; the last definition is used")
+        if row.removed:
+            self.note_definition(row, describe_removed(row.removed))
+        if row.name in self.tools:
+            self.notes.append(Note(row.subject, "listed more than once; the last definition is used"))
         view = model_view({"type": "object"} if schema is None else schema)
         for place in view.widened:
-            message = f"its parameters are shown wider than they are: {place}"
-            self.note_definition(name, subject, message, ViewNote)
+            self.note_definition(row, f"its parameters are shown wider than they are: {place}", ViewNote)
         annotations, output = shown.get("annotations"), shown.get("outputSchema")
-        ref, limit = RemoteToolRef(self._config.id, name), self._config.limits.description_chars
+        ref, limit = RemoteToolRef(self._config.id, row.name), self._config.limits.description_chars
         descriptor = ToolDescriptor(
             model_name(ref),
-            self._cut(name, subject, "description", shown, limit) or "",
+            self._cut(row, "description", limit) or "",
             view.schema,
-            title=self._cut(name, subject, "title", shown, _TITLE_CHARS),
+            title=self._cut(row, "title", _TITLE_CHARS),
             annotations=annotations if is_json_object(annotations) else None,
             output_schema=output if is_json_object(output) else None,
             definition=shown,
         )
-        self.tools[name] = RemoteTool(ref, descriptor, raw=row)
+        self.tools[row.name] = RemoteTool(ref, descriptor, raw=row.raw)
 
-    def _cut(self, name: str, subject: str, key: str, shown: JsonObject, limit: int) -> str | None:
+    def _cut(self, row: ListedRow, key: str, limit: int) -> str | None:
         """Return a text of the definition, shortened to `limit`; 0 for no limit."""
-        text = shown.get(key)
+        text = row.shown.get(key)
         if not isinstance(text, str) or not limit:
             return text if isinstance(text, str) else None
         if len(text) > limit:
             message = f"indus shows models the first {limit:,} of the {len(text):,} characters of its {key}"
-            self.note_definition(name, subject, message, ViewNote)
+            self.note_definition(row, message, ViewNote)
         return cut_text(text, limit)
 
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.interop.protocol_bridge.client.transient import get_retry_after, is_transient
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
+from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError, get_retry_after, is_transient
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.session import ClientSession
@@ -36,12 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class ChangedLists:
-    """Rereads a server's changed lists, at most once per `gap_s`. Transient failures are retried.
-
-    Args:
-        gap_s: Minimum time between two listings.
-        relist: Rereads one list; raises `ProtocolFault`.
-    """
+    """Rereads a server's changed lists, at most once per `gap_s`. Transient failures are retried."""
 
     def __init__(self, gap_s: float, relist: Callable[[ItemKind], Awaitable[None]]) -> None:
         self.wanted: set[ItemKind] = set()
@@ -85,14 +79,7 @@ class ChangedLists:
 
 
 class ServerWatches:
-    """The watched resources and tasks of one session.
-
-    Args:
-        session: The session with the server.
-        limits: The server's limits.
-        tasks: Runs the open requests.
-        request: Sends a request to the server; its exceptions propagate to the caller.
-    """
+    """The watched resources and tasks of one session. `tasks` runs the open requests."""
 
     def __init__(
         self, session: ClientSession, limits: ServerLimits, tasks: asyncio.TaskGroup, request: SendRequest
@@ -112,11 +99,7 @@ class ServerWatches:
         return not self._watched
 
     async def watch_resource(self, uri: str) -> None:
-        """Subscribe to updates of a resource; return once the server has agreed.
-
-        Raises:
-            RpcError: A modern server refused. For a legacy one, raises like `request`.
-        """
+        """Subscribe to updates of a resource; return once the server has agreed, or raise if it refuses."""
         while (settling := self._settling.get(uri)) is not None:
             await settling.wait()
         if uri in self._watched:

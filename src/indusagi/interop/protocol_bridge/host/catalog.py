@@ -17,9 +17,10 @@ from indusagi.interop.protocol_bridge.client.tasks import (
     new_missing_error,
     to_core_task,
 )
-from indusagi.interop.protocol_bridge.contract import ItemKind, to_blocks
+from indusagi.interop.protocol_bridge.contract import ItemKind, to_block
 from indusagi.interop.protocol_bridge.host.content import TOOL_FIELDS, ContentSource, keep_fields
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import SERVER_INFO
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject
 from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolResult
 
@@ -27,8 +28,6 @@ BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
 """A tool box, or a function that returns the current one."""
 
 _log = logging.getLogger(__name__)
-
-SERVER_INFO = "io.modelcontextprotocol/serverInfo"
 
 
 @record
@@ -105,7 +104,7 @@ def build_remote_row(name: str, definition: Mapping[str, JsonValue]) -> JsonObje
 def build_call_result(result: ToolResult, server_info: JsonObject, *, is_modern: bool) -> JsonObject:
     """Convert a tool's result: https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result."""
     structured = result.structured
-    message: JsonObject = {"content": [*to_blocks(result.content)], "isError": result.is_error}
+    message: JsonObject = {"content": [to_block(block) for block in result.content], "isError": result.is_error}
     # Up to 2025-11-25, structured content has to be an object.
     if isinstance(structured, dict) or (is_modern and structured is not None):
         message["structuredContent"] = structured
@@ -153,15 +152,6 @@ class Ready(Protocol):
 
 
 @runtime_checkable
-class AnswersUnlisted(Protocol):
-    """A tool box with unlisted tools: calling one returns the reason."""
-
-    def answers_unlisted(self, name: str) -> bool:
-        """Return whether there's an unlisted tool with this name."""
-        ...
-
-
-@runtime_checkable
 class NamesServers(Protocol):
     """A tool box with tools of servers."""
 
@@ -171,7 +161,20 @@ class NamesServers(Protocol):
 
 
 @runtime_checkable
-class RedirectsCalls(Protocol):
+class ServesServers(NamesServers, Protocol):
+    """A tool box with tools of other servers, some of which it may not list."""
+
+    def answers_unlisted(self, name: str) -> bool:
+        """Return whether calls of an unlisted tool get an answer, such as the reason."""
+        ...
+
+    def forwards_input(self, name: str) -> bool:
+        """Return whether a tool belongs to another server, which requests input by itself."""
+        ...
+
+
+@runtime_checkable
+class SearchesTools(Protocol):
     """A tool box with tools about its other tools: one calls another tool by name, others only list."""
 
     def resolve_call(self, call: ToolCall) -> ToolCall:
@@ -182,22 +185,8 @@ class RedirectsCalls(Protocol):
         """Return whether a tool only lists other tools."""
         ...
 
-
-@runtime_checkable
-class SuggestsNames(Protocol):
-    """A tool box that can suggest names for an unknown one."""
-
     def suggest_names(self, name: str) -> Sequence[str]:
-        """List the closest names, best first."""
-        ...
-
-
-@runtime_checkable
-class ForwardsInput(Protocol):
-    """A tool box with tools of other servers, which request input by themselves."""
-
-    def forwards_input(self, name: str) -> bool:
-        """Return whether a tool belongs to another server."""
+        """List the closest names to an unknown one, best first."""
         ...
 
 
@@ -230,17 +219,12 @@ class Catalog:
         """None: tools only."""
         self.opened = opened
         """Set once the instructions are known; None if they are from the start."""
-        self._source = box
+        self.box = cast("Callable[[], ToolBox]", (lambda: box) if hasattr(box, "descriptors") else box)
+        """Returns the current box."""
         self._listing: ToolListing | None = None
         self._listed: ToolBox | None = None
         """The box of the cached listing."""
         self._listeners: dict[object, tuple[ItemKind, Callable[[], None]]] = {}
-
-    def box(self) -> ToolBox:
-        """Return the current box."""
-        if hasattr(self._source, "descriptors"):
-            return cast("ToolBox", self._source)
-        return cast("Callable[[], ToolBox]", self._source)()
 
     def listing(self) -> ToolListing:
         """Return the current listing, cached once the box is ready."""
@@ -262,21 +246,23 @@ class Catalog:
         if name in self.listing().schemas:
             return True
         box = self.box()
-        if isinstance(box, AnswersUnlisted) and box.answers_unlisted(name):
+        if isinstance(box, ServesServers) and box.answers_unlisted(name):
             return True
         # The box changes a moment before the announcement, and until then the cached listing is old.
         is_changed = self._listing is not None and box is not self._listed
         return is_changed and any(tool.name == name for tool in box.descriptors())
 
-    def resolve_call(self, call: ToolCall) -> ToolCall:
-        """Return the effective call: a tool may call another one by name."""
+    def resolve_call(self, call: ToolCall) -> ToolCall | None:
+        """Return the effective call: a tool may call another one by name. `None` if the box doesn't answer it."""
+        if call.name not in (self._listing or self.listing()).schemas and not self.may_call(call.name):
+            return None
         box = self.box()
-        return box.resolve_call(call) if isinstance(box, RedirectsCalls) else call
+        return box.resolve_call(call) if isinstance(box, SearchesTools) else call
 
     def describe_unknown(self, name: str) -> str:
         """Build the error message for an unknown tool, with the closest names."""
         box = self.box()
-        names = box.suggest_names(name) if isinstance(box, SuggestsNames) else ()
+        names = box.suggest_names(name) if isinstance(box, SearchesTools) else ()
         nearest = f"; the nearest: {', '.join(names)}" if names else ""
         return f"there is no tool named {name!r}{nearest}"
 
@@ -287,7 +273,7 @@ class Catalog:
         if method != "tools/call":
             return method, None if self.content is None else self.content.find_server(method, params)
         box, name = self.box(), params.get("name")
-        if isinstance(box, RedirectsCalls) and isinstance(name, str):
+        if isinstance(box, SearchesTools) and isinstance(name, str):
             if box.is_listing(name):
                 return "tools/list", None
             name = box.resolve_call(ToolCall("", name, params.get("arguments"))).name
@@ -296,7 +282,7 @@ class Catalog:
     def forwards_input(self, name: str) -> bool:
         """Return whether a tool belongs to another server, which may request input by itself."""
         box = self.box()
-        return isinstance(box, ForwardsInput) and box.forwards_input(name)
+        return isinstance(box, ServesServers) and box.forwards_input(name)
 
     def refresh(self) -> bool:
         """Read the tools again, call the listeners if they changed, and return whether they did."""
@@ -373,16 +359,14 @@ class TaskSource(Protocol):
     ) -> JsonObject:
         """Answer the current caller's `tasks/get`, `tasks/update`, `tasks/cancel` or `tasks/result`.
 
-        Raises:
-            RpcError: This owner has no such task, or the server refused.
+        Raises `RpcError` if this owner has no such task, or the server refuses.
         """
         ...
 
     async def watch(self, task_id: str, owner: bytes, listener: TaskListener) -> Callable[[], None]:
         """Call `listener` on every change of a task, until the returned function is called.
 
-        Raises:
-            RpcError: This owner has no such task, or its server doesn't report changes.
+        Raises `RpcError` if this owner has no such task, or its server doesn't report changes.
         """
         ...
 
@@ -405,11 +389,7 @@ def new_exchange(source: TaskSource | None, params: JsonObject, declared: JsonVa
 
 
 def read_task_id(method: str, params: JsonObject, declared: JsonValue = None) -> str:
-    """Read the task id of a request.
-
-    Raises:
-        RpcError: It's missing, or a modern client didn't declare the extension.
-    """
+    """Read a request's task id; raise `RpcError` if it's missing, or a modern client didn't declare the extension."""
     if declared is not None and not declares_tasks(declared):
         raise new_missing_error()
     task_id = params.get("taskId")

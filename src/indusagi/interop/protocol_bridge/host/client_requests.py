@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.cancel import CancelToken
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ProgressSink, ToolProgress
 
     RunCall: TypeAlias = Callable[["SuspendedCall"], Awaitable[JsonObject]]
-    NewSink: TypeAlias = Callable[[HostRequest], ProgressSink | None]
 
 ANSWER_S = 300.0
 """How long a client may take to answer."""
@@ -46,11 +46,7 @@ _SUSPENDED_CALLS = 64
 
 
 def read_hops(meta: JsonObject) -> int:
-    """Read how many gateways a request came through.
-
-    Raises:
-        RpcError: More than `MAX_HOPS`: one of them serves itself.
-    """
+    """Read how many gateways a request came through; refuse more than `MAX_HOPS`, since one of them serves itself."""
     value = meta.get(HOPS)
     hops = value if isinstance(value, int) and not isinstance(value, bool) else 0
     if hops > MAX_HOPS:
@@ -82,36 +78,28 @@ def new_sink(request: HostRequest) -> ProgressSink | None:
     return report
 
 
+@dataclass(slots=True, eq=False)
 class LegacyCaller:
     """The client behind a call, up to protocol revision 2025-11-25; a `Caller`."""
 
-    exchange = None  # we ask the client while its request is open
-
-    def __init__(
-        self,
-        request: HostRequest,
-        client: RequestDispatcher,
-        capabilities: JsonObject,
-        hops: int,
-        log_level: str | None = None,
-        tasks: TaskExchange | None = None,
-    ) -> None:
-        self.tasks = tasks
-        self.client = client
-        self.capabilities = capabilities
-        self.hops = hops
-        self.log_level = log_level
-        self._request = request
+    request: HostRequest
+    client: RequestDispatcher
+    capabilities: JsonObject
+    hops: int
+    log_level: str | None = None
+    tasks: TaskExchange | None = None
+    exchange: InputExchange | None = None
+    """None: we ask the client while its request is open."""
 
     def notify(self, method: str, params: JsonObject) -> None:
         """Send a notification for the call, unless the client doesn't read."""
-        if self._request.channel.writable.is_set():
-            self._request.notify(method, params)
+        if self.request.channel.writable.is_set():
+            self.request.notify(method, params)
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Send a request to the client and wait for the result."""
         try:
-            return await self._request.send_request(method, params, within_s=ANSWER_S)
+            return await self.request.send_request(method, params, within_s=ANSWER_S)
         except (InvalidResponseError, ConnectionClosedError, RequestTimeoutError) as exc:
             raise RpcError(UNKNOWN_CALLER, f"the client did not answer: {describe_error(exc)}") from exc
 
@@ -126,7 +114,6 @@ class SuspendedCall:
         name: str,
         capabilities: JsonObject,
         hops: int,
-        new_sink: NewSink,
         owner: bytes = b"",
         *,
         log_level: str | None = None,
@@ -144,7 +131,6 @@ class SuspendedCall:
         self.capabilities = capabilities
         self.hops = hops
         self.cancel = CancelToken()
-        self._new_sink = new_sink
         self._sink: ProgressSink | None = None
         self._questions: dict[str, tuple[JsonObject, asyncio.Future[JsonObject]]] = {}
         self._asked = 0
@@ -206,7 +192,7 @@ class SuspendedCall:
 
     async def wait_for_result(self, request: HostRequest) -> JsonObject | None:
         """Wait for the result on behalf of a request; return None if there are questions first."""
-        self._sink, self.request = self._new_sink(request), request
+        self._sink, self.request = new_sink(request), request
 
         def cancel() -> None:
             self.cancel.cancel(request.cancel.reason or "cancelled")
@@ -249,11 +235,7 @@ class SuspendedCalls:
         self._waiting: dict[str, tuple[SuspendedCall, asyncio.TimerHandle]] = {}
 
     async def begin(self, request: HostRequest, call: SuspendedCall, run_call: RunCall) -> JsonObject:
-        """Run a call until it has a result or questions.
-
-        Raises:
-            RpcError: Too many calls of its owner wait for answers.
-        """
+        """Run a call until it has a result or questions; refuse it if too many calls of its owner wait for answers."""
         self._check_waiting(call)
         self._running.add(call)
         call.start(run_call, lambda: self._running.discard(call))
@@ -269,11 +251,7 @@ class SuspendedCalls:
         return isinstance(state, str) and state in self._waiting
 
     async def resume(self, request: HostRequest, name: str, owner: bytes = b"") -> JsonObject:
-        """Continue the call that a request of its owner brings answers for.
-
-        Raises:
-            RpcError: No call waits for them.
-        """
+        """Continue the call that a request of its owner brings answers for, or refuse if none waits for them."""
         state, answers = request.params.get("requestState"), request.params.get("inputResponses")
         match = self._waiting.get(state) if isinstance(state, str) else None
         if match is None or (match[0].name, match[0].owner) != (name, owner):

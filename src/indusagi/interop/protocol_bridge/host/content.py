@@ -63,11 +63,7 @@ class ContentClient(Protocol):
         ...
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send the client a request outside of its own requests.
-
-        Raises:
-            RpcError: It refused, didn't respond, or can't be reached.
-        """
+        """Send the client a request outside of its own requests; raise `RpcError` if it refuses or can't be reached."""
         ...
 
 
@@ -95,18 +91,13 @@ class ContentSource(Protocol):
         ...
 
     async def request(self, method: str, params: JsonObject, on_progress: ProgressSink | None = None) -> JsonObject:
-        """Answer the current caller's `resources/read`, `prompts/get` or `completion/complete`.
-
-        Raises:
-            RpcError: Refused.
-        """
+        """Answer the current caller's `resources/read`, `prompts/get` or `completion/complete`, or raise `RpcError`."""
         ...
 
     async def subscribe(self, uri: str, listener: Callable[[], None]) -> Callable[[], None]:
         """Call `listener` on every update of a resource, until the returned function is called.
 
-        Raises:
-            RpcError: There is no such resource, or its server doesn't report updates.
+        Raises `RpcError` if there is no such resource, or its server doesn't report updates.
         """
         ...
 
@@ -133,12 +124,9 @@ def build_content_row(kind: ItemKind, name: str, definition: Mapping[str, JsonVa
 
 
 def cut_page(key: str, rows: Sequence[JsonObject], cursor: JsonValue) -> JsonObject:
-    """Return the page of a list that starts at a cursor, with the next page's cursor.
+    """Return the page of a list that starts at a cursor, with the next page's cursor; refuse a cursor of another list.
 
-    A cursor is only valid for its list: https://modelcontextprotocol.io/specification/2025-11-25/server/utilities/pagination.
-
-    Raises:
-        RpcError: The cursor isn't one of this list.
+    https://modelcontextprotocol.io/specification/2025-11-25/server/utilities/pagination
     """
     if cursor is None and len(rows) <= PAGE_ROWS:
         return {key: [*rows]}

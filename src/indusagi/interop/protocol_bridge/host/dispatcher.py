@@ -16,10 +16,16 @@ from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
-from indusagi.interop.protocol_bridge.host.outgoing import BUSY, OutgoingRequests, ResponseChannel, new_closed_error
-from indusagi.interop.protocol_bridge.host.waiting import WaitingResponse
+from indusagi.interop.protocol_bridge.host.outgoing import (
+    BUSY,
+    SMALL_BYTES,
+    OutgoingRequests,
+    ResponseChannel,
+    WaitingResponse,
+    new_closed_error,
+)
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RpcError
-from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, decode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, EncodeError, RequestId, decode_frame
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -120,14 +126,7 @@ class HostRequest:
             self.channel.send({"jsonrpc": "2.0", "method": method, "params": params})
 
     async def send_request(self, method: str, params: JsonObject | None = None, *, within_s: float) -> JsonObject:
-        """Send the client a request as part of this one.
-
-        Raises:
-            RpcError: The client answered with an error, or has too many unanswered requests.
-            InvalidResponseError: The result isn't an object.
-            RequestTimeoutError: No response in time.
-            ConnectionClosedError: The client is gone or unreachable here, or it cancelled this request.
-        """
+        """Send the client a request as part of this one and wait for the result; raise like `OutgoingRequests.send`."""
         with self.cancel.guard():
             return await self.outgoing.send(method, params, self.channel, within_s)
         raise new_closed_error("the request was cancelled")
@@ -356,7 +355,8 @@ class RequestDispatcher:
             result.close()
             self._remove(request)
             request.respond()
-            self._begin_queued()
+            if self._queue:
+                self._begin_queued()
 
         task.add_done_callback(finish)
 
@@ -379,7 +379,13 @@ class RequestDispatcher:
             if takes_slot and request.cancel.cancelled:
                 return
             # Hold the slot until the response is written: the next requests would only add to the unread data.
-            frame: JsonObject = {"jsonrpc": "2.0", "id": request.id, "result": await self._collect(request, result)}
+            value = await result
+            is_large = isinstance(value, EncodedObject) and len(value.encoded) > SMALL_BYTES
+            if not request.channel.writable.is_set() or (is_large and not request.channel.room.is_set()):
+                with WaitingResponse(value) as waiting:
+                    del value  # it may move to disk
+                    value = await self._wait_for_client(request, waiting)
+            frame: JsonObject = {"jsonrpc": "2.0", "id": request.id, "result": value}
         except Exception as exc:  # noqa: BLE001 — boundary: answer every request
             frame = _failure_frame(request, exc)
         finally:
@@ -388,16 +394,11 @@ class RequestDispatcher:
         self._remove(request)
         request.respond(frame)
 
-    async def _collect(self, request: HostRequest, result: PendingResult) -> JsonObject:
-        """Await a result, then wait until its client has read the earlier responses."""
-        value = await result
-        channel = request.channel
-        if channel.writable.is_set() and channel.room.is_set():
-            return value
-        with WaitingResponse(value) as waiting, request.cancel.guard():
-            del value  # it may move to disk
+    async def _wait_for_client(self, request: HostRequest, waiting: WaitingResponse) -> JsonObject:
+        """Wait until a request's client has read the earlier responses."""
+        with request.cancel.guard():
             await waiting.store(self._limits.unread_bytes)
-            await waiting.wait(channel)
+            await waiting.wait(request.channel)
             return waiting.load()
         return NO_PARAMS  # cancelled
 

@@ -1,24 +1,33 @@
-"""A host's requests to one client, and the channel that carries frames to it."""
+"""What a host sends to one client: requests, and responses that wait until earlier ones are read.
+
+A client that reads slowly gets every response, only later: past a limit they wait on disk. Its requests keep their
+places while they wait, so it can't start more and more of them.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 from typing import TYPE_CHECKING, Protocol
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import (
-    INTERNAL_ERROR,
     ConnectionClosedError,
     InvalidResponseError,
     RequestTimeoutError,
     RpcError,
+    parse_error,
 )
-from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
+from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, TransportEnd
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
+    from types import TracebackType
+    from typing import BinaryIO
+
+    from indusagi.core.json import JsonObject
+
 
 BUSY = -32000
 _RANDOM_BYTES = 12
@@ -63,11 +72,9 @@ class OutgoingRequests:
     ) -> JsonObject:
         """Send a request and wait for its result; notify the client on timeout or cancellation.
 
-        Raises:
-            RpcError: The client answered with an error, or has too many unanswered requests.
-            InvalidResponseError: The result isn't an object.
-            RequestTimeoutError: No response in time.
-            ConnectionClosedError: The client is gone, or `channel` only carries responses.
+        Raises `RpcError` if the client answers with an error or has too many unanswered requests,
+        `InvalidResponseError` if the result isn't an object, `RequestTimeoutError` without a response in time, and
+        `ConnectionClosedError` if the client is gone or `channel` only carries responses.
         """
         if not channel.accepts_notifications:
             raise new_closed_error("cannot be asked: it reads nothing but responses")
@@ -105,7 +112,7 @@ class OutgoingRequests:
         if isinstance(result, dict):
             response.set_result(result)
         elif "error" in frame:
-            response.set_exception(_parse_error(frame["error"]))
+            response.set_exception(parse_error(frame["error"], "client"))
         else:
             response.set_exception(InvalidResponseError("the client's response has no result object and no error"))
 
@@ -122,12 +129,104 @@ def new_closed_error(reason: str) -> ConnectionClosedError:
     return ConnectionClosedError(TransportEnd(reason, FaultDetail(reason="closed")))
 
 
-def _parse_error(error: JsonValue) -> RpcError | InvalidResponseError:
-    if not isinstance(error, dict):
-        return InvalidResponseError("the client's error is not an object")
-    code, message = error.get("code"), error.get("message")
-    return RpcError(
-        code if isinstance(code, int) else INTERNAL_ERROR,
-        message if isinstance(message, str) else "the client gave no reason",
-        error.get("data"),
-    )
+# -- waiting responses ------------------------------------------------------------------------
+
+MAX_DISK_BYTES = 1024 * 1024 * 1024
+_DISK = "/var/tmp"
+SMALL_BYTES = 64 * 1024
+"""Smaller responses wait for their own connection only, and never on disk."""
+
+
+class _Total:
+    """Waiting bytes of all clients in this process."""
+
+    memory = 0
+    disk = 0
+
+
+_total = _Total()
+
+
+class WaitingResponse:
+    """A result between the end of its call and the moment its client has room for it."""
+
+    def __init__(self, result: JsonObject) -> None:
+        self._result = result
+        self._size = len(result.encoded) if isinstance(result, EncodedObject) else 0
+        self._memory = self._disk = 0
+        self._file: BinaryIO | None = None
+        self._writing: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> WaitingResponse:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _total.memory -= self._memory
+        if self._writing is None or self._writing.done():
+            self._close()
+        else:
+            self._writing.add_done_callback(self._close)
+
+    def _close(self, _: object = None) -> None:
+        _total.disk -= self._disk
+        if self._file is not None:
+            self._file.close()
+
+    async def store(self, memory_bytes: int) -> None:
+        """Keep the result in memory if all waiting ones together fit into `memory_bytes`, otherwise on disk."""
+        result = self._result
+        if (
+            not isinstance(result, EncodedObject)
+            or self._size <= SMALL_BYTES
+            or (_total.memory + self._size <= memory_bytes)
+        ):
+            self._memory = self._size
+            _total.memory += self._size
+            return
+        if _total.disk + self._size > MAX_DISK_BYTES:
+            raise self._refuse("too many responses before it are not read")
+        self._disk = self._size
+        _total.disk += self._size
+        self._result, encoded = {}, result.encoded
+        del result
+        self._writing = asyncio.get_running_loop().run_in_executor(None, self._write, encoded)
+        del encoded
+        try:
+            await asyncio.shield(self._writing)
+        except OSError as exc:
+            raise self._refuse(f"it could not wait on disk ({exc.strerror})") from None
+
+    async def wait(self, channel: ResponseChannel) -> None:
+        """Wait until the client has room for it."""
+        while True:
+            # Check both again after each wait: another response may have filled them.
+            if not channel.writable.is_set():
+                await channel.writable.wait()
+            elif self._size > SMALL_BYTES and not channel.room.is_set():
+                await channel.room.wait()
+            else:
+                return
+
+    def _refuse(self, reason: str) -> RpcError:
+        return RpcError(BUSY, f"the response of {self._size:,} bytes was dropped: {reason}")
+
+    def _write(self, encoded: bytes) -> None:
+        import tempfile  # noqa: PLC0415 — only slow clients need it
+
+        folder = _DISK if os.access(_DISK, os.W_OK) else None
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 — closed by `_close`
+        self._file.write(encoded)
+        self._file.flush()
+
+    def load(self) -> JsonObject:
+        """Return the result.
+
+        This reads the file at once: if anything else ran between the check that the client has room and the write,
+        every waiting response could be loaded for the same room.
+        """
+        if self._file is None:
+            return self._result
+        encoded = os.pread(self._file.fileno(), self._size, 0)
+        return EncodedObject(json.loads(encoded), encoded)

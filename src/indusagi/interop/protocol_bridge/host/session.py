@@ -17,16 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text
-from indusagi.interop.protocol_bridge.client.handlers import (
-    ACKNOWLEDGED,
-    CAPABILITIES,
-    LOG_LEVEL,
-    SUBSCRIPTION,
-    UNKNOWN_CALLER,
-    InputExchange,
-    current_caller,
-)
-from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS, MODERN_VERSIONS
+from indusagi.interop.protocol_bridge.client.handlers import ACKNOWLEDGED, UNKNOWN_CALLER, InputExchange, current_caller
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, READ_DIRECTORY
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange, to_core_task
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
@@ -34,7 +25,6 @@ from indusagi.interop.protocol_bridge.host.catalog import (
     CORE_TASK_METHODS,
     CORE_TASKS,
     CORE_VERSION,
-    SERVER_INFO,
     TASK_METHODS,
     TASKS_EXTENSION,
     add_extensions,
@@ -64,6 +54,16 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RequestTimeoutError,
     RpcError,
 )
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
+    CAPABILITIES,
+    CLIENT_INFO,
+    LEGACY_VERSIONS,
+    LOG_LEVEL,
+    MODERN_VERSIONS,
+    SERVER_INFO,
+    SUBSCRIPTION,
+    VERSION,
+)
 from indusagi.interop.protocol_bridge.rpc.transport import encode_object
 from indusagi.runtime.calls import CallingClient, current_client, current_completion, current_trace, read_trace
 from indusagi.runtime.contract import ToolCall, ToolResult
@@ -87,8 +87,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-VERSION = "io.modelcontextprotocol/protocolVersion"
-CLIENT_INFO = "io.modelcontextprotocol/clientInfo"
 _BEFORE_HANDSHAKE = frozenset({"initialize", "ping"})
 _MAX_NAME_CHARS = 100
 """Limit for a client's name and version."""
@@ -103,6 +101,7 @@ _NEED_TOOLS = frozenset(
 _INSTRUCTIONS_TIMEOUT_S = 1.0
 """How long a handshake waits for the servers' instructions."""
 UPDATED = "notifications/resources/updated"
+_STATUS = "notifications/tasks/status"
 _LOGGED = "notifications/message"
 _CACHEABLE = frozenset({"resources/read", READ_DIRECTORY, "skills/get"})
 """Requests whose results carry cache hints."""
@@ -146,6 +145,8 @@ class HostSession:
         self._instructions: JsonObject = {} if instructions is None else {"instructions": instructions}
         self.level_set: str | None = None
         """Lowest log level the client asked for."""
+        self.log_level: str | None = None
+        """Lowest level of log messages to send outside of calls."""
         self._stops: list[Callable[[], None]] = []
         """Undo the registrations of the handshake."""
         self._watched: dict[str, Callable[[], None]] = {}
@@ -199,11 +200,6 @@ class HostSession:
 
         return method
 
-    @property
-    def log_level(self) -> str | None:
-        """Lowest level of log messages to send outside of calls."""
-        return self.level_set or (None if self.version is None else _DEFAULT_LEVEL)
-
     async def close(self, reason: str) -> None:
         """Cancel the client's requests and wait for them to end."""
         for stop in (*self._stops, *self._watched.values()):
@@ -252,6 +248,7 @@ class HostSession:
         if not isinstance(wanted, str):
             raise RpcError(INVALID_PARAMS, "initialize must name a protocolVersion")
         self.version = wanted if wanted in LEGACY_VERSIONS else LEGACY_VERSIONS[-1]
+        self.log_level = self.level_set or _DEFAULT_LEVEL
         declared = request.params.get("capabilities")
         self.capabilities = declared if isinstance(declared, dict) else {}
         self._client = _read_client(request.params.get("clientInfo"), self.principal)
@@ -307,11 +304,7 @@ class HostSession:
         channel.send(frame if params is None else {**frame, "params": params})
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
-        """Send the client a request of ours.
-
-        Raises:
-            RpcError: It refused, didn't answer, or can't be reached.
-        """
+        """Send the client a request of ours; raise `RpcError` if it refuses, doesn't answer, or can't be reached."""
         if self.notification_channel is None:
             raise RpcError(UNKNOWN_CALLER, "the client cannot be asked at the moment")
         try:
@@ -369,7 +362,10 @@ class HostSession:
                 honoured["resourceSubscriptions"] = watched
             task_ids, tasks = wanted.get("taskIds"), self._catalog.tasks
             if isinstance(task_ids, list) and tasks is not None:
-                report = partial(_report_task, request, meta)
+
+                def report(task: JsonObject) -> None:
+                    request.notify("notifications/tasks", {**task, "_meta": meta})
+
                 followed: list[JsonValue] = []
                 for task_id in filter(_is_text, task_ids[:_MAX_SUBSCRIPTIONS]):
                     with suppress(RpcError), request.cancel.guard():
@@ -478,7 +474,7 @@ class HostSession:
         if content is not None:
             if level not in LOG_LEVELS:
                 raise RpcError(INVALID_PARAMS, f"level must be one of: {', '.join(LOG_LEVELS)}")
-            self.level_set = str(level)
+            self.level_set = self.log_level = str(level)
             content.change_client(self, request.method)
         return {}
 
@@ -490,12 +486,13 @@ class HostSession:
             raise RpcError(INVALID_PARAMS, "tools/call must name a tool")
         if arguments is not None and not isinstance(arguments, dict):
             raise RpcError(INVALID_PARAMS, f"the arguments of {name!r} must be an object")
-        if not self._catalog.may_call(name):
-            raise RpcError(INVALID_PARAMS, self._catalog.describe_unknown(name))
         call = self._catalog.resolve_call(ToolCall(str(request.id), name, arguments or {}))
+        if call is None:
+            raise RpcError(INVALID_PARAMS, self._catalog.describe_unknown(name))
         run = partial(self._run_tool, request, call)
-        declared = request.meta[CAPABILITIES] if VERSION in request.meta else None
-        tasks = new_exchange(self._catalog.tasks, request.params, declared)
+        declared, tasks = request.meta[CAPABILITIES] if VERSION in request.meta else None, None
+        if declared is not None or "task" in request.params:
+            tasks = new_exchange(self._catalog.tasks, request.params, declared)
         is_remote = VERSION in request.meta and self._catalog.forwards_input(call.name)
         return self._answer(request, call.name, run, is_remote=is_remote, tasks=tasks)
 
@@ -512,7 +509,7 @@ class HostSession:
         if VERSION not in meta:
             level = self.log_level if self._catalog.content is not None else None
             caller = LegacyCaller(request, self.dispatcher, self.capabilities, hops, level, tasks)
-            return run(caller, request.cancel, new_sink(request))
+            return run(caller, request.cancel, new_sink(request) if "progressToken" in meta else None)
         if "requestState" in params and (self._suspended.holds(params["requestState"]) or not is_remote):
             return self._stamp_questions(self._suspended.resume(request, subject, self._owner))
         capabilities, level = meta[CAPABILITIES], meta.get(LOG_LEVEL)
@@ -520,7 +517,6 @@ class HostSession:
             subject,
             capabilities if isinstance(capabilities, dict) else {},
             hops,
-            new_sink,
             self._owner,
             log_level=level if isinstance(level, str) else None,
             exchange=InputExchange(params) if is_remote else None,
@@ -552,7 +548,8 @@ class HostSession:
         try:
             outcome = await self._catalog.box().runner.run(call, cancel, on_progress=sink)
             if tasks is not None and tasks.created is not None and source is not None:
-                task = await source.add(tasks, self._owner, None if is_modern else self._report_core_task)
+                report = None if is_modern else self._report_core_task
+                task = await source.add(tasks, self._owner, report)
                 return self._finish(request, build_handle(task, is_modern=is_modern), caller)
             exchange = caller.exchange
             if exchange is not None and exchange.refusal is not None:
@@ -569,7 +566,7 @@ class HostSession:
             return build_call_result(failure, self._catalog.server_info, is_modern=is_modern)
 
     def _report_core_task(self, task: JsonObject) -> None:
-        self.notify("notifications/tasks/status", to_core_task(task))
+        self.notify(_STATUS, to_core_task(task))
 
     def _identify_call(self, request: HostRequest) -> None:
         """Set the client and trace that call observers see in this task."""
@@ -582,10 +579,6 @@ def _read_client(info: JsonValue, principal: str) -> CallingClient:
     texts = (info.get("name"), info.get("version")) if isinstance(info, dict) else ("", "")
     name, version = (clean_text(text[:_MAX_NAME_CHARS])[0] if isinstance(text, str) else "" for text in texts)
     return CallingClient(name, version, principal)
-
-
-def _report_task(request: HostRequest, meta: JsonObject, task: JsonObject) -> None:
-    request.notify("notifications/tasks", {**task, "_meta": meta})
 
 
 def _is_text(value: JsonValue) -> bool:

@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING
 
 from indusagi.core.process.pipes import PipeReader, PipeWriter
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd, encode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import CLOSED, BaseTransport, TransportEnd, encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
+    from indusagi.core.json import JsonObject
 
 _CHUNK_BYTES = 64 * 1024
 _LINES_PER_TURN = 128
@@ -87,62 +86,35 @@ class _NotifyingEvent(asyncio.Event):
         self._on_set()
 
 
-class StdioHostTransport:
+class StdioHostTransport(BaseTransport):
     """A `ServerTransport` over two file descriptors."""
 
     def __init__(self, source: int, sink: int, frame_bytes: int) -> None:
+        super().__init__(_NotifyingEvent(self._handle_input))
         self._source, self._sink = source, sink
-        self._splitter = LineSplitter(self._receive_line, frame_bytes)
-        self._early_lines: list[bytes] = []
+        self._splitter = LineSplitter(self.deliver, frame_bytes)
         self._outgoing: list[bytes] = []
         self._outgoing_bytes = 0
         self._unhandled = b""
         """Input read but not handled."""
         self._next_turn: asyncio.Handle | None = None
         self._is_hung_up = False
-        self._on_frame: Callable[[bytes | JsonValue], None] | None = None
-        self._on_end: Callable[[TransportEnd], None] | None = None
-        self._end: TransportEnd | None = None
         self._has_turned = asyncio.Event()
         """Set when input was handled, or could have been."""
         self._has_room: Callable[[], bool] = lambda: True
         self._reader: PipeReader | None = None
         self._writer: asyncio.WriteTransport | None = None
         self._output_closed = asyncio.Event()
-        self.writable = _NotifyingEvent(self._handle_input)
-        self.writable.set()
         self.write_error: OSError | None = None
         """Why writing is no longer possible."""
         self.input_ended = asyncio.Event()
         """Set at the end of the client's input; it may still read."""
-
-    def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
-        """Deliver received lines to `on_frame`, including earlier ones; call `on_end` once."""
-        self._on_frame, self._on_end = on_frame, on_end
-        early, self._early_lines = self._early_lines, []
-        for line in early:
-            on_frame(line)
-        if self._end is not None:
-            on_end(self._end)
+        self.writable.set()
 
     def limit_input(self, has_room: Callable[[], bool]) -> Callable[[], None]:
         """Read only while there's room; call the returned function when there's room again."""
         self._has_room = has_room
         return self._handle_input
-
-    def detail(self, request_id: RequestId) -> FaultDetail | None:
-        """Return `None`: single requests don't fail on this transport."""
-        return None
-
-    @property
-    def room(self) -> asyncio.Event:
-        """Set while more can be written: the client has one connection."""
-        return self.writable
-
-    @property
-    def accepts_notifications(self) -> bool:
-        """Whether the client is still connected."""
-        return self._end is None
 
     def send(self, frame: JsonObject) -> None:
         """Write a line, batched with others from this turn of the event loop."""
@@ -214,14 +186,15 @@ class StdioHostTransport:
                 await self._output_closed.wait()
         await asyncio.sleep(0)  # transports release their descriptors in the next turn of the loop
 
-    def finish(self, message: str) -> None:
+    def finish(self, message: str, detail: FaultDetail = CLOSED) -> TransportEnd:
         """Report the end; earlier output is still written."""
         if self._end is None:
             self._flush()
-            self._end = TransportEnd(message, FaultDetail(reason="closed"))
+            self._end = TransportEnd(message, detail)
             self.input_ended.set()
             if self._on_end is not None:
                 self._on_end(self._end)
+        return self._end
 
     # -- input ----------------------------------------------------------------------------------
 
@@ -270,12 +243,6 @@ class StdioHostTransport:
         self._is_hung_up = bool(poll.poll(0))
         self._handle_input()
 
-    def _receive_line(self, line: bytes) -> None:
-        if self._on_frame is None:
-            self._early_lines.append(line)
-        elif self._end is None:
-            self._on_frame(line)
-
     def _handle_input_end(self) -> None:
         if not self.input_ended.is_set():
             self._splitter.feed(b"\n")  # the last line may be unterminated
@@ -292,9 +259,6 @@ async def standard_streams(frame_bytes: int) -> AsyncGenerator[StdioHostTranspor
     """Take over standard input and output for a transport, and restore them at the end.
 
     Duplicates descriptors 0 and 1, and replaces them with an empty file and standard error.
-
-    Raises:
-        ProtocolFault: They can't be used.
     """
     # Python sets these to None if the descriptors were closed at startup; other files may have the numbers now.
     if sys.__stdin__ is None or sys.__stdout__ is None:

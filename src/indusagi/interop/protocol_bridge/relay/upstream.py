@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, cast
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import open_transport
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
-from indusagi.interop.protocol_bridge.client.start.policy import RestartRecord, Supervision
+from indusagi.interop.protocol_bridge.client.start import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.host.boundary import RateLimitedLog, log_failure
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError, parse_error
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import SUBSCRIPTION
 from indusagi.interop.protocol_bridge.rpc.transport import (
     decode_frame_verbatim,
     estimate_size,
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 LISTEN = "subscriptions/listen"
-SUBSCRIPTION = "io.modelcontextprotocol/subscriptionId"
 CANCELLED = "notifications/cancelled"
 PROGRESS = "notifications/progress"
 UNAVAILABLE = -32000
@@ -114,7 +114,7 @@ class UpstreamConnection:
     def _handle_end(self, end: TransportEnd) -> None:
         if end.detail.stderr and not self._ended.is_set():
             # For the relay's log only: its clients may be anyone.
-            from indusagi.interop.protocol_bridge.client.start.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
+            from indusagi.interop.protocol_bridge.client.causes import find_cause  # noqa: PLC0415 — its patterns compile on a fault only
 
             cause = find_cause(end.detail.stderr)
             _log.warning("standard error of server %r: %s", self._config.id, cause)
@@ -205,11 +205,7 @@ class ReconnectBackoff:
         self._fault: ProtocolFault | None = None
 
     def check(self) -> None:
-        """Check that a connection may be opened now.
-
-        Raises:
-            RpcError: The last one broke too recently.
-        """
+        """Raise `RpcError` if the last connection broke too recently to open another."""
         wait_s = self._not_before - asyncio.get_running_loop().time()
         if wait_s > 0:
             message = f"{self._fault}; it is not started again before {wait_s:.0f} s have passed"
@@ -249,11 +245,7 @@ class UpstreamPool:
         backoff: ReconnectBackoff,
         handshake: Sequence[JsonObject] = (),
     ) -> UpstreamConnection:
-        """Start a connection.
-
-        Raises:
-            RpcError: The limit is reached, or the last connection broke too recently.
-        """
+        """Start a connection, or raise `RpcError` if there are too many, or the last one broke too recently."""
         backoff.check()
         if len(self._open) >= self._limit:
             message = (
@@ -410,11 +402,7 @@ class RequestForwarder:
         self._is_closed = False
 
     def connect(self, handshake: Sequence[JsonObject] = ()) -> UpstreamConnection:
-        """Return the connection, starting one with `handshake` if necessary.
-
-        Raises:
-            RpcError: No connection can be started, now or ever.
-        """
+        """Return the connection, starting one with `handshake` if necessary; raise `RpcError` if that's impossible."""
         if self._is_closed:
             raise RpcError(UNAVAILABLE, "the relay has ended")
         if self.connection is None:
@@ -424,8 +412,7 @@ class RequestForwarder:
     def forward(self, request: HostRequest, upstream_id: RequestId, params: JsonObject | None = None) -> RelayedRequest:
         """Forward a request over the open connection, optionally with other `params`.
 
-        Raises:
-            RpcError: The backlog of a server that doesn't read is full.
+        Raises `RpcError` if the backlog of a server that doesn't read is full.
         """
         relayed = RelayedRequest(request, upstream_id, self._withdraw, self._remove)
         self.open[upstream_id] = relayed

@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from indusagi.core.backoff import TRANSIENT_STATUSES
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.contract import RECOVERIES, FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import (
     RequestId,
     Transport,
@@ -108,6 +109,34 @@ def requires_modern(exc: BaseException | None) -> bool:
     return isinstance(exc, RpcError) and exc.code == UNSUPPORTED_VERSION
 
 
+def is_transient(exc: BaseException) -> bool:
+    """Return whether the same request may succeed later, over the same connection."""
+    if isinstance(exc, (TimeoutError, RequestTimeoutError)) or (
+        isinstance(exc, ProtocolFault) and exc.kind == "timeout"
+    ):
+        return True
+    detail = _get_detail(exc)
+    return detail is not None and is_passing(detail)
+
+
+def is_passing(detail: FaultDetail) -> bool:
+    """Return whether a failure is transient, from its details."""
+    if detail.reason == "refused" and detail.http_status is not None:
+        return detail.http_status in TRANSIENT_STATUSES
+    is_expected = detail.reason is not None and RECOVERIES[detail.reason] == "wait"
+    return is_expected or detail.http_status in TRANSIENT_STATUSES
+
+
+def get_retry_after(exc: BaseException) -> float | None:
+    """Return the server's `Retry-After` in seconds, if any."""
+    detail = _get_detail(exc)
+    return None if detail is None else detail.retry_after_s
+
+
+def _get_detail(exc: BaseException) -> FaultDetail | None:
+    return exc.detail if isinstance(exc, (RpcError, ProtocolFault)) else None
+
+
 @dataclass(slots=True)
 class RequestOptions:
     """Deadlines and callbacks of one request."""
@@ -154,16 +183,11 @@ MCP_CANCELLATION = Cancellation(method="notifications/cancelled", facts={"reason
 
 
 class JsonRpcConnection:
-    """One JSON-RPC connection over a transport.
+    """One JSON-RPC connection over a transport, whose owner closes it.
 
-    Args:
-        transport: Carries the frames; its owner closes it.
-        on_request: Answers the peer's requests. Without it, every method but `ping` is unknown.
-        on_notify: Receives the peer's notifications, including progress of requests that are no longer pending.
-        on_unmatched: Receives responses to and progress of requests that are no longer pending.
-        in_flight: Limit of pending requests; further ones wait.
-        inbound: Limit of the peer's concurrent requests; further ones are refused.
-        on_invalid_frame: Receives lines that aren't JSON-RPC messages.
+    Without `on_request`, every method but `ping` is unknown. `on_notify` receives the peer's notifications, including
+    progress of requests that are no longer pending; `on_unmatched` receives their responses, too. `in_flight` limits
+    our requests, and further ones wait; `inbound` limits the peer's, and further ones are refused.
     """
 
     def __init__(
@@ -245,8 +269,9 @@ class JsonRpcConnection:
         frame: JsonObject = {"jsonrpc": "2.0", "id": identity, "method": method}
         if options.hard_s is not None:
             # https://modelcontextprotocol.io/specification/2025-06-18/basic/utilities/progress
-            params = params or {}
-            frame["params"] = {**params, "_meta": {**get_object(params, "_meta"), "progressToken": identity}}
+            meta = None if params is None else params.get("_meta")
+            known = meta if isinstance(meta, dict) else {}
+            frame["params"] = {**(params or {}), "_meta": {**known, "progressToken": identity}}
         elif params is not None:
             frame["params"] = params
         self._pending[identity] = pending
@@ -374,7 +399,8 @@ class JsonRpcConnection:
             self.invalid_frames += 1
 
     def _settle(self, identity: JsonValue, outcome: JsonObject | Exception) -> None:
-        pending = find_by_id(self._pending, identity)
+        # Our ids are integers, but some servers return them as `1.0` or `"1"`.
+        pending = self._pending.get(identity) if type(identity) is int else find_by_id(self._pending, identity)
         if pending is None:
             self._on_unmatched(identity, "response")
         elif not pending.response.done():
@@ -460,13 +486,13 @@ def _deadline(due: float) -> asyncio.Timeout:
     return asyncio.timeout_at(None if due == math.inf else due)
 
 
-def parse_error(error: JsonValue) -> Exception:
+def parse_error(error: JsonValue, peer: str = "server") -> RpcError | InvalidResponseError:
     """Parse a response's error."""
     if not isinstance(error, dict):
         return InvalidResponseError("the error is no object")
     code, message = error.get("code"), error.get("message")
     return RpcError(
         code if isinstance(code, int) else INTERNAL_ERROR,
-        message if isinstance(message, str) else "the server gave no reason",
+        message if isinstance(message, str) else f"the {peer} gave no reason",
         error.get("data"),
     )

@@ -14,9 +14,9 @@ import json
 import re
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
-from indusagi.core.invisible import clean_json
 from indusagi.core.json import build_object, refuse_constant
 from indusagi.core.records import record
+from indusagi.core.text import clean_json
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _MAX_QUEUE_FRAMES = 64
 """Queue length at which `writable` is cleared."""
 _NOT_SENT = -32000
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
-_CLOSED = FaultDetail(reason="closed")
+CLOSED = FaultDetail(reason="closed")
 
 
 @record
@@ -70,7 +70,7 @@ class BaseTransport:
     def __init__(self, writable: asyncio.Event | None = None) -> None:
         self.writable = writable or asyncio.Event()
         self._early: list[bytes | JsonValue] = []
-        self._on_frame: Callable[[bytes | JsonValue], None] | None = None
+        self._on_frame: Callable[[bytes | JsonValue], None] = self._early.append
         self._on_end: Callable[[TransportEnd], None] | None = None
         self._end: TransportEnd | None = None
         if writable is None:
@@ -89,9 +89,9 @@ class BaseTransport:
     def attach(self, on_frame: Callable[[bytes | JsonValue], None], on_end: Callable[[TransportEnd], None]) -> None:
         """Start delivery, beginning with the frames received so far; `on_end` is called once."""
         self._on_frame, self._on_end = on_frame, on_end
-        early, self._early = self._early, []
-        for frame in early:
+        for frame in self._early:
             on_frame(frame)
+        self._early.clear()
         if self._end is not None:
             on_end(self._end)
 
@@ -101,11 +101,7 @@ class BaseTransport:
 
     def deliver(self, frame: bytes | JsonValue) -> None:
         """Deliver a frame, unless the transport has ended."""
-        if self._end is not None:
-            return
-        if self._on_frame is None:
-            self._early.append(frame)
-        else:
+        if self._end is None:
             self._on_frame(frame)
 
     def finish(self, message: str, detail: FaultDetail) -> TransportEnd:
@@ -189,7 +185,7 @@ class MemoryTransport(BaseTransport):
             asyncio.get_running_loop().call_soon(self._deliver_all)
         self._received.append(frame)
 
-    def finish(self, message: str = "closed the connection", detail: FaultDetail = _CLOSED) -> TransportEnd:
+    def finish(self, message: str = "closed the connection", detail: FaultDetail = CLOSED) -> TransportEnd:
         """End both transports after delivering the frames in transit; safe to call twice."""
         self._deliver_all()
         is_first = self._end is None
@@ -282,14 +278,10 @@ class EncodeError(ValueError):
 
 
 def decode_frame(line: bytes) -> JsonValue:
-    """Decode one line.
+    """Decode one line; raise `ValueError` or `RecursionError`.
 
     Unpaired surrogates become U+FFFD, like invalid UTF-8: Python decodes their escapes, which RFC 8259 §8.2 leaves
     open, but couldn't encode the text again. In an id or token they're an error, because it would become another id.
-
-    Raises:
-        ValueError: Invalid JSON, a duplicate key, or an id with an unpaired surrogate.
-        RecursionError: Nested too deeply.
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
     # Not `decode`, whose search for whitespace takes as long as the parsing.
@@ -324,11 +316,9 @@ class EncodedObject(dict[str, "JsonValue"]):
 
 
 def decode_frame_verbatim(line: bytes) -> JsonValue:
-    """Decode a frame and keep the bytes of its payload, so that it can be passed on unchanged.
+    """Decode a frame like `decode_frame`, and keep the bytes of its payload to pass it on unchanged.
 
-    Raises:
-        ValueError: Invalid JSON, a duplicate key, or a value that couldn't be encoded again.
-        RecursionError: Nested too deeply.
+    A value that couldn't be encoded again is an error.
     """
     text = line.removeprefix(_BOM).decode("utf-8", "replace").strip(_WHITESPACE)
     if not text.startswith("{"):
@@ -405,38 +395,32 @@ def find_responses(line: bytes) -> list[JsonObject]:
 def encode_frame(frame: JsonObject) -> bytes:
     """Encode a frame as one line without its newline, reusing the bytes of an `EncodedObject`.
 
-    Raises:
-        EncodeError: It contains a number that JSON can't represent.
+    Raises `EncodeError` for a number that JSON can't represent.
     """
+    payload = None
     for key in _PAYLOAD_KEYS:
         value = frame.get(key)
         if type(value) is EncodedObject:
-            envelope = _encode({name: other for name, other in frame.items() if name != key})
-            return b'%b,"%b":%b}' % (envelope[:-1], key.encode(), value.encoded)
-    return _encode(frame)
+            payload = key.encode(), value.encoded
+            frame = {name: other for name, other in frame.items() if name != key}
+            break
+    try:
+        text = _ENCODER.encode(frame)
+    except ValueError as exc:  # an infinity (also a decoded `1e999`), or too many digits
+        raise EncodeError(f"it holds a number that cannot be written: {exc}") from exc
+    data = text.encode("utf-8", "backslashreplace")
+    return data if payload is None else b'%b,"%b":%b}' % (data[:-1], *payload)
 
 
 def encode_object(value: JsonObject) -> EncodedObject:
-    """Encode an object once, for several frames.
-
-    Raises:
-        EncodeError: It contains a number that JSON can't represent.
-    """
-    return EncodedObject(value, _encode(value))
-
-
-def _encode(value: JsonValue) -> bytes:
-    try:
-        text = _ENCODER.encode(value)
-    except ValueError as exc:  # an infinity (also a decoded `1e999`), or too many digits
-        raise EncodeError(f"it holds a number that cannot be written: {exc}") from exc
-    return text.encode("utf-8", "backslashreplace")
+    """Encode an object once, for several frames; raise like `encode_frame`."""
+    return EncodedObject(value, encode_frame(value))
 
 
 def _check_encodable(value: JsonValue) -> JsonValue:
     # Strings and integers always are encodable.
     if isinstance(value, (float, list, dict)):
-        _encode(value)
+        encode_frame({"": value})
     return value
 
 

@@ -20,7 +20,22 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.schema.document import REFERENCES, SCHEMA_KEYWORDS, Fitness, SchemaDocument
+from indusagi.interop.protocol_bridge.schema.document import (
+    ANNOTATIONS,
+    ANY_SHAPE,
+    REFERENCES,
+    SCHEMA_KEYWORDS,
+    Fitness,
+    ObjectShape,
+    SchemaDocument,
+    find_types,
+    intersect_shapes,
+    shape_of_level,
+    unite_shapes,
+    with_one_type,
+    with_part,
+    with_union,
+)
 from indusagi.interop.protocol_bridge.schema.normalize import (
     KNOWN_TYPES,
     NOT_SHOWN,
@@ -32,18 +47,6 @@ from indusagi.interop.protocol_bridge.schema.normalize import (
     is_dict,
     is_list,
     new_object_schema,
-)
-from indusagi.interop.protocol_bridge.schema.rewrites import (
-    ANNOTATIONS,
-    ANY_SHAPE,
-    ObjectShape,
-    find_types,
-    intersect_shapes,
-    shape_of_level,
-    unite_shapes,
-    with_one_type,
-    with_part,
-    with_union,
 )
 
 if TYPE_CHECKING:

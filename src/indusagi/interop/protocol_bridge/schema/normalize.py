@@ -144,11 +144,7 @@ def _convert_level(source: AnyObject, kind: str, pending: list[_Task]) -> JsonOb
 
 
 def copy_json(root: object) -> JsonValue:
-    """Copy a JSON value of any depth, without recursion.
-
-    Raises:
-        NotJson: It contains itself, or a value that isn't JSON.
-    """
+    """Copy a JSON value of any depth, without recursion; raise `NotJson` if it contains itself or isn't JSON."""
     if not isinstance(root, (list, dict)):
         return _scalar(root)
     frame: dict[object, JsonValue] = {}

@@ -27,10 +27,9 @@ from induscode.deck.mcp.store.database import store_path
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from induscode.deck.mcp.store.database import ChainEnd, LedgerDb
+    from induscode.deck.mcp.store.database import ChainEnd, ChainPart, LedgerDb
     from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, Row, RunFacts
     from induscode.deck.mcp.store.fallback import FallbackStore
-    from induscode.deck.mcp.store.publication import ChainPart
 
 T = TypeVar("T")
 
@@ -183,19 +182,19 @@ class ThreadedStore:
 
     async def read_part(self, after: int | None, most_rows: int, most_characters: int) -> ChainPart | None:
         """Read rows of the chain after a position, or return `None` if that fails."""
-        from induscode.deck.mcp.store.publication import read_part  # noqa: PLC0415 — for a node of a cluster
+        from induscode.deck.mcp.store.database import read_part  # noqa: PLC0415 — for a node of a cluster
 
         return await self._publish(lambda db: read_part(db, after, most_rows, most_characters))
 
     async def mark_published(self, chain: str, end: ChainEnd) -> None:
         """Store the end of a chain's published rows."""
-        from induscode.deck.mcp.store.publication import mark_published  # noqa: PLC0415 — for a node of a cluster
+        from induscode.deck.mcp.store.database import mark_published  # noqa: PLC0415 — for a node of a cluster
 
         await self._publish(lambda db: mark_published(db, chain, end))
 
     async def renew_chain(self, former: str, published: int) -> str | None:
         """Replace the chain's id and return the new one, or `None` if that fails."""
-        from induscode.deck.mcp.store.publication import renew_chain  # noqa: PLC0415 — for a node of a cluster
+        from induscode.deck.mcp.store.database import renew_chain  # noqa: PLC0415 — for a node of a cluster
 
         return await self._publish(lambda db: renew_chain(db, former, published))
 
@@ -216,8 +215,7 @@ class ThreadedStore:
     async def _query(self, function: Callable[[FallbackStore], T], *, wait_s: float | None = None) -> T:
         """Run a function in the thread.
 
-        Raises:
-            SilentStoreError: It failed or timed out, or the thread has ended.
+        Raises `SilentStoreError` if it failed or timed out, or the thread has ended.
         """
         if self._closed:
             raise RuntimeError("the store is closed")

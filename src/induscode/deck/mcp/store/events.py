@@ -25,7 +25,8 @@ RowOp: TypeAlias = Literal[
     "run", "enroll", "retire", "connect", "ready", "fault", "drift", "approve",
     "pin", "list", "place", "turn", "prune", "recover", "client", "search",
 ]  # fmt: skip
-
+ServerOp: TypeAlias = Literal["connect", "ready", "fault", "drift", "approve"]
+"""Rows about servers other than the ledger's own."""
 _DOCUMENT_FACTS = {"enroll": ("definition", "descriptor"), "pin": ("definition",), "turn": ("manifest",)}
 """Facts of a row that hold document addresses."""
 GENESIS = "0" * 64
@@ -170,16 +171,6 @@ def parse_descriptor(text: str) -> ToolDescriptor:
         raise ValueError(f"not the descriptor of a tool: {exc}") from exc
 
 
-def deck_text(descriptors: Iterable[ToolDescriptor]) -> str:
-    """Encode the tools of a deck in order, exactly as models see them."""
-    return join_json_array(map(descriptor_text, descriptors))
-
-
 def join_json_array(texts: Iterable[str]) -> str:
     """Join encoded values into a JSON array."""
     return f"[{','.join(texts)}]"
-
-
-def deck_digest(descriptors: Iterable[ToolDescriptor]) -> str:
-    """Digest a deck as models see it."""
-    return content_address(deck_text(descriptors))

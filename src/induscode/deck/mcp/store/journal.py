@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, RemoteToolRef, ServerConfig
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.deck.mcp.enrolment import JournalOp
     from induscode.deck.mcp.ledger import BridgeEntry
     from induscode.deck.mcp.store import LedgerStore
-    from induscode.deck.mcp.store.events import RowOp
+    from induscode.deck.mcp.store.events import RowOp, ServerOp
 
 LISTED = ""
 """The name in a pin recording that a listed kind was empty. No item has this name."""
@@ -59,7 +58,7 @@ class _EncodedDescriptor(NamedTuple):
 
 
 class Journal:
-    """Writes one run to a store. Serves as an enrolment's event sink."""
+    """Writes one run to a store."""
 
     def __init__(
         self,
@@ -126,7 +125,7 @@ class Journal:
         """Record ledger events."""
         self.store.append(partial(self._build_entries, tuple(entries)))
 
-    def record_event(self, op: JournalOp, server: str, subject: str, detail: str) -> None:
+    def record_event(self, op: ServerOp, server: str, subject: str, detail: str) -> None:
         """Record any other server event."""
         clean = self._redaction.clean
         facts: JsonObject = {"server": server, "subject": clean(subject), "detail": clean(detail)[:_MAX_DETAIL_CHARS]}
@@ -224,8 +223,7 @@ class Journal:
     def record_turn(self, descriptors: Sequence[ToolDescriptor]) -> str:
         """Record the tools a model sees in a new turn and return their digest.
 
-        Raises:
-            NotJson: A schema holds a value JSON can't represent.
+        Raises `NotJson` if a schema holds a value JSON can't represent.
         """
         shown = [self._encode(descriptor) for descriptor in descriptors]
         self._encoded = {id(encoded.descriptor): encoded for encoded in shown}

@@ -17,25 +17,28 @@ from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from anyio import to_thread
+
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.client.tools import model_name
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-from induscode.deck.mcp.canonical import canonical_digest
-from induscode.deck.mcp.capability import definition_pin
-from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, closest_drift
+from induscode.deck.mcp.capability import definition_pin, read_definitions
+from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, canonical_digest, closest_drift
 from induscode.deck.mcp.store.events import Batch, Event, build_subject, filter_texts
-from induscode.deck.mcp.store.journal import LISTED, build_tool_filter
+from induscode.deck.mcp.store.journal import LATE, LISTED, build_tool_filter
 from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+    from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ItemKind, ServerConfig
+    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, ServerConfig
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.mcp.store.events import Row
     from induscode.deck.mcp.store.journal import Journal
+
 
 _ACTING_SCHEMES = frozenset({"ui", "skill"})
 """Resources with these schemes become apps or instructions."""
@@ -70,7 +73,7 @@ class ApprovedForm:
 
 
 class StorePins:
-    """The approved forms of some servers' tools. Open with `open_pins`."""
+    """The approved forms of some servers' tools, filled by `load_pins`."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
@@ -85,11 +88,12 @@ class StorePins:
         """The tool filter of each server's last listing."""
         self._unread: set[str] = set()
         """Servers whose forms we couldn't read (yet): nothing of theirs gets approved or pinned."""
-        self._growing: Collection[str] = ()
+        self.growing: Collection[str] = ()
         """Servers whose rows approve additions (`"added": "allow"`)."""
         self.added = 0
         """Number of forms approved by this process so far."""
-        self._locked: Mapping[RemoteToolRef, JsonObject] = {}
+        self.locked: Mapping[RemoteToolRef, JsonObject] = {}
+        """The definitions of the project's lock file, which first definitions must match."""
 
     # -- from the store ---------------------------------------------------------------------
 
@@ -124,29 +128,16 @@ class StorePins:
             if server in self._listed:  # a server that never listed anything is still new
                 self._listed[server].add(facts.get("kind", "tool"))
 
-    def lock(self, definitions: Mapping[RemoteToolRef, JsonObject]) -> None:
-        """Check first definitions against the project's lock file."""
-        self._locked = definitions
-
-    def allow_additions(self, servers: Collection[str]) -> None:
-        """Approve additions of these servers, and of no others."""
-        self._growing = servers
-
     # -- verdicts ---------------------------------------------------------------------------
 
     def is_first(self, server: str, kind: ItemKind) -> bool:
         """Tell whether the next listing of a kind would be approved as the first."""
         return self._journal is not None and kind not in self._listed.get(server, ())
 
-    def check(self, ref: RemoteToolRef, raw: JsonObject) -> Drift | None:
-        """Return the drift of `judge`, or `None` if the definition is approved or nothing is known."""
-        return self.judge(ref, raw).drift
-
     def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
         """Compare a definition with the approved forms, adding it if it's part of the first listing.
 
-        Raises:
-            NotJson: It holds a value JSON can't represent.
+        Raises `NotJson` if it holds a value JSON can't represent.
         """
         if ref.server in self._unread:
             return PinVerdict()
@@ -166,7 +157,7 @@ class StorePins:
 
     def _judge_first(self, ref: RemoteToolRef, pin: str, raw: JsonObject) -> PinVerdict:
         """Judge an item without approved forms: by the lock file, then by whether its server is known."""
-        locked = self._locked.get(ref)
+        locked = self.locked.get(ref)
         if locked is not None:
             is_same = definition_pin(locked) == pin or canonical_digest(locked) == canonical_digest(raw)
             drift = None if is_same else closest_drift(ref, [locked], raw)
@@ -174,7 +165,7 @@ class StorePins:
                 return PinVerdict(drift)
             self._pin_first(ref, definition_pin(locked), locked)
             return PinVerdict(drift, locked)
-        if any((other.server, other.kind) == (ref.server, ref.kind) for other in self._locked):
+        if any((other.server, other.kind) == (ref.server, ref.kind) for other in self.locked):
             return PinVerdict(Drift(ref, DriftGrade.ROUTING, None, raw, is_added=True))
         if self._is_addition(ref):
             plain = self._describe_plainly(ref)
@@ -185,7 +176,7 @@ class StorePins:
 
     def _is_addition(self, ref: RemoteToolRef) -> bool:
         # App content is read, not listed: its resource was the addition.
-        if ref.kind == "content" or ref.server in self._growing:
+        if ref.kind == "content" or ref.server in self.growing:
             return False
         if ref.kind not in self._listed.get(ref.server, ()):
             return False
@@ -277,27 +268,15 @@ class Approvals:
     documents: Mapping[str, str]
 
 
-async def open_pins(journal: Journal, servers: Iterable[ServerConfig]) -> StorePins:
-    """Read the approved forms of servers' tools from a journal's store.
-
-    Raises:
-        SilentStoreError: The store doesn't answer.
-    """
-    pins = StorePins(journal)
-    await load_pins(pins, journal.store, servers)
-    return pins
-
-
 async def read_pins(
     store: LedgerStore, servers: Iterable[ServerConfig], places: Mapping[str, str] | None = None
 ) -> StorePins:
     """Read the approved forms of servers' tools, for comparison only.
 
-    Raises:
-        SilentStoreError: The store doesn't answer.
+    Raises `SilentStoreError` if the store doesn't answer.
     """
     pins = StorePins(None)
-    identities = _group_identities(servers)
+    identities = {config.id: {server_identity(config)} for config in servers}
     for server, row in await _read_places(store, places or {}):
         identities.get(server, set()).add(str(row.facts.get("identity")))
     pins.learn(identities, await _read_approvals(store, identities))
@@ -310,7 +289,7 @@ async def load_pins(pins: StorePins, store: LedgerStore, servers: Iterable[Serve
     Raises:
         SilentStoreError: The store doesn't answer. Until it does, nothing of these servers is approved.
     """
-    identities = _group_identities(servers)
+    identities = {config.id: {server_identity(config)} for config in servers}
     while True:
         added = pins.added
         approvals = await _read_approvals(store, identities)
@@ -336,20 +315,13 @@ def build_identities(servers: Iterable[ServerConfig]) -> Mapping[str, str]:
     return {config.id: server_identity(config) for config in servers}
 
 
-def _group_identities(servers: Iterable[ServerConfig]) -> dict[str, set[str]]:
-    return {server: {identity} for server, identity in build_identities(servers).items()}
-
-
 async def follow_rows(journal: Journal, servers: Iterable[ServerConfig], places: Mapping[str, str]) -> None:
     """Copy the pins of rows edited since the last run to the new identities.
 
     A server is its name in its file: a new version, option or command under that name is checked against the earlier
-    approvals.
-
-    Raises:
-        SilentStoreError: The store doesn't answer.
+    approvals. Raises `SilentStoreError` if the store doesn't answer.
     """
-    store, identities = journal.store, build_identities(servers)
+    store, identities = journal.store, {config.id: server_identity(config) for config in servers}
     known = {server: str(row.facts.get("identity")) for server, row in await _read_places(store, places)}
     moved = {server: {known[server]} for server in identities if known.get(server, "") not in {"", identities[server]}}
     if moved:
@@ -386,8 +358,7 @@ def _build_copies(journal: Journal, identities: Mapping[str, str], own: Approval
 async def forget_row(store: LedgerStore, begin: Callable[[], Journal], server: str, place: str) -> None:
     """End a row, so that a server added under its name later is a new one.
 
-    Raises:
-        SilentStoreError: The store doesn't answer.
+    Raises `SilentStoreError` if the store doesn't answer.
     """
     if await _read_places(store, {server: place}):
         begin().record_place(server, place, "")
@@ -408,7 +379,7 @@ async def read_pinned(
     Skips servers with a missing or damaged definition: an incomplete listing would look complete.
     """
     configs = {config.id: config for config in servers}
-    identities = _group_identities(configs.values())
+    identities = {config.id: {server_identity(config)} for config in configs.values()}
     listings = {
         server: filter_texts(row.facts.get("tools" if kind == "tool" else "items"))
         for server, _, row in await _read_listings(store, configs, identities, (kind,))
@@ -434,13 +405,12 @@ async def read_disabled_tools(
 ) -> Mapping[str, Sequence[DisabledTool]]:
     """Read the tools (or items of these kinds) that were disabled at each known server's last listing.
 
-    Raises:
-        SilentStoreError: The store doesn't answer.
+    Raises `SilentStoreError` if the store doesn't answer.
     """
     configs = {config.id: config for config in servers}
     grades = {str(grade): grade for grade in DriftGrade}
     disabled: dict[str, list[DisabledTool]] = {}
-    identities = _group_identities(configs.values())
+    identities = {config.id: {server_identity(config)} for config in configs.values()}
     for server, kind, row in await _read_listings(store, configs, identities, kinds or ("tool",)):
         rows = row.facts.get("disabled")
         tools = disabled.setdefault(server, [])
@@ -483,3 +453,56 @@ def _parse_definition(text: str | None) -> JsonObject | None:
     except (ValueError, RecursionError):
         return None
     return definition if is_json_object(definition) else None
+
+
+# -- from earlier runs ------------------------------------------------------------------------
+
+
+async def read_known_tools(
+    store: LedgerStore, servers: Iterable[ServerConfig], kind: ItemKind = "tool"
+) -> tuple[Mapping[str, Sequence[RemoteTool]], Sequence[Note]]:
+    """Read the tools (or other items) of known servers, in the form a listing returns them."""
+    configs = {config.id: config for config in servers}
+    known: dict[str, Sequence[RemoteTool]] = {}
+    notes: list[Note] = []
+    for server, rows in (await read_pinned(store, configs.values(), kind)).items():
+        # In a thread: preparing hundreds of schemas for a model takes a while.
+        known[server], remarks = await to_thread.run_sync(read_definitions, kind, rows, configs[server])
+        notes.extend(remarks)
+    return known, notes
+
+
+async def find_started_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[ServerConfig]:
+    """Find the servers that came up with their current configuration and haven't timed out since.
+
+    A server that timed out on start may have to download its program again, so it doesn't count.
+    """
+    up = await _find_last_up(store)
+    faults = await store.latest("fault")
+    late = {row.facts.get("identity"): row.position for row in faults if row.facts.get("subject") == "timeout"}
+    return [config for config in servers if (key := server_identity(config)) in up and up[key] > late.get(key, 0)]
+
+
+async def find_down_before(store: LedgerStore, servers: Iterable[ServerConfig]) -> Sequence[str]:
+    """Find the servers that failed to start, or were too late, and haven't come up since.
+
+    An interrupted start doesn't count: a client may kill a first gateway right away and continue with a second one.
+    """
+    up = await _find_last_up(store)
+    late = [row for row in await store.latest("connect") if row.facts.get("subject") == LATE]
+    down: dict[object, int] = {}
+    for row in (*late, *await store.latest("fault")):
+        identity = row.facts.get("identity")
+        down[identity] = max(row.position, down.get(identity, 0))
+    identities = {config.id: server_identity(config) for config in servers}
+    return [server for server, key in identities.items() if down.get(key, 0) > up.get(key, 0)]
+
+
+async def _find_last_up(store: LedgerStore) -> Mapping[object, int]:
+    """Find the ledger position where each server was last up."""
+    up: dict[object, int] = {}
+    for op in ("list", "ready"):
+        for row in await store.latest(op):
+            identity = row.facts.get("identity")
+            up[identity] = max(row.position, up.get(identity, 0))
+    return up

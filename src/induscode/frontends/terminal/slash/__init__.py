@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
+from indusagi.core.text import escape_unseen
+from induscode.cli.dialog import Choice, Question
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from induscode.cli.dialog import Question, Reply
+    from induscode.cli.dialog import Reply
     from induscode.conversations.conversation import Conversation
     from induscode.launch.invocation import Invocation
 
@@ -55,6 +57,11 @@ class SlashHost(Protocol):
         ...
 
     @property
+    def commands(self) -> Mapping[str, SlashCommand]:
+        """The commands by name, for `/help`."""
+        ...
+
+    @property
     def screen(self) -> SlashScreen:
         """Output and questions of the command."""
         ...
@@ -89,6 +96,14 @@ class SlashCommand:
     """Descriptions of its possible first words, for completion."""
     run: Callable[[SlashHost, str], Awaitable[None]]
     """Receives the rest of the line; raises `SlashError` on failure."""
+
+
+async def confirm(host: SlashHost, title: str, lines: Sequence[str] = ()) -> bool:
+    """Ask whether to go on. Anything but a yes is a no."""
+    choices = (Choice(key="y", label="yes"), Choice(key="n", label="no"))
+    facts = tuple(map(escape_unseen, lines))
+    reply = await host.screen.ask(Question(title=escape_unseen(title), lines=facts, choices=choices, default="n"))
+    return reply.key == "y"
 
 
 def split_words(rest: str) -> list[str]:

@@ -1,4 +1,8 @@
-"""`/mcp`: states, tools and logs of the session's servers; start, stop, enable and disable them."""
+"""`/mcp`: states, tools and logs of the session's servers; start, stop, enable and disable them; consent.
+
+A yes to `trust` or `approve` covers exactly what's on screen: if a row or definition changes in the meantime, the user
+is asked again.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,16 @@ from anyio import to_thread
 from indusagi.core.text import format_count
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
-from induscode.boot.config_watch import BrokenConfigError
+from induscode.boot.plans import BrokenConfigError
+from induscode.cli.output import build_unknown_name
+from induscode.cli.terminal import escape_controls
 from induscode.conversations.servers import RELOAD
-from induscode.deck.mcp.drift import describe_causes
-from induscode.frontends.terminal.calls import format_duration
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, name_slash_commands, split_words
-from induscode.frontends.terminal.slash.consent import approve_tools, ask_about_servers, reload_config, show_drifts
+from induscode.deck.mcp.drift import build_approval, describe_causes, name_item
+from induscode.frontends.terminal.render import format_duration
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, name_slash_commands, split_words
 from induscode.search.options import estimate_definition
-from induscode.servers.listing import (
+from induscode.servers.config.trust import TrustStore
+from induscode.servers.plan import (
     STATE_REMEDIES,
     build_unknown_server,
     find_switched_off,
@@ -28,36 +34,34 @@ from induscode.servers.listing import (
     switch_server,
 )
 from induscode.servers.remedies import advise
-from induscode.servers.sign_in.prompts import PersonPrompt
-from induscode.servers.sign_in.servers import read_sign_in, sign_in_to_server, sign_out_of_server
+from induscode.servers.sign_in import PersonPrompt, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from typing import TypeAlias
 
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.conversations.servers import SessionServers
     from induscode.frontends.terminal.slash import SlashHost
     from induscode.servers.config.rows import ServerRow
+    from induscode.servers.plan import ServerPlan
+
+    Run: TypeAlias = Callable[[SlashHost, SessionServers, Sequence[str]], Awaitable[None]]
+    """Runs an action with its words."""
+    NamedRun: TypeAlias = Callable[[SlashHost, SessionServers, str], Awaitable[None]]
+    """Runs an action whose only word is the name of a server."""
+
 
 _HEADS = ("NAME", "VIA", "PHASE", "SINCE", "TOOLS", "TOKENS", "ANSWER", "RESTARTS")
 _SAVE, _DEVICE, _PASTE = "--save", "--device", "--paste"
 
 
-def get_servers(host: SlashHost) -> SessionServers:
-    """Return the session's servers, or raise `SlashError` if they can't change."""
-    servers = host.conversation.servers
-    if servers is None:
-        raise SlashError("the servers of this session cannot be changed")
-    return servers
-
-
 # -- table ------------------------------------------------------------------------------------
 
 
-async def _show_servers(host: SlashHost, words: Sequence[str]) -> None:
+async def _show_servers(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> None:
     _take_no_words(words)
-    servers, invocation = get_servers(host), host.conversation.invocation
-    off = await to_thread.run_sync(find_switched_off, invocation)
+    off = await to_thread.run_sync(find_switched_off, host.conversation.invocation)
     rows: list[tuple[str, ...]] = []
     messages: list[tuple[str, str]] = []
     for row in servers.plan.rows:
@@ -105,7 +109,7 @@ async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tup
         str(status.restarts),
     )
     if status.fault is not None:
-        return cells, *await _explain_fault(servers, status)
+        return cells, *await _explain_fault(servers, status, status.fault)
     if disabled:
         noun = "tool" if all(tool.ref.kind == "tool" for tool in disabled) else "item"
         number = format_count(len(disabled), f"{noun} is", f"{noun}s are")
@@ -129,12 +133,10 @@ def _explain_state(servers: SessionServers, row: ServerRow) -> tuple[str, str]:
     return " ".join([message, *(f"WARNING: {warning}" for warning in list_secret_warnings(row))]), remedy
 
 
-async def _explain_fault(servers: SessionServers, status: EndpointStatus) -> tuple[str, str]:
+async def _explain_fault(servers: SessionServers, status: EndpointStatus, fault: ProtocolFault) -> tuple[str, str]:
     """Return a server's fault in one line, and the remedy."""
-    name, fault = status.server, status.fault
-    config = servers.mcp.plan.configs.get(name)
-    if fault is None or config is None:
-        return "", ""
+    name = status.server
+    config = servers.mcp.plan.configs[name]
     message = " ".join(str(fault).removeprefix(f"server {name!r}: ").split())
     if status.next_try_s is not None:
         message += f" (next try in {status.next_try_s:.0f} s)"
@@ -148,40 +150,36 @@ async def _explain_fault(servers: SessionServers, status: EndpointStatus) -> tup
 # -- starting and stopping --------------------------------------------------------------------
 
 
-async def _connect(host: SlashHost, words: Sequence[str]) -> None:
-    servers, name = get_servers(host), await _take_name(host, words)
+async def _connect(host: SlashHost, servers: SessionServers, name: str) -> None:
     status = _require_startable(servers, name)
     if status.phase is EndpointPhase.READY:
         raise SlashError(f"server {name!r} is connected")
     is_over = status.phase in {EndpointPhase.CLOSED, EndpointPhase.FAULTED}
-    await _start(host, name, servers.mcp.fleet.restart if is_over else servers.mcp.fleet.wake)
+    await _start(host, servers, name, servers.mcp.fleet.restart if is_over else servers.mcp.fleet.wake)
 
 
-async def _restart(host: SlashHost, words: Sequence[str]) -> None:
-    servers, name = get_servers(host), await _take_name(host, words)
+async def _restart(host: SlashHost, servers: SessionServers, name: str) -> None:
     _require_startable(servers, name)
     _require_free(servers, name)
-    await _start(host, name, servers.mcp.fleet.restart)
+    await _start(host, servers, name, servers.mcp.fleet.restart)
 
 
-async def _start(host: SlashHost, name: str, start: Callable[[str], Awaitable[None]]) -> None:
+async def _start(host: SlashHost, servers: SessionServers, name: str, start: Callable[[str], Awaitable[None]]) -> None:
     """Start a server, wait until it's up or failed, and report which."""
-    servers = get_servers(host)
     try:
         await start(name)
         status = servers.mcp.require_status(name)
     except ProtocolFault as fault:
         raise SlashError(str(fault)) from fault
     if status.fault is not None:
-        message, remedy = await _explain_fault(servers, status)
+        message, remedy = await _explain_fault(servers, status, status.fault)
         host.screen.show(f"server {name!r} is {status.phase}: {message}")
         host.screen.show(f"  Fix: {remedy}")
         return
     host.screen.show(f"server {name!r} is {status.phase}: {format_count(status.tool_count, 'tool')}")
 
 
-async def _disconnect(host: SlashHost, words: Sequence[str]) -> None:
-    servers, name = get_servers(host), await _take_name(host, words)
+async def _disconnect(host: SlashHost, servers: SessionServers, name: str) -> None:
     status = _require_startable(servers, name)
     if status.phase in {EndpointPhase.IDLE, EndpointPhase.CLOSED}:
         raise SlashError(f"server {name!r} is not connected")
@@ -214,10 +212,10 @@ def _require_startable(servers: SessionServers, name: str) -> EndpointStatus:
 # -- signing in and out -----------------------------------------------------------------------
 
 
-async def _login(host: SlashHost, words: Sequence[str]) -> None:
+async def _login(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> None:
     """Sign in to a server, via browser unless a flag says otherwise."""
     ways = [word for word in words if word in {_DEVICE, _PASTE}]
-    servers, name = get_servers(host), await _take_name(host, [word for word in words if word not in ways])
+    name = await _take_name(host, servers, [word for word in words if word not in ways])
     _take_no_words(ways[1:])
     _require_startable(servers, name)
     config = servers.mcp.plan.configs[name]
@@ -230,11 +228,10 @@ async def _login(host: SlashHost, words: Sequence[str]) -> None:
     host.screen.show(f"signed in to {name!r}{who}")
     # A live connection picks up the new sign-in on its next request.
     if _require_startable(servers, name).phase is not EndpointPhase.READY:
-        await _start(host, name, servers.mcp.fleet.restart)
+        await _start(host, servers, name, servers.mcp.fleet.restart)
 
 
-async def _logout(host: SlashHost, words: Sequence[str]) -> None:
-    servers, name = get_servers(host), await _take_name(host, words)
+async def _logout(host: SlashHost, servers: SessionServers, name: str) -> None:
     _require_startable(servers, name)
     _require_free(servers, name)
     try:
@@ -250,11 +247,10 @@ async def _logout(host: SlashHost, words: Sequence[str]) -> None:
 # -- switching on and off ---------------------------------------------------------------------
 
 
-async def _switch(host: SlashHost, words: Sequence[str], *, on: bool) -> None:
-    saves = _SAVE in words
-    name = await _take_name(host, [word for word in words if word != _SAVE])
-    servers, word = get_servers(host), "on" if on else "off"
-    if saves:
+async def _switch(host: SlashHost, servers: SessionServers, words: Sequence[str], *, on: bool) -> None:
+    name = await _take_name(host, servers, [word for word in words if word != _SAVE])
+    word = "on" if on else "off"
+    if _SAVE in words:
         switch = partial(switch_server, host.conversation.invocation.cwd, name, None, on=on)
         try:
             host.screen.show(await to_thread.run_sync(switch))
@@ -275,10 +271,10 @@ async def _switch(host: SlashHost, words: Sequence[str], *, on: bool) -> None:
     else:  # switched off in its file
         servers.switched_on.add(name)
         try:
-            plan = await servers.read_plan()
-        except BrokenConfigError as exc:
+            plan = await _read_plan(servers)
+        except SlashError:
             servers.switched_on.discard(name)
-            raise SlashError(str(exc).partition("\n")[0]) from exc
+            raise
     changes = await servers.apply_plan(plan)
     host.screen.show(f"server {name!r} is switched {word} for this session; {_SAVE} writes it to its file")
     _show_changes(host, changes)
@@ -292,8 +288,7 @@ def _show_changes(host: SlashHost, changes: Sequence[str]) -> None:
 # -- tools and logs ---------------------------------------------------------------------------
 
 
-async def _show_tools(host: SlashHost, words: Sequence[str]) -> None:
-    servers, name = get_servers(host), await _take_name(host, words)
+async def _show_tools(host: SlashHost, servers: SessionServers, name: str) -> None:
     mcp = servers.mcp
     shown = [card for card in mcp.capabilities if card.ref.server == name]
     disabled = [tool for tool in mcp.disabled if tool.ref.server == name]
@@ -312,8 +307,7 @@ async def _show_tools(host: SlashHost, words: Sequence[str]) -> None:
         host.screen.show(f"no tool of server {name!r} is known: /mcp connect {name} starts it")
 
 
-async def _show_logs(host: SlashHost, words: Sequence[str]) -> None:
-    servers, name = get_servers(host), await _take_name(host, words)
+async def _show_logs(host: SlashHost, servers: SessionServers, name: str) -> None:
     try:
         lines = servers.mcp.fleet.read_log(name)
     except ProtocolFault:
@@ -334,56 +328,136 @@ def _take_no_words(words: Sequence[str]) -> None:
         raise SlashError(f"what is {words[0]!r} for? The command takes no further word")
 
 
-async def _take_name(host: SlashHost, words: Sequence[str]) -> str:
+async def _take_name(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> str:
     """Return the server name, a command's only word; `SlashError` if it's missing, unknown or not the only one."""
-    servers, invocation = get_servers(host), host.conversation.invocation
     names = [row.id for row in servers.plan.rows]
     if not words:
         raise SlashError(f"name the server: {', '.join(names)}" if names else "there are no servers")
     _take_no_words(words[1:])
     if words[0] not in names:
-        names += [one.name for one in await to_thread.run_sync(find_switched_off, invocation)]
+        names += [one.name for one in await to_thread.run_sync(find_switched_off, host.conversation.invocation)]
     if words[0] not in names:
         raise SlashError(build_unknown_server(words[0], names).format_message())
     return words[0]
 
 
+# -- consent ------------------------------------------------------------------------------------
+
+
+async def _trust(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> None:
+    """Ask about one server or all that wait for consent, and start those with a yes."""
+    name = await _take_name(host, servers, words) if words else None
+    plan = await _read_plan(servers)
+    held_back = await to_thread.run_sync(servers.find_held_back, plan)
+    waiting = [row for row in plan.rows if row in held_back or row in plan.untrusted]
+    rows = [row for row in waiting if name in {None, row.id}]
+    if not rows:
+        raise SlashError("no server waits for consent" if name is None else f"server {name!r} needs no consent")
+    trusted = [row.id for row in rows if await _ask_about_server(host, row)]
+    if not trusted:
+        return
+    # Reread: variables are only resolved after consent.
+    _show_changes(host, await servers.apply_plan(await _read_plan(servers)))
+    started = [server for server in trusted if server in servers.mcp.plan.configs]
+    await servers.mcp.wake(started)
+    for server in trusted:
+        status = servers.mcp.status_of(server) if server in started else None
+        if status is not None:
+            owner, tools = f"server {server!r}", format_count(status.tool_count, "tool")
+            what = tools if status.fault is None else str(status.fault).removeprefix(f"{owner}: ")
+            host.screen.show(f"{owner} is {status.phase}: {what}")
+        else:  # it changed again, or a variable has no value
+            host.screen.show(f"server {server!r} is not started: /mcp says why")
+
+
+async def _ask_about_server(host: SlashHost, row: ServerRow) -> bool:
+    """Show a server in full and store consent for exactly that."""
+    store = TrustStore()
+    question = await to_thread.run_sync(store.question, row)
+    if not await confirm(host, f"Trust {question.subject} and start it in this project?", question.details):
+        host.screen.show(f"{row.id}: not trusted")
+        return False
+    await to_thread.run_sync(store.approve, row, question.digest)
+    return True
+
+
+async def _reload(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> None:
+    """Reread and apply the configuration, asking about changed rows that are held back."""
+    _take_no_words(words)
+    plan = await _read_plan(servers)
+    held_back = await to_thread.run_sync(servers.find_held_back, plan)
+    answers = [await _ask_about_server(host, row) for row in held_back]
+    # Reread after a yes: a row that changed since the question is held back again.
+    changes = await servers.apply_plan(await _read_plan(servers) if any(answers) else plan)
+    _show_changes(host, changes or ["the configuration is as it was"])
+
+
+async def _read_plan(servers: SessionServers) -> ServerPlan:
+    try:
+        return await servers.read_plan()
+    except BrokenConfigError as exc:
+        raise SlashError(str(exc).partition("\n")[0]) from exc
+
+
+async def _diff(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> None:
+    """Show how the tools of one server, or all, differ from the approved definitions."""
+    name = await _take_name(host, servers, words) if words else None
+    await servers.mcp.wake(servers.mcp.eager_servers() if name is None else [name])
+    drifts = [drift for drift in servers.mcp.enrolment.drifts if name in {None, drift.ref.server}]
+    for drift in drifts:
+        host.screen.show(drift.summary)
+        host.screen.print(escape_controls(drift.diff()))
+    if not drifts:
+        host.screen.show("every tool is as it was approved")
+
+
+async def _approve(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> None:
+    """Show one or all changed tools of a server, and approve each with a yes."""
+    _take_no_words(words[2:])
+    name, tool = await _take_name(host, servers, words[:1]), words[1] if len(words) > 1 else None
+    # Current definitions require a listing.
+    await servers.mcp.wake([name])
+    enrolment = servers.mcp.enrolment
+    waiting = [drift for drift in enrolment.drifts if drift.disables and drift.ref.server == name]
+    wanted = [drift for drift in waiting if tool in {None, drift.ref.name}]
+    if not wanted and tool is not None:
+        message = f"no tool {tool!r} of {name!r} waits for approval"
+        raise SlashError(build_unknown_name(message, tool, [drift.ref.name for drift in waiting]).format_message())
+    if not wanted:
+        raise SlashError(f"no tool of {name!r} waits for approval")
+    for drift in wanted:
+        item = name_item(drift.ref)
+        if not await confirm(host, f"Approve {item} as it is now?", build_approval(name, [drift]).details):
+            host.screen.show(f"{item}: not approved")
+        elif not enrolment.approve(drift.ref, drift.digest):
+            host.screen.show(f"{item}: it has changed again: /mcp approve {name}")
+        else:
+            host.screen.show(f"{item}: approved as it is now")
+
+
 # -- the command ------------------------------------------------------------------------------
 
 
-async def _trust(host: SlashHost, words: Sequence[str]) -> None:
-    if words:
-        await _take_name(host, words)
-    await ask_about_servers(host, get_servers(host), words[0] if words else None)
+def _take_one(run: NamedRun) -> Run:
+    """Make an action of a function that takes a server's name."""
+
+    async def run_named(host: SlashHost, servers: SessionServers, words: Sequence[str]) -> None:
+        await run(host, servers, await _take_name(host, servers, words))
+
+    return run_named
 
 
-async def _approve(host: SlashHost, words: Sequence[str]) -> None:
-    _take_no_words(words[2:])
-    await approve_tools(
-        host, get_servers(host), await _take_name(host, words[:1]), words[1] if len(words) > 1 else None
-    )
-
-
-async def _diff(host: SlashHost, words: Sequence[str]) -> None:
-    await show_drifts(host, get_servers(host), await _take_name(host, words) if words else None)
-
-
-async def _reload(host: SlashHost, words: Sequence[str]) -> None:
-    _take_no_words(words)
-    await reload_config(host, get_servers(host))
-
-
-_ACTIONS: Mapping[str, tuple[str, Callable[[SlashHost, Sequence[str]], Awaitable[None]]]] = {
+_ACTIONS: Mapping[str, tuple[str, Run]] = {
     "list": ("show the servers", _show_servers),
-    "connect": ("NAME: start a server", _connect),
-    "disconnect": ("NAME: stop a server", _disconnect),
-    "restart": ("NAME: start a server again", _restart),
+    "connect": ("NAME: start a server", _take_one(_connect)),
+    "disconnect": ("NAME: stop a server", _take_one(_disconnect)),
+    "restart": ("NAME: start a server again", _take_one(_restart)),
     "login": ("NAME [--device|--paste]: sign in to a server", _login),
-    "logout": ("NAME: sign out of a server", _logout),
+    "logout": ("NAME: sign out of a server", _take_one(_logout)),
     "enable": (f"NAME [{_SAVE}]: switch a server on for this session", partial(_switch, on=True)),
     "disable": (f"NAME [{_SAVE}]: switch a server off for this session", partial(_switch, on=False)),
-    "tools": ("NAME: list the tools of a server", _show_tools),
-    "logs": ("NAME: show standard error and log messages", _show_logs),
+    "tools": ("NAME: list the tools of a server", _take_one(_show_tools)),
+    "logs": ("NAME: show standard error and log messages", _take_one(_show_logs)),
     "trust": ("[NAME]: consent to servers of the project", _trust),
     "approve": ("NAME [TOOL]: approve changed tools", _approve),
     "diff": ("[NAME]: show how tools differ from what was approved", _diff),
@@ -392,10 +466,12 @@ _ACTIONS: Mapping[str, tuple[str, Callable[[SlashHost, Sequence[str]], Awaitable
 
 
 async def _run(host: SlashHost, rest: str) -> None:
+    servers = host.conversation.servers
+    assert servers is not None  # a session with slash commands follows its configuration
     action, *words = split_words(rest) or ["list"]
     if action not in _ACTIONS:
         raise SlashError(f"/mcp has no action {action!r}; there are: {', '.join(_ACTIONS)}")
-    await _ACTIONS[action][1](host, words)
+    await _ACTIONS[action][1](host, servers, words)
 
 
 MCP = SlashCommand(

@@ -8,19 +8,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from indusagi.core.json import is_json_object
-from indusagi.core.records import record
 from indusagi.core.text import cut_text, format_count
 from indusagi.interop.protocol_bridge.contract import ProtocolFault
-from induscode.cli.dialog import Choice, Question
 from induscode.cli.terminal import escape_controls
 from induscode.conversations.agents.files import find_folders, read_markdown
 from induscode.conversations.mentions import open_server_content
 from induscode.deck.cards.memory import LARGEST_BYTES, MEMORY_NAME, append_note_line
 from induscode.deck.mcp.content import ContentRefused, find_text
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, split_words
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, split_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
@@ -45,16 +43,8 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _PLACE = re.compile(r"\$(?:ARGUMENTS\b|([1-9])(?!\d))")
 
 
-@record
-class CustomCommands:
-    """Commands from files, and notes about skipped files."""
-
-    commands: Mapping[str, SlashCommand]
-    notes: Sequence[str] = ()
-
-
-def load_custom_commands(cwd: str, taken: Collection[str]) -> CustomCommands:
-    """Load the user's commands, then the project's. Blocks: call it in a thread.
+def load_custom_commands(cwd: str, taken: Collection[str]) -> tuple[Mapping[str, SlashCommand], Sequence[str]]:
+    """Load the user's commands, then the project's, with notes about skipped files. Blocks: call it in a thread.
 
     Names in `taken` and names of user files take precedence.
     """
@@ -75,28 +65,22 @@ def load_custom_commands(cwd: str, taken: Collection[str]) -> CustomCommands:
                     commands[name] = _read_command(name, path, folder, origin)
                 except OSError as exc:
                     notes.append(f"{path}: left out: {exc.strerror}")
-    return CustomCommands(commands, notes)
+    return commands, notes
 
 
-def _list_files(folder: str, notes: list[str]) -> Iterator[str]:
-    """List Markdown files below a directory by name, skipping symlinked directories."""
-    folders, entries, files = [(folder, 1)], 0, 0
-    while folders:
-        path, depth = folders.pop(0)
-        try:
-            found = sorted(os.scandir(path), key=lambda entry: entry.name)
-        except OSError:
-            continue
-        for entry in found:
-            entries += 1
-            if entries > _MAX_ENTRIES or files >= MAX_FILES:
-                notes.append(f"{folder}: it has more files than the {MAX_FILES} that are read")
-                return
-            if entry.is_dir(follow_symlinks=False) and depth < _MAX_DEPTH:
-                folders.append((entry.path, depth + 1))
-            elif entry.name.endswith(".md") and not entry.is_dir():
-                files += 1
-                yield entry.path
+def _list_files(folder: str, notes: list[str]) -> Sequence[str]:
+    """List Markdown files below a directory, skipping symlinked directories."""
+    entries, files = 0, list[str]()
+    for path, folders, names in os.walk(folder):
+        entries += len(folders) + len(names)
+        files += [os.path.join(path, name) for name in sorted(names) if name.endswith(".md")]
+        if entries > _MAX_ENTRIES or len(files) > MAX_FILES:
+            notes.append(f"{folder}: it has more files than the {MAX_FILES} that are read")
+            break
+        folders.sort()
+        if path.count(os.sep) - folder.count(os.sep) == _MAX_DEPTH - 1:
+            folders.clear()
+    return files[:MAX_FILES]
 
 
 def _read_command(name: str, path: str, folder: str, origin: str) -> SlashCommand:
@@ -122,11 +106,7 @@ async def _send_file(body: str, host: SlashHost, rest: str) -> None:
 
 
 def expand_arguments(body: str, rest: str) -> str:
-    """Insert the arguments into a text, or append them if it has no placeholder.
-
-    Raises:
-        SlashError: The text uses `$1`, but the line has unbalanced quotes.
-    """
+    """Insert the arguments into a text, or append them if it has no placeholder."""
     if _PLACE.search(body) is None:
         return f"{body}\n\n{rest}" if rest else body
     words = split_words(rest) if any(match[1] for match in _PLACE.finditer(body)) else []
@@ -146,10 +126,8 @@ def expand_arguments(body: str, rest: str) -> str:
 # order the prompt declares them.
 
 
-def list_prompt_commands(conversation: Conversation | None) -> Mapping[str, SlashCommand]:
+def list_prompt_commands(conversation: Conversation) -> Mapping[str, SlashCommand]:
     """List the current prompts of a conversation's servers."""
-    if conversation is None:
-        return {}
     commands: dict[str, SlashCommand] = {}
     for item in open_server_content(conversation.session).list_items("prompt"):
         name = f"{item.ref.server}:{item.ref.name}"
@@ -199,13 +177,7 @@ async def _send_prompt(ref: RemoteToolRef, arguments: Sequence[tuple[str, bool]]
 # -- memory -----------------------------------------------------------------------------------
 
 
-def list_memory_commands() -> Sequence[SlashCommand]:
-    """List `/memory`."""
-    describe = "show the notes for later sessions, add to them, clear them"
-    return (SlashCommand(name="memory", usage="[add TEXT|clear]", describe=describe, run=_run),)
-
-
-async def _run(host: SlashHost, rest: str) -> None:
+async def _change_memory(host: SlashHost, rest: str) -> None:
     action, _, text = rest.partition(" ")
     text = text.strip()
     if action not in {"", "add", "clear"} or (action != "add" and text):
@@ -224,12 +196,16 @@ async def _run(host: SlashHost, rest: str) -> None:
         host.screen.show(f"there are no notes ({MEMORY_NAME})")
     elif action == "clear":
         count = format_count(len(notes.splitlines()), "line")
-        choices = (Choice(key="y", label="yes, remove them"), Choice(key="n", label="no"))
-        reply = await host.screen.ask(
-            Question(title=f"Remove all notes of {MEMORY_NAME} ({count})?", choices=choices, default="n")
-        )
-        if reply.key == "y" and not reply.cancelled:
+        if await confirm(host, f"Remove all notes of {MEMORY_NAME} ({count})?"):
             await memory.replace("")
             host.screen.show("the notes are empty now")
     else:
         host.screen.print(escape_controls(notes))
+
+
+MEMORY = SlashCommand(
+    name="memory",
+    usage="[add TEXT|clear]",
+    describe="show the notes for later sessions, add to them, clear them",
+    run=_change_memory,
+)

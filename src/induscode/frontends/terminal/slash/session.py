@@ -1,9 +1,10 @@
-"""Commands for the session itself: `/rewind`, `/help`, `/plan`, `/model`, `/cost`, `/resume`, `/context` and more."""
+"""Commands for the session itself, such as `/rewind`, `/model` and `/resume`, and the table of all commands."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from anyio import to_thread
@@ -14,9 +15,8 @@ from indusagi.core.json import estimate_tokens
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from induscode.cli.console import format_age
 from induscode.cli.dialog import Choice, Question
-from induscode.cli.terminal import escape_unprintable
+from induscode.cli.terminal import escape_unprintable, format_age
 from induscode.conversations.compaction import CompactionError, estimate_message
 from induscode.conversations.contract import Usage
 from induscode.conversations.conversation import USAGE_OP
@@ -26,16 +26,18 @@ from induscode.conversations.rewind import list_rewind_points, preview_rewind, r
 from induscode.conversations.transcript import list_conversations
 from induscode.frontends.terminal.render import format_tokens
 from induscode.frontends.terminal.slash import SlashCommand, SlashError
-from induscode.frontends.terminal.slash.tasks import confirm_end_of_jobs
+from induscode.frontends.terminal.slash.mcp import MCP
+from induscode.frontends.terminal.slash.prompts import MEMORY, list_prompt_commands, load_custom_commands
+from induscode.frontends.terminal.slash.tasks import TASKS, confirm_end_of_jobs
+from induscode.frontends.terminal.slash.tools import ADDONS, PERMISSIONS, TOOLS
 from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from indusagi.core.json import JsonObject
     from induscode.conversations.conversation import Conversation
     from induscode.conversations.rewind import RewindPoint, RewindPreview, RewindScope
-    from induscode.conversations.transcript import ConversationSummary
     from induscode.frontends.terminal.slash import SlashHost
 
 
@@ -48,13 +50,7 @@ _LISTED = 20
 _ACTIONS = {"write": "is restored", "delete": "is removed"}
 
 
-def list_rewind_commands() -> Sequence[SlashCommand]:
-    """List `/rewind`."""
-    describe = "return files, conversation or both to the state before a prompt"
-    return (SlashCommand(name="rewind", usage="[N] [files|talk|both]", describe=describe, run=_run),)
-
-
-async def _run(host: SlashHost, rest: str) -> None:
+async def _rewind(host: SlashHost, rest: str) -> None:
     words = rest.split()
     scope = cast("RewindScope", words.pop() if words and words[-1] in _SCOPES else "both")
     if len(words) > 1 or (words and not words[0].isdigit()) or (not words and rest):
@@ -111,9 +107,7 @@ async def _ask(host: SlashHost, point: RewindPoint, preview: RewindPreview, scop
         default="n",
     )
     reply = await host.screen.ask(question)
-    if reply.cancelled or reply.key not in {"y", "a"}:
-        return None
-    return conflicts if reply.key == "a" else ()
+    return {"y": (), "a": conflicts}.get(reply.key)
 
 
 def _describe_messages(count: int) -> str:
@@ -135,27 +129,15 @@ _KEYS = (
 )
 
 
-def list_session_commands(commands: Mapping[str, SlashCommand]) -> Sequence[SlashCommand]:
-    """List the session commands. `/help` shows `commands`, which may be filled later."""
-
-    async def show_help(host: SlashHost, rest: str) -> None:
-        name = rest.removeprefix("/")
-        if name and name not in commands:
-            raise SlashError(f"unknown command /{name}: type / to see all")
-        shown = [commands[name]] if name else commands.values()
-        rows = [(f"/{command.name} {command.usage}".rstrip(), command.describe) for command in shown]
-        host.print_table(("COMMAND", ""), rows)
-        if not name:
-            host.screen.show(_KEYS)
-
-    return (
-        SlashCommand(name="help", usage="[COMMAND]", describe="list the commands", run=show_help),
-        SlashCommand(name="plan", usage="[on|off]", describe="plan mode: only read-only tools run", run=_set_plan_mode),
-        SlashCommand(name="model", usage="[NAME]", describe="show the model, or switch to another", run=_switch_model),
-        SlashCommand(name="cost", describe="requests, tokens and cost of this conversation", run=_show_cost),
-        SlashCommand(name="exit", describe="leave the session", run=_leave),
-        SlashCommand(name="quit", describe="leave the session", run=_leave),
-    )
+async def _show_help(host: SlashHost, rest: str) -> None:
+    name, commands = rest.removeprefix("/"), host.commands
+    if name and name not in commands:
+        raise SlashError(f"unknown command /{name}: type / to see all")
+    shown = [commands[name]] if name else commands.values()
+    rows = [(f"/{command.name} {command.usage}".rstrip(), command.describe) for command in shown]
+    host.print_table(("COMMAND", ""), rows)
+    if not name:
+        host.screen.show(_KEYS)
 
 
 async def _leave(host: SlashHost, rest: str) -> None:
@@ -230,25 +212,10 @@ def sum_usage(rows: Sequence[JsonObject]) -> Usage:
 _MAX_SEARCHED = 200
 
 
-def list_conversation_commands() -> Sequence[SlashCommand]:
-    """List `/resume` and `/fork`."""
-    return (
-        SlashCommand(
-            name="resume", usage="[N|ID]", describe="list the conversations of this directory, or open one", run=_resume
-        ),
-        SlashCommand(name="fork", describe="continue in a copy", run=_fork),
-    )
-
-
-async def _list(host: SlashHost, limit: int) -> Sequence[ConversationSummary]:
-    conversation = host.conversation
-    return await to_thread.run_sync(
-        lambda: list_conversations(conversation.invocation.cwd, limit=limit, without=conversation.transcript.id)
-    )
-
-
 async def _resume(host: SlashHost, rest: str) -> None:
-    summaries = await _list(host, _MAX_SEARCHED if rest and not rest.isdigit() else _LISTED)
+    cwd, present = host.conversation.invocation.cwd, host.conversation.transcript.id
+    limit = _MAX_SEARCHED if rest and not rest.isdigit() else _LISTED
+    summaries = await to_thread.run_sync(partial(list_conversations, cwd, limit=limit, without=present))
     if not rest:
         if not summaries:
             host.screen.show("there is no other conversation in this directory")
@@ -305,16 +272,6 @@ class ContextPart:
 
     name: str
     tokens: int
-
-
-def list_context_commands() -> Sequence[SlashCommand]:
-    """List `/context` and `/compact`."""
-    return (
-        SlashCommand(name="context", describe="what fills the context window", run=_show_context),
-        SlashCommand(
-            name="compact", usage="[INSTRUCTIONS]", describe="summarize older messages to free context", run=_compact
-        ),
-    )
 
 
 def measure_parts(conversation: Conversation) -> Sequence[ContextPart]:
@@ -375,3 +332,49 @@ async def _compact(host: SlashHost, rest: str) -> None:
     except CompactionError as exc:
         raise SlashError(f"nothing was changed: {exc}") from exc
     host.screen.show(str(report))
+
+
+# -- the table --------------------------------------------------------------------------------
+
+
+COMMANDS = (
+    ADDONS,
+    SlashCommand(
+        name="compact", usage="[INSTRUCTIONS]", describe="summarize older messages to free context", run=_compact
+    ),
+    SlashCommand(name="context", describe="what fills the context window", run=_show_context),
+    SlashCommand(name="cost", describe="requests, tokens and cost of this conversation", run=_show_cost),
+    SlashCommand(name="exit", describe="leave the session", run=_leave),
+    SlashCommand(name="fork", describe="continue in a copy", run=_fork),
+    SlashCommand(name="help", usage="[COMMAND]", describe="list the commands", run=_show_help),
+    MCP,
+    MEMORY,
+    SlashCommand(name="model", usage="[NAME]", describe="show the model, or switch to another", run=_switch_model),
+    PERMISSIONS,
+    SlashCommand(name="plan", usage="[on|off]", describe="plan mode: only read-only tools run", run=_set_plan_mode),
+    SlashCommand(name="quit", describe="leave the session", run=_leave),
+    SlashCommand(
+        name="resume", usage="[N|ID]", describe="list the conversations of this directory, or open one", run=_resume
+    ),
+    SlashCommand(
+        name="rewind",
+        usage="[N] [files|talk|both]",
+        describe="return files, conversation or both to the state before a prompt",
+        run=_rewind,
+    ),
+    TASKS,
+    TOOLS,
+)
+"""The built-in commands, by name."""
+
+
+async def load_commands(conversation: Conversation, on_note: Callable[[str], None]) -> dict[str, SlashCommand]:
+    """Load the built-in commands, those of the user's and the project's Markdown files, and the servers' prompts.
+
+    A file never replaces a built-in command. `on_note` receives a line about each skipped file.
+    """
+    table = {command.name: command for command in COMMANDS}
+    custom, notes = await to_thread.run_sync(load_custom_commands, conversation.invocation.cwd, table)
+    for note in notes:
+        on_note(note)
+    return {**table, **custom, **list_prompt_commands(conversation)}

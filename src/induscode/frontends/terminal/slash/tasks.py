@@ -11,18 +11,17 @@ from anyio import to_thread
 from indusagi.core.ids import is_ulid
 from indusagi.core.records import record
 from indusagi.core.text import format_count
-from induscode.cli.console import format_age
-from induscode.cli.dialog import Choice, Question
-from induscode.conversations.agents.task import find_objective
+from induscode.cli.terminal import format_age
+from induscode.conversations.agents.sub_session import find_objective
 from induscode.conversations.transcript import Transcript, find_answer_text, list_by_age, summarise_log
 from induscode.deck.cards.task import describe_work, format_report
-from induscode.frontends.terminal.slash import SlashCommand, SlashError
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.capabilities.jobs.job import Job
-    from induscode.conversations.agents.task import DelegatedTask
+    from induscode.conversations.agents.sub_session import DelegatedTask
     from induscode.frontends.terminal.slash import SlashHost
 
 _LINES = 40
@@ -44,14 +43,6 @@ class _Task:
     directory: str = ""
 
 
-def list_task_commands() -> Sequence[SlashCommand]:
-    """List `/tasks`."""
-    describe = "background jobs and tasks of agents: list, show the output, stop, go on"
-    actions = {"output": "N: show it", "stop": "N: end it", "resume": "N [TEXT]: go on with a task"}
-    usage = "[output N|stop N|resume N]"
-    return (SlashCommand(name="tasks", usage=usage, describe=describe, actions=actions, run=_run),)
-
-
 async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
     """Ask before reopening the session ends running jobs or tasks. True if there are none."""
     from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
@@ -64,10 +55,7 @@ async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
         return True
     names = ", ".join((*(job.id for job in jobs), *(task.id for task in tasks)))
     verb = "ends" if len(jobs) + len(tasks) == 1 else "end"
-    title = f"{reason} {' and '.join(counts)} {verb} with it: {names}. Go on?"
-    choices = (Choice(key="y", label="yes"), Choice(key="n", label="no"))
-    reply = await host.screen.ask(Question(title=title, choices=choices, default="n"))
-    return reply.key == "y" and not reply.cancelled
+    return await confirm(host, f"{reason} {' and '.join(counts)} {verb} with it: {names}. Go on?")
 
 
 async def _run(host: SlashHost, rest: str) -> None:
@@ -146,24 +134,21 @@ async def _list_tasks(host: SlashHost) -> Sequence[_Task]:
             summary = summarise_log(path, modified_ns // 1_000_000) if is_ulid(name) else None
             if summary is not None:
                 age = format_age(summary.modified_ms, now_ms())
-                state = format_count(summary.messages, "message")
-                found.append(_Task(name, state, age, summary.title or _read_objective(path), directory=path))
+                state, title = format_count(summary.messages, "message"), summary.title
+                if not title:  # it never started
+                    with closing(Transcript(path, "")) as transcript:
+                        title = find_objective(transcript)
+                found.append(_Task(name, state, age, title, directory=path))
         return found
 
     return [*tasks, *await to_thread.run_sync(read_sessions)]
-
-
-def _read_objective(directory: str) -> str:
-    """Read the objective of a task that never started."""
-    with closing(Transcript(directory, "")) as transcript:
-        return find_objective(transcript)
 
 
 async def _read_output(task: _Task) -> Sequence[str]:
     """Read a job's last lines or a task's report, without consuming the output the model polls next."""
     if task.job is not None:
         await task.job.look()
-        return [line for stream in task.job.streams for line in stream.ring.last(_LINES).all_texts]
+        return [line for stream in task.job.streams for line in stream.last(_LINES).all_texts]
 
     if task.task is not None:
         # Its log is still open while it runs.
@@ -178,3 +163,12 @@ async def _read_output(task: _Task) -> Sequence[str]:
         return texts[-1].splitlines() if texts else []
 
     return await to_thread.run_sync(read_report)
+
+
+TASKS = SlashCommand(
+    name="tasks",
+    usage="[output N|stop N|resume N]",
+    describe="background jobs and tasks of agents: list, show the output, stop, go on",
+    actions={"output": "N: show it", "stop": "N: end it", "resume": "N [TEXT]: go on with a task"},
+    run=_run,
+)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.text import format_count
-from induscode.addons.discovery import discover_addons
-from induscode.addons.loader import describe_refusal
+from induscode.addons.loader import describe_refusal, discover_addons
 from induscode.boot.catalog import NATIVE
 from induscode.deck.contract import describe
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, name_slash_commands, split_words

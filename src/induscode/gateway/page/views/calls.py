@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
-from induscode.calls.database import CallFilter, open_calls
+from induscode.calls.database import (
+    CallFilter,
+    CallSeries,
+    CallStatistics,
+    format_duration,
+    read_series,
+    read_statistics,
+    use_calls,
+)
 from induscode.calls.record import DECLINED, FAILED_OUTCOMES, format_name
-from induscode.calls.statistics import CallSeries, CallStatistics, format_duration, read_series, read_statistics
-from induscode.gateway.page.contract import PageError, PageView
-from induscode.gateway.page.html import Html, table, tag
-from induscode.gateway.page.parts import (
+from induscode.gateway.page.html import (
     FAILED,
+    Html,
+    PageError,
+    PageView,
     build_choice,
     build_field,
     build_filter,
@@ -29,12 +37,14 @@ from induscode.gateway.page.parts import (
     show_state,
     show_text,
     show_time,
+    table,
+    tag,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from induscode.calls.database import Payload
+    from induscode.calls.database import CallDatabase, Payload
     from induscode.calls.record import CallRecord
     from induscode.gateway.page.access import PageRequest
 
@@ -64,7 +74,8 @@ async def show_calls(page: PageRequest) -> PageView:
         failed=page.get("failed") == "1",
         declined=page.get("failed") == "declined",
     )
-    overview = await to_thread.run_sync(_read_overview, wanted, window, page.get("order") == "slow")
+    reading = partial(_read_overview, wanted=wanted, window=window, slow=page.get("order") == "slow")
+    overview = await to_thread.run_sync(use_calls, reading)
     if overview is None:
         nothing = show_nothing("No calls yet. Calls of sessions, of `indus call` and of clients appear here.")
         return PageView("Calls", live("calls", "calls", nothing), "calls")
@@ -87,15 +98,11 @@ async def show_calls(page: PageRequest) -> PageView:
     return PageView("Calls", content, "calls")
 
 
-def _read_overview(wanted: CallFilter, window: str, slow: bool) -> _Overview | None:
-    database = open_calls()
-    if database is None:
-        return None
-    with closing(database):
-        series = read_series(database, now_ms(), _WINDOWS[window][1], _STEPS, wanted)
-        wanted = replace(wanted, since_ms=series.since_ms)
-        calls = database.latest(wanted, _MAX_CALLS, slowest=slow)
-        return _Overview(calls if slow else calls[::-1], series, read_statistics(database, "tool", wanted))
+def _read_overview(database: CallDatabase, wanted: CallFilter, window: str, *, slow: bool) -> _Overview:
+    series = read_series(database, now_ms(), _WINDOWS[window][1], _STEPS, wanted)
+    wanted = replace(wanted, since_ms=series.since_ms)
+    calls = database.latest(wanted, _MAX_CALLS, slowest=slow)
+    return _Overview(calls if slow else calls[::-1], series, read_statistics(database, "tool", wanted))
 
 
 def _build_filter(page: PageRequest, window: str) -> Html:
@@ -143,14 +150,12 @@ def _format_time(call: CallRecord) -> str:
 
 
 def _build_row(call: CallRecord) -> Sequence[Html | str]:
-    who = " ".join(filter(None, (call.principal, call.client, call.agent))) or call.conversation or call.via
-    outcome = call.outcome if not call.code else f"{call.outcome} ({call.code})"
     return (
         link(call.shown_name, "/call", number=call.id),
-        show_state(outcome),
+        show_state(call.shown_outcome),
         _format_time(call),
         f"{call.tokens:,}",
-        who,
+        call.caller or call.via,
         show_time(call.at_ms),
         f"{call.id}",
     )
@@ -175,7 +180,9 @@ def _show_statistics(groups: Sequence[CallStatistics]) -> Html:
 async def show_call(page: PageRequest) -> PageView:
     """Show one call: its record, its texts if recorded, and the calls of the same trace or turn."""
     number = page.get("number")
-    found = await to_thread.run_sync(_read_call, int(number)) if number.isdecimal() and len(number) < 16 else None
+    found = None
+    if number.isdecimal() and len(number) < 16:
+        found = await to_thread.run_sync(use_calls, partial(_read_call, number=int(number)))
     if found is None:
         raise PageError(f"There is no call {number!r}")
     call, payload, related = found
@@ -225,6 +232,7 @@ def _show_record(call: CallRecord, name: str) -> Html:
         "Outcome": [show_state(call.outcome), f" {call.code}" if call.code else "", again],
         "When": [iso_utc(call.at_ms), " (", show_time(call.at_ms), ")"],
         "Took": _format_time(call),
+        "Allowed by": call.allowed_by,
         "Client": " ".join(filter(None, (call.client, f"through the {call.via}" if call.via else ""))),
         "Principal": call.principal,
         "Sub-agent": call.agent,
@@ -238,10 +246,6 @@ def _show_record(call: CallRecord, name: str) -> Html:
     })  # fmt: skip
 
 
-def _read_call(number: int) -> tuple[CallRecord, Payload | None, Sequence[CallRecord]] | None:
-    database = open_calls()
-    if database is None:
-        return None
-    with closing(database):
-        call, payload = database.find(number)
-        return None if call is None else (call, payload, database.related(call, _MAX_RELATED))
+def _read_call(database: CallDatabase, number: int) -> tuple[CallRecord, Payload | None, Sequence[CallRecord]] | None:
+    call, payload = database.find(number)
+    return None if call is None else (call, payload, database.related(call, _MAX_RELATED))

@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from induscode.gateway.page.contract import PageError, PageView
-from induscode.gateway.page.html import table, tag
-from induscode.gateway.page.parts import live, show_nothing, show_state
+from induscode.gateway.page.html import PageError, PageView, live, show_nothing, show_state, table, tag
 
 if TYPE_CHECKING:
     from induscode.cluster.contract import Placement

@@ -14,9 +14,10 @@ from indusagi.runtime.contract import TextContentBlock
 from induscode.calls.record import find_tool_ref
 from induscode.deck.contract import describe
 from induscode.deck.mcp.content import find_text
-from induscode.gateway.page.contract import PageError, PageView
-from induscode.gateway.page.html import Html, table, tag
-from induscode.gateway.page.parts import (
+from induscode.gateway.page.html import (
+    Html,
+    PageError,
+    PageView,
     address,
     build_form,
     build_search,
@@ -29,6 +30,8 @@ from induscode.gateway.page.parts import (
     show_nothing,
     show_prose,
     show_text,
+    table,
+    tag,
 )
 from induscode.search.options import estimate_definition
 
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.gateway.page.access import PageRequest
-    from induscode.gateway.page.contract import CallReply
+    from induscode.gateway.page.source import CallReply
 
 _MAX_ROWS = 200
 """Rows per list; the search finds the rest."""

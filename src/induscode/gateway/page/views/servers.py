@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from typing import TYPE_CHECKING, cast, get_args
 
 from anyio import to_thread
@@ -10,18 +9,20 @@ from anyio import to_thread
 from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from induscode.calls.database import open_calls
-from induscode.calls.statistics import CallSeries, format_duration, read_series
+from induscode.calls.database import CallSeries, format_duration, read_series, use_calls
 from induscode.core.consent import ConsentChangedError
 from induscode.deck.mcp.drift import build_approval, name_item
-from induscode.gateway.page.contract import PageError, PageView, ServerAction
-from induscode.gateway.page.html import Html, link_outside, render, table, tag
-from induscode.gateway.page.parts import (
+from induscode.gateway.page.html import (
+    Html,
+    PageError,
+    PageView,
     address,
     build_form,
     draw_sparkline,
     link,
+    link_outside,
     live,
+    render,
     shorten,
     shorten_path,
     show_diff,
@@ -29,14 +30,18 @@ from induscode.gateway.page.parts import (
     show_nothing,
     show_state,
     show_text,
+    table,
+    tag,
 )
+from induscode.gateway.page.source import ServerAction
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from induscode.calls.database import CallDatabase
     from induscode.deck.mcp.drift import Drift
     from induscode.gateway.page.access import PageRequest
-    from induscode.gateway.page.contract import ServerSummary
+    from induscode.gateway.page.source import ServerSummary
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
 _STEPS, _STEP_MS = 30, 120_000
@@ -51,7 +56,7 @@ _LABELS: Mapping[str, str] = {
 async def show_servers(page: PageRequest) -> PageView:
     """Show all servers."""
     servers = await page.source.list_servers()
-    series = await to_thread.run_sync(_read_hour)
+    series = await to_thread.run_sync(use_calls, _read_hour)
     ready = sum(server.state == "ready" for server in servers)
     tools, tokens = format_count(sum(one.tools for one in servers), "tool"), sum(one.tokens for one in servers)
     rows = [_build_row(page, server, series) for server in servers]
@@ -66,12 +71,8 @@ async def show_servers(page: PageRequest) -> PageView:
     return PageView("Servers", content, "servers")
 
 
-def _read_hour() -> CallSeries | None:
-    database = open_calls()
-    if database is None:
-        return None
-    with closing(database):
-        return read_series(database, now_ms(), _STEP_MS, _STEPS)
+def _read_hour(database: CallDatabase) -> CallSeries:
+    return read_series(database, now_ms(), _STEP_MS, _STEPS)
 
 
 def _build_row(page: PageRequest, server: ServerSummary, series: CallSeries | None) -> Sequence[Html | str]:
@@ -113,7 +114,7 @@ def _build_actions(page: PageRequest, server: ServerSummary) -> Html | None:
 
 
 def _explain(server: ServerSummary) -> Html:
-    remedy = tag("p", "What to do: ", tag("code", server.remedy)) if server.remedy else None
+    remedy = tag("p", "Fix: ", tag("code", server.remedy)) if server.remedy else None
     waits = server.state in {"untrusted", "changed", "unresolved"}
     return tag(
         "article",
@@ -133,7 +134,7 @@ async def show_server(page: PageRequest) -> PageView:
         raise PageError(f"There is no server {name!r}")
     log = [*page.source.session.mcp.fleet.read_log(name)] if page.source.session.mcp.status_of(name) is not None else []
     cards = [card for card in page.source.session.mcp.capabilities if card.ref.server == name]
-    series = await to_thread.run_sync(_read_hour)
+    series = await to_thread.run_sync(use_calls, _read_hour)
     answer = None if server.answer_s is None else format_duration(round(server.answer_s * 1_000_000))
     question = await to_thread.run_sync(page.source.ask_consent, name)
     config = show_text("\n".join(question.details))

@@ -24,9 +24,10 @@ from induscode.conversations.transcript import (
     remove_session_note,
 )
 from induscode.deck.stores.checkpoints import read_changed_paths
-from induscode.gateway.page.contract import PageError, PageView
-from induscode.gateway.page.html import Html, table, tag
-from induscode.gateway.page.parts import (
+from induscode.gateway.page.html import (
+    Html,
+    PageError,
+    PageView,
     link,
     shorten,
     shorten_path,
@@ -35,6 +36,8 @@ from induscode.gateway.page.parts import (
     show_state,
     show_text,
     show_time,
+    table,
+    tag,
 )
 
 if TYPE_CHECKING:

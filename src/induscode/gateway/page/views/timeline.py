@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, cast
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc
 from induscode.deck.mcp.store.history import deck_at
-from induscode.gateway.page.contract import PageError, PageView
-from induscode.gateway.page.html import Html, table, tag
-from induscode.gateway.page.parts import (
+from induscode.gateway.page.html import (
+    Html,
+    PageError,
+    PageView,
     build_choice,
     build_field,
     build_filter,
@@ -22,6 +23,8 @@ from induscode.gateway.page.parts import (
     show_nothing,
     show_prose,
     show_state,
+    table,
+    tag,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +56,10 @@ async def show_timeline(page: PageRequest) -> PageView:
     limit = _ALL_EVENTS if page.get("all") == "1" else _EVENTS
     shown = matching[-limit:]
     cells = [
-        (show_state(row.op), row.at[11:19], _format_subject(row), _show_detail(row), _link_deck(row))
+        (
+            *(show_state(row.op), row.at[11:19], _format_subject(row), _show_detail(row)),
+            link("what it saw", "/deck", run=row.run, turn=str(row.facts.get("turn"))) if row.op == "turn" else "",
+        )
         for row in reversed(shown)
     ]
     more = None
@@ -104,10 +110,6 @@ def _show_detail(row: Row) -> Sequence[Html | str]:
     facts = row.facts
     texts = " ".join(str(facts[key]) for key in ("subject", "detail") if facts.get(key))[:300]
     return [texts, *(show_digest(str(facts[key])) for key in ("pin", "deck") if facts.get(key))]
-
-
-def _link_deck(row: Row) -> Html | str:
-    return link("what it saw", "/deck", run=row.run, turn=str(row.facts.get("turn"))) if row.op == "turn" else ""
 
 
 async def show_deck(page: PageRequest) -> PageView:

@@ -8,44 +8,46 @@ a deadline; the deadlines of responses belong to the caller.
 from __future__ import annotations
 
 import asyncio
-import functools
-import ssl
-import threading
+import urllib.request
 from contextlib import asynccontextmanager, suppress
+from email.message import Message
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from http.cookiejar import CookieJar
+from typing import TYPE_CHECKING, cast
 
 import anyio
-import httpx2
 
 from indusagi.core.faults import describe_error
 from indusagi.interop.auth.contract import AuthFault, Refusal
-from indusagi.interop.protocol_bridge.client.http.events import EventTooLargeError
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     HttpRequestError,
     build_error,
+    build_incomplete_error,
     build_redirect_error,
     classify_auth_fault,
     classify_network_error,
     classify_status,
     find_rpc_error,
-    format_origin,
-    get_content_type,
-    get_origin,
 )
 from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand, is_valid_header
-from indusagi.interop.protocol_bridge.client.http.proxy import find_proxy
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
+from indusagi.net.address import parse_url
+from indusagi.net.client import REDIRECTS, SAME_METHOD, EventTooLargeError, get_media_type
+from indusagi.net.dial import BodyEndedEarly, find_proxy, open_network, parse_proxy, shared_tls
+from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping
+    from http.client import HTTPResponse
 
     from anyio.abc import TaskGroup
 
     from indusagi.interop.auth.contract import RequestAuthorizer
-    from indusagi.interop.protocol_bridge.client.http.events import EventParser, ServerEvent
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
+    from indusagi.net.address import WebUrl
+    from indusagi.net.client import EventParser, ServerEvent
+    from indusagi.net.dial import HttpAnswer, Network
 
 _MAX_REDIRECTS = 3
 _REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -59,113 +61,140 @@ _MAX_POSTS = 64
 """Concurrent posts before the next frame waits."""
 _POST_WAIT_S = 1.0
 """How long other frames wait for the response to `initialized`, or for a free slot."""
-_tls_lock = threading.Lock()
 
 
 class HttpClient:
-    """Sends requests to one server."""
+    """Sends requests to one server.
+
+    Args:
+        network: Connects to the server.
+        url: The configured URL.
+        limits: The server's limits.
+        headers: Headers of every request.
+        via: Origin of the proxy, if any.
+        authorizer: Adds credentials, and reacts to refusals.
+    """
 
     def __init__(
         self,
-        client: httpx2.AsyncClient,
-        url: httpx2.URL,
+        network: Network,
+        url: WebUrl,
         limits: ServerLimits,
+        headers: Mapping[str, str],
         via: str | None = None,
         authorizer: RequestAuthorizer | None = None,
     ) -> None:
         self.url = url
         self.via = via
-        """Origin of the proxy, if any."""
-        self._client = client
+        self._network = network
         self._limits = limits
+        self._headers = {"accept": "*/*", "user-agent": HttpPolicy().user_agent}
+        self._headers |= {name.lower(): value for name, value in headers.items()} | url.authorization
         self._authorizer = authorizer
+        # Some load balancers recognize a session by a cookie.
+        self._cookies = CookieJar()
 
     # -- requests ---------------------------------------------------------------------------
 
     @asynccontextmanager
     async def request(
-        self, method: str, headers: Mapping[str, str], content: bytes | None = None, url: httpx2.URL | None = None
-    ) -> AsyncGenerator[httpx2.Response]:
+        self, method: str, headers: Mapping[str, str], content: bytes | None = None, url: WebUrl | None = None
+    ) -> AsyncGenerator[HttpAnswer]:
         """Send a request and yield its response, which isn't a refusal; close it on exit.
 
         Raises:
             HttpRequestError: The request failed, or the server refused it.
         """
-        uncompressed = {**headers, "accept-encoding": "identity"}
+        target = url or self.url
+        self._check_origin(target)
         try:
-            request = self._client.build_request(method, url or self.url, headers=uncompressed, content=content)
-            response = await self._follow(request)
+            answer = await self._follow(method, target, headers, content)
         except UnicodeEncodeError as exc:  # a session or event id of the server that isn't ASCII
             raise build_error("sent an id that no header can hold", "malformed") from exc
         except AuthFault as exc:
             raise classify_auth_fault(exc) from exc
-        except (TimeoutError, httpx2.TransportError) as exc:
+        except (TimeoutError, FetchError) as exc:
             raise classify_network_error(exc, self.via) from exc
         except HttpRequestError:
             raise
         except Exception as exc:  # boundary: an authorizer that fails ends its request, not the session
             raise build_error(f"could not be signed in to: {describe_error(exc)}", "auth") from exc
         try:
-            await self._check(response)
-            yield response
+            await self._check(answer)
+            yield answer
         finally:
-            await response.aclose()
+            await answer.aclose()
 
-    async def _follow(self, request: httpx2.Request) -> httpx2.Response:
+    async def _follow(
+        self, method: str, target: WebUrl, headers: Mapping[str, str], content: bytes | None
+    ) -> HttpAnswer:
         """Send a request, following redirects that keep its origin, method and body."""
         for redirects_left in range(_MAX_REDIRECTS, -1, -1):
-            self._check_origin(request.url)
-            response = await self._send(request)
-            target, status = response.next_request, response.status_code
-            if target is None:
-                return response
-            await response.aclose()
-            self._check_origin(target.url, status)
-            if target.method != request.method:
-                raise build_redirect_error(target.url, status)
+            answer = await self._authorize(method, target, headers, content)
+            status, location = answer.status, answer.headers.get("location")
+            if status not in REDIRECTS or location is None:
+                return answer
+            await answer.aclose()
+            try:
+                target = target.join(location)
+            except FetchError as exc:
+                raise build_error("redirects to something that is not a web address", "redirect", status) from exc
+            self._check_origin(target, status)
+            if method != "GET" and status not in SAME_METHOD:
+                raise build_redirect_error(target, status)
             if not redirects_left:
                 raise build_error(f"redirects without end (HTTP {status})", "redirect", status)
-            request = target
         raise AssertionError("the last redirect raises")
 
-    def _check_origin(self, url: httpx2.URL, status: int | None = None) -> None:
-        if get_origin(url) != get_origin(self.url):
+    def _check_origin(self, url: WebUrl, status: int | None = None) -> None:
+        if url.origin != self.url.origin:
             raise build_redirect_error(url, status)
 
-    async def _send(self, request: httpx2.Request) -> httpx2.Response:
+    async def _authorize(
+        self, method: str, target: WebUrl, headers: Mapping[str, str], content: bytes | None
+    ) -> HttpAnswer:
         """Send a request with the authorizer's credentials, retrying refusals it can handle."""
         authorizer = self._authorizer
         if authorizer is None:
-            return await self._client.send(request, stream=True)
+            return await self._send(method, target, headers, content)
         for tries_left in range(_MAX_AUTH_RETRIES, -1, -1):
-            sent = await authorizer.build_headers(request.method, str(request.url))
-            request.headers.update(sent)
-            # Credentials in the URL must not replace the authorizer's.
-            auth = _keep_headers if sent else httpx2.USE_CLIENT_DEFAULT
-            response = await self._client.send(request, stream=True, auth=auth)
-            nonce = response.headers.get("dpop-nonce", "")
-            if response.status_code not in _REFUSALS or not tries_left:
+            sent = await authorizer.build_headers(method, target.url)
+            answer = await self._send(method, target, {**headers, **sent}, content)
+            nonce = answer.headers.get("dpop-nonce", "")
+            if answer.status not in _REFUSALS or not tries_left:
                 authorizer.accept(sent, nonce)
-                return response
-            refusal = Refusal(response.status_code, response.headers.get_list("www-authenticate"), nonce)
+                return answer
+            challenges = [value for name, value in answer.rows if name == "www-authenticate"]
             try:
-                is_renewed = await authorizer.handle_refusal(sent, refusal)
+                is_renewed = await authorizer.handle_refusal(sent, Refusal(answer.status, challenges, nonce))
             except BaseException:
-                await response.aclose()
+                await answer.aclose()
                 raise
             if not is_renewed:
-                return response
-            await response.aclose()
+                return answer
+            await answer.aclose()
         raise AssertionError("the last try returns")
+
+    async def _send(self, method: str, target: WebUrl, headers: Mapping[str, str], content: bytes | None) -> HttpAnswer:
+        """Send a request with the configured headers and the server's cookies, and keep the cookies of the response."""
+        names = {**self._headers, **headers, "accept-encoding": "identity"}
+        asked = urllib.request.Request(target.url)
+        if self._cookies:
+            self._cookies.add_cookie_header(asked)
+            names |= {name.lower(): value for name, value in asked.header_items()}
+        answer = await self._network.send(method, target, names, content)
+        if "set-cookie" in answer.headers:
+            self._cookies.extract_cookies(cast("HTTPResponse", _CookieSource(answer)), asked)
+        return answer
 
     # -- responses --------------------------------------------------------------------------
 
-    async def _check(self, response: httpx2.Response) -> None:
-        status, length = response.status_code, response.headers.get("content-length", "")
-        is_plain = response.headers.get("content-encoding", "").strip().lower() in {"", "identity"}
+    async def _check(self, answer: HttpAnswer) -> None:
+        status, length = answer.status, answer.headers.get("content-length", "")
+        is_plain = answer.headers.get("content-encoding", "").strip().lower() in {"", "identity"}
         if status >= HTTPStatus.BAD_REQUEST:
-            error = find_rpc_error(await self._read_refusal(response)) if is_plain else None
-            refusal = classify_status(response, self.via)
+            error = find_rpc_error(await self._read_refusal(answer)) if is_plain else None
+            refusal = classify_status(answer, self.via)
             if error is not None and refusal.detail.reason not in {"auth", "rate_limited"}:
                 refusal = build_error("", None, status, refusal.detail.retry_after_s)
             refusal.error = error
@@ -174,45 +203,43 @@ class HttpClient:
             message = "answered with a compressed body, which was not asked for"
             raise build_error(message, "malformed", status)
         # The events of a stream are limited one by one.
-        if get_content_type(response) != EVENTS and length.isdecimal() and int(length) > self._limits.frame_bytes:
+        if get_media_type(answer.headers) != EVENTS and length.isdecimal() and int(length) > self._limits.frame_bytes:
             raise self._build_size_error()
 
-    async def _read_refusal(self, response: httpx2.Response) -> bytes:
+    async def _read_refusal(self, answer: HttpAnswer) -> bytes:
         """Read the body of a refusal if it's short and arrives in time."""
         body = b""
-        with suppress(httpx2.TransportError), anyio.move_on_after(self._limits.close_s):
-            async for piece in response.aiter_raw():
+        with suppress(BodyEndedEarly), anyio.move_on_after(self._limits.close_s):
+            async for piece in answer.pieces:
                 body += piece
                 if len(body) > _MAX_ERROR_BODY_BYTES:
                     return b""
             return body
         return b""
 
-    async def read_body(self, response: httpx2.Response) -> bytes:
+    async def read_body(self, answer: HttpAnswer) -> bytes:
         """Read a whole body.
 
         Raises:
             HttpRequestError: It's too large or incomplete.
         """
-        pieces: list[bytes] = []
-        size = 0
+        body = bytearray()
         try:
-            async for piece in response.aiter_raw():
-                pieces.append(piece)
-                size += len(piece)
-                if size > self._limits.frame_bytes:
+            async for piece in answer.pieces:
+                body += piece
+                if len(body) > self._limits.frame_bytes:
                     raise self._build_size_error()
-        except httpx2.TransportError as exc:
+        except BodyEndedEarly as exc:
             raise build_incomplete_error() from exc
-        return b"".join(pieces)
+        return bytes(body)
 
-    async def discard_body(self, response: httpx2.Response) -> None:
+    async def discard_body(self, answer: HttpAnswer) -> None:
         """Read a body that doesn't matter: its connection can be used again only after that."""
         with suppress(HttpRequestError):
-            await self.read_body(response)
+            await self.read_body(answer)
 
     async def read_events(
-        self, response: httpx2.Response, parser: EventParser, on_event: Callable[[ServerEvent], None]
+        self, answer: HttpAnswer, parser: EventParser, on_event: Callable[[ServerEvent], None]
     ) -> None:
         """Read an event stream to its end.
 
@@ -222,7 +249,7 @@ class HttpClient:
         parser.reset()
         count = 0
         try:
-            async for piece in response.aiter_raw():
+            async for piece in answer.pieces:
                 for event in parser.feed(piece):
                     on_event(event)
                     count += 1
@@ -231,12 +258,26 @@ class HttpClient:
                         await asyncio.sleep(0)
         except EventTooLargeError:
             raise self._build_size_error() from None
-        except httpx2.TransportError as exc:
+        except BodyEndedEarly as exc:
             raise build_incomplete_error() from exc
 
     def _build_size_error(self) -> HttpRequestError:
         message = f"sent a message of more than {self._limits.frame_bytes:,} bytes"
         return build_error(message, "frame_too_large")
+
+
+class _CookieSource:
+    """A response as the cookie jar reads it."""
+
+    def __init__(self, answer: HttpAnswer) -> None:
+        self._answer = answer
+
+    def info(self) -> Message:
+        message = Message()
+        for name, value in self._answer.rows:
+            if name == "set-cookie":
+                message[name] = value
+        return message
 
 
 class FramePosts:
@@ -256,13 +297,7 @@ class FramePosts:
         self._has_ended = asyncio.Event()
 
     async def start(
-        self,
-        tasks: TaskGroup,
-        content: bytes,
-        headers: Mapping[str, str],
-        url: httpx2.URL | None = None,
-        *,
-        is_first: bool,
+        self, tasks: TaskGroup, content: bytes, headers: Mapping[str, str], url: WebUrl | None = None, *, is_first: bool
     ) -> None:
         """Start a post; wait a moment for `initialized`, which some servers must read first, or if there are many."""
         self._count += 1
@@ -272,25 +307,16 @@ class FramePosts:
             with anyio.move_on_after(_POST_WAIT_S):
                 await self._has_ended.wait()
 
-    async def _post(self, content: bytes, headers: Mapping[str, str], url: httpx2.URL | None) -> None:
+    async def _post(self, content: bytes, headers: Mapping[str, str], url: WebUrl | None) -> None:
         try:
             with anyio.move_on_after(self._limit_s):
-                async with self._http.request("POST", headers, content, url) as response:
-                    await self._http.discard_body(response)
+                async with self._http.request("POST", headers, content, url) as answer:
+                    await self._http.discard_body(answer)
         except HttpRequestError as exc:
             self._on_failure(exc)
         finally:
             self._count -= 1
             self._has_ended.set()
-
-
-def build_incomplete_error() -> HttpRequestError:
-    """Build the error for a response that ended too early."""
-    return build_error("ended its answer before it was complete", "closed")
-
-
-def _keep_headers(request: httpx2.Request) -> httpx2.Request:
-    return request
 
 
 # -- opening ----------------------------------------------------------------------------------
@@ -303,40 +329,45 @@ async def open_http_client(config: SseServerConfig | StreamableHttpServerConfig)
     Raises:
         ProtocolFault: The URL, a header or the proxy is invalid.
     """
-    detail = FaultDetail(server=config.id, reason="malformed")
     for name, value in config.headers.items():
         if not is_valid_header(name, value):
-            message = f"server {config.id!r}: its header {name!r} cannot be sent: check its text"
-            raise ProtocolFault("transport", message, detail=detail)
-    address = httpx2.URL()
-    with suppress(httpx2.InvalidURL):
-        address = httpx2.URL(config.url)
-    if address.scheme not in {"http", "https"} or not address.host:
-        message = f"server {config.id!r}: its url is no http or https address"
-        raise ProtocolFault("transport", message, detail=detail)
-    limits = config.limits
-    proxy = find_proxy(config, address)
-    # In a thread: the first call loads half of the HTTP library plus the certificates.
-    network = await asyncio.to_thread(_open_network, address.scheme == "https", limits.in_flight, proxy)
+            raise _build_fault(config, f"its header {name!r} cannot be sent: check its text")
+    url, problem = None, ""
+    try:
+        url = parse_url(config.url, with_user=True)
+    except FetchError as exc:
+        problem = f": {exc.facts['problem']}" if "problem" in exc.facts else ""
+    # Raise outside of the handler: the error of the parser repeats the address, which may contain a password.
+    if url is None:
+        raise _build_fault(config, f"its url is no http or https address{problem}")
+    try:
+        proxy = find_proxy(url) if config.proxy is None else None
+        proxy = parse_proxy(config.proxy, "its configuration") if config.proxy else proxy
+    except FetchError as exc:
+        remedy = "to go without one, configure an empty proxy for this server"
+        raise _build_fault(config, f"{exc}; {remedy}") from exc
+    is_secure = "https" in {url.scheme, "" if proxy is None else proxy.scheme}
+    # In threads: they load certificates and modules.
+    tls = await asyncio.to_thread(shared_tls) if is_secure else None
     authorizer = await asyncio.to_thread(_open_authorizer, config, proxy)
-    client = httpx2.AsyncClient(
-        transport=network,
-        headers=dict(config.headers),
-        # Bounds connecting only; responses have their request's deadline.
-        timeout=httpx2.Timeout(None, connect=limits.start_s),
-        trust_env=False,
-    )
-    async with client:
-        try:
-            via = None if proxy is None else format_origin(proxy.url)
-            yield HttpClient(client, address, limits, via, authorizer)
-        finally:
-            if authorizer is not None:
-                await authorizer.close()
+    limits = config.limits
+    network = open_network(connect_s=limits.start_s, tls=tls, proxy=proxy, keepalive=limits.in_flight)
+    try:
+        via = None if proxy is None else proxy.origin
+        yield HttpClient(network, url, limits, config.headers, via, authorizer)
+    finally:
+        if authorizer is not None:
+            await authorizer.close()
+        await network.aclose()
+
+
+def _build_fault(config: SseServerConfig | StreamableHttpServerConfig, problem: str) -> ProtocolFault:
+    detail = FaultDetail(server=config.id, reason="malformed")
+    return ProtocolFault("transport", f"server {config.id!r}: {problem}", detail=detail)
 
 
 def _open_authorizer(
-    config: SseServerConfig | StreamableHttpServerConfig, proxy: httpx2.Proxy | None
+    config: SseServerConfig | StreamableHttpServerConfig, proxy: WebUrl | None
 ) -> RequestAuthorizer | None:
     """Create the server's authorizer, unless the configuration sets an `Authorization` header."""
     auth = config.auth
@@ -344,38 +375,14 @@ def _open_authorizer(
         return None
     if auth.settings.header_command:
         return HeaderCommand(auth.settings.header_command, config.id, config.url, config.limits.start_s)
-        # Lazily, in a thread: only servers with a sign-in need it.
-    from indusagi.interop.auth.authorizer import OAuthAuthorizer  # noqa: PLC0415
+    # Lazily, in a thread: only servers with a sign-in need it.
+    from indusagi.interop.auth.authorizer import OAuthAuthorizer, TokenExchangeAuthorizer  # noqa: PLC0415
     from indusagi.interop.auth.driver import AuthDriver  # noqa: PLC0415
 
-    via = None if proxy is None else str(proxy.url)
-    driver = AuthDriver(config.url, auth, name=config.id, proxy=via)
+    driver = AuthDriver(config.url, auth, name=config.id, proxy=None if proxy is None else proxy.url)
     if auth.settings.grant == "token_exchange":
         if config.kind == "sse":
             # With SSE, credentials belong to the connection, not to a call.
-            message = f"server {config.id!r}: token exchange needs Streamable HTTP, and not SSE"
-            raise ProtocolFault("transport", message, detail=FaultDetail(server=config.id, reason="malformed"))
-        from indusagi.interop.auth.exchange import TokenExchangeAuthorizer  # noqa: PLC0415 — only such servers need it
-
+            raise _build_fault(config, "token exchange needs Streamable HTTP, and not SSE")
         return TokenExchangeAuthorizer(driver)
     return OAuthAuthorizer(driver)
-
-
-def _open_network(secure: bool, keepalive: int, proxy: httpx2.Proxy | None) -> httpx2.AsyncHTTPTransport:
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=keepalive)
-    if proxy is not None and proxy.url.scheme == "https":
-        proxy.ssl_context = _get_tls()
-        # Plain HTTP needs no certificates, which are slow to load.
-    tls = _get_tls() if secure else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    return httpx2.AsyncHTTPTransport(verify=tls, limits=limits, proxy=proxy)
-
-
-def _get_tls() -> ssl.SSLContext:
-    """Return the process-wide TLS context, created on first use."""
-    with _tls_lock:
-        return _make_tls()
-
-
-@functools.cache
-def _make_tls() -> ssl.SSLContext:
-    return httpx2.create_ssl_context()

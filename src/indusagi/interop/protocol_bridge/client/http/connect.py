@@ -125,15 +125,11 @@ async def _connect(
         except Exception as exc:  # noqa: BLE001 — boundary: raised below, outside the task group
             failure = exc
         else:
-            _note_proxy(session, config, transport.via)
+            if transport.via is not None:
+                warning = "" if config.url.lower().startswith("https:") else ", which can read all of it"
+                session.notes.append(f"it is reached through the proxy {transport.via}{warning}")
             yield session
         finally:
             await session.connection.close()
     if failure is not None:
         raise failure
-
-
-def _note_proxy(session: ClientSession, config: RemoteConfig, via: str | None) -> None:
-    if via is not None:
-        warning = "" if config.url.lower().startswith("https:") else ", which can read all of it"
-        session.notes.append(f"it is reached through the proxy {via}{warning}")

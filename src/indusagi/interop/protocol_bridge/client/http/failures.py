@@ -7,19 +7,20 @@ import re
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
-import httpx2
-
 from indusagi.core.backoff import parse_retry_after
 from indusagi.core.json import build_object, is_json_object
 from indusagi.interop.auth.contract import SignInRequired
 from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.net.client import get_media_type
+from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.auth.contract import AuthFault
     from indusagi.interop.protocol_bridge.contract import FaultReason
+    from indusagi.net.address import WebUrl
+    from indusagi.net.dial import HttpAnswer
 
-_NOT_REACHED = "could not be reached: the proxy"
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
@@ -53,55 +54,48 @@ def build_error(
     return HttpRequestError(message, detail)
 
 
-def get_origin(url: httpx2.URL) -> tuple[str, str, int | None]:
-    """Return scheme, host and port (RFC 6454 §4)."""
-    return url.scheme, url.host, url.port
+def build_incomplete_error() -> HttpRequestError:
+    """Build the error for a response that ended too early."""
+    return build_error("ended its answer before it was complete", "closed")
 
 
-def format_origin(url: httpx2.URL) -> str:
-    """Format the part of a URL that can't contain secrets."""
-    return f"{url.scheme}://{url.host}" + ("" if url.port is None else f":{url.port}")
-
-
-def build_redirect_error(target: httpx2.URL, http_status: int | None = None) -> HttpRequestError:
+def build_redirect_error(target: WebUrl, http_status: int | None = None) -> HttpRequestError:
     """Build the error for a request that would leave the configured origin."""
-    message = f"redirects to {format_origin(target)}, which is not followed: if that is right, use it"
+    message = f"redirects to {target.origin}, which is not followed: if that is right, use it"
     return build_error(message, "redirect", http_status)
 
 
-def check_content_type(response: httpx2.Response, *expected: str) -> str:
+def check_content_type(answer: HttpAnswer, *expected: str) -> str:
     """Return a body's media type.
 
     Raises:
         HttpRequestError: It isn't one of the expected ones.
     """
-    content_type = get_content_type(response)
+    content_type = get_media_type(answer.headers)
     if content_type in expected:
         return content_type
-    status, shown = response.status_code, content_type[:80] or "nothing"
+    status, shown = answer.status, content_type[:80] or "nothing"
     message = f"answered with {shown}, not with {' or '.join(sorted(expected))} (HTTP {status})"
     raise build_error(message, "malformed", status)
 
 
-def get_content_type(response: httpx2.Response) -> str:
-    """Return a body's media type without parameters."""
-    return response.headers.get("content-type", "").partition(";")[0].strip().lower()
-
-
-def classify_network_error(exc: httpx2.TransportError | TimeoutError, via: str | None = None) -> HttpRequestError:
+def classify_network_error(exc: FetchError | TimeoutError, via: str | None = None) -> HttpRequestError:
     """Turn a network error into an error; `via` is the origin of the proxy, if any."""
-    if isinstance(exc, TimeoutError):
-        return build_error("did not answer in time", "closed")
-    if isinstance(exc, httpx2.ProxyError):
-        return _classify_proxy_status(str(exc), via)
-    if isinstance(exc, (httpx2.ConnectError, httpx2.ConnectTimeout)):
-        why = str(exc) or "the connection was not made in time"
-        through = "" if via is None else f" through the proxy {via}"
-        return build_error(f"could not be reached{through}: {why}", "refused")
-    if isinstance(exc, (httpx2.LocalProtocolError, httpx2.UnsupportedProtocol)):
-        # The error's text repeats the invalid header, which may be a secret.
-        return build_error("cannot be asked: a header or the url is no valid HTTP", "malformed")
-    return build_error("closed the connection before it answered", "closed")
+    reason = exc.facts.get("reason") if isinstance(exc, FetchError) else "total"
+    match reason:
+        case "total":
+            return build_error("did not answer in time", "closed")
+        case "proxy":
+            return _classify_proxy_status(str(exc.__cause__), via)
+        case "connect" | "refused" | "tls" | "unreachable":
+            why = str(exc.__cause__) or "the connection was not made in time"
+            through = "" if via is None else f" through the proxy {via}"
+            return build_error(f"could not be reached{through}: {why}", "refused")
+        case "request":
+            # The error's text repeats the invalid header, which may be a secret.
+            return build_error("cannot be asked: a header or the url is no valid HTTP", "malformed")
+        case _:
+            return build_error("closed the connection before it answered", "closed")
 
 
 def classify_auth_fault(fault: AuthFault) -> HttpRequestError:
@@ -117,22 +111,22 @@ def _classify_proxy_status(text: str, via: str | None) -> HttpRequestError:
     status = text.partition(" ")[0]
     shown = f"HTTP {status}" if re.fullmatch(r"[1-9]\d\d", status) else "nothing that makes sense"
     if status == str(int(HTTPStatus.PROXY_AUTHENTICATION_REQUIRED)):
-        return build_error(f"{_NOT_REACHED} {via} did not accept our credentials ({shown})", "auth")
+        return build_error(f"could not be reached: the proxy {via} did not accept our credentials ({shown})", "auth")
     reason = "upstream" if status.startswith("5") else "refused"
-    return build_error(f"{_NOT_REACHED} {via} answered {shown}", reason)
+    return build_error(f"could not be reached: the proxy {via} answered {shown}", reason)
 
 
-def classify_status(response: httpx2.Response, via: str | None = None) -> HttpRequestError:
+def classify_status(answer: HttpAnswer, via: str | None = None) -> HttpRequestError:
     """Turn a status of 400 and above into an error (RFC 9110 §15.5, §15.6)."""
-    status = response.status_code
+    status = answer.status
     shown = f"HTTP {status}"
     if status == HTTPStatus.PROXY_AUTHENTICATION_REQUIRED and via is not None:
         return _classify_proxy_status(str(status), via)
     if status in {401, 403, 407}:
-        scheme = response.headers.get("www-authenticate", "").partition(" ")[0]
+        scheme = answer.headers.get("www-authenticate", "").partition(" ")[0]
         wants = f", it wants {scheme}" if re.fullmatch(r"[A-Za-z0-9-]{1,20}", scheme) else ""
         return build_error(f"did not accept our credentials ({shown}{wants})", "auth", status)
-    retry_after_s = parse_retry_after(response.headers.get("retry-after", ""))
+    retry_after_s = parse_retry_after(answer.headers.get("retry-after", ""))
     if status == HTTPStatus.TOO_MANY_REQUESTS:
         later = "" if retry_after_s is None else f"; again in {retry_after_s:g} s"
         return build_error(f"is asked too often ({shown}{later})", "rate_limited", status, retry_after_s)

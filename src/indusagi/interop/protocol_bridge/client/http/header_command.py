@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from indusagi.core.json import is_json_object
 from indusagi.core.process.child import ChildProcess
 from indusagi.interop.auth.contract import AuthFault
-from indusagi.interop.protocol_bridge.client.start.policy import child_environment
+from indusagi.interop.protocol_bridge.client.stdio import child_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,11 +48,7 @@ class HeaderCommand:
         self._lock = asyncio.Lock()
 
     async def build_headers(self, method: str, url: str) -> dict[str, str]:
-        """Return the headers of the last run; the first request runs the command.
-
-        Raises:
-            AuthFault: The command failed.
-        """
+        """Return the headers of the last run; the first request runs the command."""
         if self._headers is None:
             async with self._lock:
                 if self._headers is None:

@@ -10,17 +10,14 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import anyio
-import httpx2
 
 from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, open_http_client
-from indusagi.interop.protocol_bridge.client.http.events import EventParser
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     JSON,
     HttpRequestError,
     build_redirect_error,
     check_content_type,
-    get_origin,
 )
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedError
@@ -30,6 +27,8 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_cancelled_id,
     find_request_id,
 )
+from indusagi.net.client import EventParser
+from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -37,9 +36,10 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from indusagi.interop.protocol_bridge.client.http.client import HttpClient
-    from indusagi.interop.protocol_bridge.client.http.events import ServerEvent
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId, TransportEnd
+    from indusagi.net.address import WebUrl
+    from indusagi.net.client import ServerEvent
 
 _POST_HEADERS = {"content-type": JSON}
 
@@ -70,7 +70,7 @@ class SseTransport(QueuedTransport):
         self._requests: dict[RequestId, anyio.CancelScope] = {}
         """Posts of requests in transit."""
         self._posts = FramePosts(http, limits.start_s, lambda exc: None)
-        self._post_url: asyncio.Future[httpx2.URL] = asyncio.get_running_loop().create_future()
+        self._post_url: asyncio.Future[WebUrl] = asyncio.get_running_loop().create_future()
 
     async def wait_open(self) -> None:
         """Wait for the `endpoint` event, which names the URL for messages.
@@ -86,23 +86,23 @@ class SseTransport(QueuedTransport):
         """Deliver messages until the stream ends."""
         message, detail = "ended its stream of events", FaultDetail(reason="closed")
         try:
-            async with self._http.request("GET", {"accept": EVENTS, "cache-control": "no-store"}) as response:
-                check_content_type(response, EVENTS)
-                parser, url = EventParser(self._limits.frame_bytes), response.url
-                await self._http.read_events(response, parser, lambda event: self._handle_event(event, url))
+            async with self._http.request("GET", {"accept": EVENTS, "cache-control": "no-store"}) as answer:
+                check_content_type(answer, EVENTS)
+                parser, url = EventParser(self._limits.frame_bytes), answer.target
+                await self._http.read_events(answer, parser, lambda event: self._handle_event(event, url))
         except HttpRequestError as exc:
             if exc.detail.reason != "closed":
                 message, detail = exc.message, exc.detail
         self.finish(message, detail)
 
-    def _handle_event(self, event: ServerEvent, url: httpx2.URL) -> None:
+    def _handle_event(self, event: ServerEvent, url: WebUrl) -> None:
         if event.name == "endpoint" and not self._post_url.done():
             try:
                 target = url.join(event.data.decode("utf-8", "replace"))
-            except httpx2.InvalidURL:
+            except FetchError:
                 self.finish("named an endpoint that is not a URL", FaultDetail(reason="malformed"))
                 return
-            if get_origin(target) == get_origin(url):
+            if target.origin == url.origin:
                 self._post_url.set_result(target)
             else:
                 failure = build_redirect_error(target)
@@ -145,12 +145,12 @@ class SseTransport(QueuedTransport):
                 tasks.start_soon(self._post_request, request_id, scope, target, content)
 
     async def _post_request(
-        self, request_id: RequestId, scope: anyio.CancelScope, target: httpx2.URL, content: bytes
+        self, request_id: RequestId, scope: anyio.CancelScope, target: WebUrl, content: bytes
     ) -> None:
         try:
             with scope:
-                async with self._http.request("POST", _POST_HEADERS, content, target) as response:
-                    await self._http.discard_body(response)
+                async with self._http.request("POST", _POST_HEADERS, content, target) as answer:
+                    await self._http.discard_body(answer)
         except HttpRequestError as exc:
             self.fail(request_id, exc.describe(), exc.detail, exc.error)
         finally:

@@ -19,20 +19,17 @@ import anyio
 
 from indusagi.core.backoff import Backoff
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.client.http.client import (
-    INITIALIZED,
-    FramePosts,
+from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, open_http_client
+from indusagi.interop.protocol_bridge.client.http.failures import (
+    EVENTS,
+    JSON,
+    HttpRequestError,
     build_incomplete_error,
-    open_http_client,
+    check_content_type,
 )
-from indusagi.interop.protocol_bridge.client.http.events import EventParser
-from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, JSON, HttpRequestError, check_content_type
-from indusagi.interop.protocol_bridge.client.http.headers import McpHeaders, is_modern
-from indusagi.interop.protocol_bridge.client.session import MODERN_VERSIONS
-from indusagi.interop.protocol_bridge.client.transient import is_passing
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR
-from indusagi.interop.protocol_bridge.rpc.mcp_headers import VERSION_HEADER
+from indusagi.interop.protocol_bridge.rpc.connection import PARSE_ERROR, is_passing
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import MODERN_VERSIONS, VERSION_HEADER, McpHeaders, is_modern
 from indusagi.interop.protocol_bridge.rpc.transport import (
     QueuedTransport,
     decode_frame,
@@ -43,20 +40,21 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_response_id,
     get_object,
 )
+from indusagi.net.client import EventParser
 from indusagi.runtime.calls import acting_subject
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    import httpx2
     from anyio.abc import TaskGroup
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.http.client import HttpClient
-    from indusagi.interop.protocol_bridge.client.http.events import ServerEvent
     from indusagi.interop.protocol_bridge.client.session import ClientSession
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
+    from indusagi.net.client import ServerEvent
+    from indusagi.net.dial import HttpAnswer
     from indusagi.runtime.calls import SubjectToken
 
 _SESSION_HEADER = "mcp-session-id"
@@ -239,16 +237,16 @@ class StreamableHttpTransport(QueuedTransport):
 
     async def _exchange(self, request: ResumableRequest, content: bytes, headers: dict[str, str]) -> None:
         parser = EventParser(self._limits.frame_bytes)
-        async with self._http.request("POST", headers, content) as response:
+        async with self._http.request("POST", headers, content) as answer:
             if request.method == "initialize":
-                self._session_id = response.headers.get(_SESSION_HEADER)
-            if check_content_type(response, JSON, EVENTS) == JSON:
-                frame = self._decode(await self._http.read_body(response))
+                self._session_id = answer.headers.get(_SESSION_HEADER)
+            if check_content_type(answer, JSON, EVENTS) == JSON:
+                frame = self._decode(await self._http.read_body(answer))
                 if not _is_response(frame):
                     raise _build_invalid_error(_NO_ANSWER)
                 self._answer(request, frame)
                 return
-            await self._read_stream(request, response, parser)
+            await self._read_stream(request, answer, parser)
         await self._resume(request, parser)
 
     async def _resume(self, request: ResumableRequest, parser: EventParser) -> None:
@@ -262,19 +260,19 @@ class StreamableHttpTransport(QueuedTransport):
                 return
             try:
                 headers = self._build_stream_headers(last_id=parser.last_id)
-                async with self._http.request("GET", headers) as response:
-                    check_content_type(response, EVENTS)
+                async with self._http.request("GET", headers) as answer:
+                    check_content_type(answer, EVENTS)
                     failures = 0
-                    await self._read_stream(request, response, parser)
+                    await self._read_stream(request, answer, parser)
             except HttpRequestError as exc:
                 if exc.detail.reason == "frame_too_large":
                     raise
                 # Whatever the refusal, whether the request took effect is unknown.
                 failures = failures + 1 if is_passing(exc.detail) else _MAX_FAILED_RESUMES
 
-    async def _read_stream(self, request: ResumableRequest, response: httpx2.Response, parser: EventParser) -> None:
+    async def _read_stream(self, request: ResumableRequest, answer: HttpAnswer, parser: EventParser) -> None:
         try:
-            await self._http.read_events(response, parser, partial(self._take_event, request))
+            await self._http.read_events(answer, parser, partial(self._take_event, request))
         except HttpRequestError as exc:
             if exc.detail.reason != "closed":
                 raise
@@ -339,13 +337,13 @@ class StreamableHttpTransport(QueuedTransport):
             began_at, is_open, retry_s = loop.time(), False, None
             try:
                 headers = self._build_stream_headers(last_id=parser.last_id)
-                async with self._http.request("GET", headers) as response:
-                    check_content_type(response, EVENTS)
+                async with self._http.request("GET", headers) as answer:
+                    check_content_type(answer, EVENTS)
                     is_open = True
                     if had_stream and self.session is not None:
                         self.session.on_gap()
                     had_stream = True
-                    await self._http.read_events(response, parser, partial(self._take_event, None))
+                    await self._http.read_events(answer, parser, partial(self._take_event, None))
             except HttpRequestError as exc:
                 if not is_open and not is_passing(exc.detail):
                     return

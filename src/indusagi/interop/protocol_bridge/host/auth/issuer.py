@@ -12,11 +12,12 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlencode, urlsplit
 
-from indusagi.capabilities.ports import FetchError, WebSettings
 from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object, parse_strict_json
-from indusagi.interop.protocol_bridge.host.auth.resource import IssuerError
-from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS, import_key, is_key_for
+from indusagi.interop.auth.metadata import build_issuer_metadata_urls
+from indusagi.interop.protocol_bridge.host.auth.proofs import import_key, is_key_for
+from indusagi.interop.protocol_bridge.host.auth.resource import ALGORITHMS, IssuerError
+from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,38 +61,30 @@ class IssuerClient:
     """Sends requests to an issuer."""
 
     def __init__(self, settings: ResourceSettings) -> None:
-        from indusagi.capabilities.web.client import WebClient  # noqa: PLC0415 — for hosts with access tokens
+        from indusagi.net.address import parse_url  # noqa: PLC0415 — for hosts with access tokens
+        from indusagi.net.client import WebClient  # noqa: PLC0415 — for hosts with access tokens
 
         self.issuer = settings.issuer
-        parts = urlsplit(settings.issuer)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        name = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+        target = parse_url(settings.issuer)
         # The operator named the issuer, so it may be in a private network; no other host may.
-        allowed = WebSettings(
-            allow_private=(f"{name}:{port}",),
-            ports=(443, port),
+        policy = HttpPolicy(
+            allow_private=(target.server,),
+            ports=(443, target.port),
             redirects=0,
             hard_bytes=_DOCUMENT_BYTES,
             total_s=settings.fetch_s,
             connect_s=settings.fetch_s,
         )
-        self._web = WebClient(allowed)
+        self._web = WebClient(policy)
         self._metadata: JsonObject | None = None
 
     async def fetch_metadata(self) -> JsonObject:
         """Fetch the issuer's metadata: RFC 8414 §3, else OpenID Connect Discovery 1.0 §4.
 
-        Raises:
-            IssuerError: There is none, or it describes another issuer.
+        Raises `IssuerError` if there is none, or it describes another issuer.
         """
-        parts = urlsplit(self.issuer)
-        origin, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
-        addresses = [
-            f"{origin}/.well-known/oauth-authorization-server{path}",
-            f"{origin}/.well-known/openid-configuration{path}",
-            f"{origin}{path}/.well-known/openid-configuration",
-        ]
-        for address in dict.fromkeys(addresses):
+        addresses = build_issuer_metadata_urls(self.issuer)
+        for address in addresses:
             document = await self._request(address, may_miss=True)
             if document is None:
                 continue
@@ -104,11 +97,7 @@ class IssuerClient:
         raise IssuerError(f"there is no metadata document at {addresses[0]} or the places of OpenID Connect")
 
     async def fetch_keys(self) -> KeySet:
-        """Fetch the issuer's keys from the location in its current metadata.
-
-        Raises:
-            IssuerError: They can't be fetched, or none of them is usable.
-        """
+        """Fetch the issuer's keys from the place in its current metadata; raise `IssuerError` without a usable one."""
         await self.fetch_metadata()
         keys = KeySet(await self._request(await self._find_endpoint("jwks_uri")) or {})
         if not keys.rows:
@@ -116,11 +105,7 @@ class IssuerClient:
         return keys
 
     async def introspect(self, token: str, client: IntrospectionClient) -> JsonObject:
-        """Ask the issuer about a token (RFC 7662 §2).
-
-        Raises:
-            IssuerError: It doesn't answer.
-        """
+        """Ask the issuer about a token (RFC 7662 §2); raise `IssuerError` if it doesn't answer."""
         endpoint = await self._find_endpoint("introspection_endpoint")
         # RFC 6749 §2.3.1: encode both parts before joining them.
         pair = f"{quote_plus(client.client_id)}:{quote_plus(client.client_secret)}"
@@ -153,13 +138,13 @@ class IssuerClient:
     async def _request(
         self, url: str, *, headers: Mapping[str, str] | None = None, body: bytes | None = None, may_miss: bool = False
     ) -> JsonObject | None:
-        from indusagi.capabilities.web.client import CrossSiteRedirect, WebRequest  # noqa: PLC0415 — with the client
+        from indusagi.net.client import CrossSiteRedirect, WebRequest  # noqa: PLC0415 — with the client
 
         method = "GET" if body is None else "POST"
         accepted = {"Accept": "application/json", **(headers or {})}
         request = WebRequest(url, method, headers=accepted, body=body, follow="origin")
         try:
-            response = await self._web.send(request, cap=lambda _: _DOCUMENT_BYTES)
+            response = await self._web.send(request)
         except (FetchError, ValueError) as exc:
             raise IssuerError(describe_error(exc)) from exc
         if isinstance(response, CrossSiteRedirect):

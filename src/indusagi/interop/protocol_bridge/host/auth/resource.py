@@ -15,9 +15,23 @@ from urllib.parse import parse_qsl, urlsplit
 from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.host.auth.signatures import ALGORITHMS
 from indusagi.interop.protocol_bridge.host.identity import CALL_SCOPE, LIST_SCOPE, SCOPES, ClientIdentity
 
+ALGORITHMS = {
+    "ES256": ("EC", "P-256"),
+    "ES384": ("EC", "P-384"),
+    "ES512": ("EC", "P-521"),
+    "EdDSA": ("OKP", "Ed25519"),
+    "Ed25519": ("OKP", "Ed25519"),
+    "PS256": ("RSA", None),
+    "PS384": ("RSA", None),
+    "PS512": ("RSA", None),
+    "RS256": ("RSA", None),
+    "RS384": ("RSA", None),
+    "RS512": ("RSA", None),
+}
+"""Accepted algorithms, with the type and curve of their keys. All are asymmetric: anyone can read a public key, so it
+must not serve as an HMAC secret."""
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 _MAX_TOKEN_CHARS = 16 * 1024
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*", re.ASCII)
@@ -42,8 +56,7 @@ class PresentedToken:
 def read_token(lines: Sequence[tuple[str, str]], query: str) -> PresentedToken:
     """Read a request's token from its header lines, which have lower-case names.
 
-    Raises:
-        TokenRefusal: There is none, more than one, or one in the URL (RFC 6750 §5.3).
+    Raises `TokenRefusal` if there is none, more than one, or one in the URL (RFC 6750 §5.3).
     """
     if "access_token" in query and any(name == "access_token" for name, _ in parse_qsl(query, keep_blank_values=True)):
         raise TokenRefusal("invalid_request", "a token belongs in the Authorization header, not in the URL")

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import math
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,9 +21,14 @@ from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.time import SYSTEM_CLOCK
 from indusagi.interop.protocol_bridge.host.auth.issuer import IssuerClient
-from indusagi.interop.protocol_bridge.host.auth.proofs import NonceSource, ProofChecker
+from indusagi.interop.protocol_bridge.host.auth.proofs import (
+    InvalidSignature,
+    NonceSource,
+    ProofChecker,
+    parse_signed,
+    verify_signed,
+)
 from indusagi.interop.protocol_bridge.host.auth.resource import IssuerError, TokenRefusal
-from indusagi.interop.protocol_bridge.host.auth.signatures import InvalidSignature, parse_signed, verify_signed
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
@@ -30,13 +36,13 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.core.time import Clock
     from indusagi.interop.protocol_bridge.host.auth.issuer import KeySet
+    from indusagi.interop.protocol_bridge.host.auth.proofs import SignedText
     from indusagi.interop.protocol_bridge.host.auth.resource import (
         IntrospectionClient,
         PresentedToken,
         ProtectedResource,
         ResourceSettings,
     )
-    from indusagi.interop.protocol_bridge.host.auth.signatures import SignedText
 
 _KNOWN_TOKENS = 4_096
 _IDENTITIES = 4_096
@@ -85,20 +91,18 @@ class IssuerKeys:
                 self.keys = fetched  # so tokens verified with the old keys are verified again
 
 
+@dataclass(slots=True, eq=False)
 class KnownToken:
     """A verified token, for as long as it needs no other check."""
 
-    __slots__ = ("expires_at", "is_reported", "keys", "known_until", "token")
-
-    def __init__(self, token: AccessToken, keys: KeySet | None, expires_at: float, known_until: float) -> None:
-        self.token = token
-        self.keys = keys
-        """Keys that verified it; None if introspected."""
-        self.expires_at = expires_at
-        """Including leeway."""
-        self.known_until = known_until
-        self.is_reported = False
-        """Whether `on_identity` has had its identity."""
+    token: AccessToken
+    keys: KeySet | None
+    """Keys that verified it; None if introspected."""
+    expires_at: float
+    """Including leeway."""
+    known_until: float
+    is_reported: bool = False
+    """Whether `on_identity` has had its identity."""
 
 
 class TokenVerifier:
@@ -147,12 +151,7 @@ class TokenVerifier:
         return ""
 
     def check_known(self, presented: PresentedToken, method: str, path: str) -> ClientIdentity | None:
-        """Check a token without waiting; return None if that takes a request to the issuer.
-
-        Raises:
-            TokenRefusal: The token is invalid.
-            ProofLimitError: The client sent too many proofs.
-        """
+        """Check a token like `check`, but without waiting; return None if that takes a request to the issuer."""
         known = self._find_known(presented.token)
         if known is None and self._settings.introspection is None:
             known = self._verify(presented.token)
@@ -161,9 +160,8 @@ class TokenVerifier:
     async def check(self, presented: PresentedToken, method: str, path: str) -> ClientIdentity:
         """Check a token, asking the issuer if necessary.
 
-        Raises:
-            TokenRefusal: The token is invalid, or the issuer doesn't answer (`unavailable`).
-            ProofLimitError: The client sent too many proofs.
+        Raises `TokenRefusal` if it's invalid, or the issuer doesn't answer (`unavailable`), and `ProofLimitError` if
+        the client sent too many proofs.
         """
         client = self._settings.introspection
         if client is not None:
@@ -285,11 +283,7 @@ class AccessToken:
 
 
 def check_type(signed: SignedText, settings: ResourceSettings) -> None:
-    """Check that a JWT is an access token: an ID token must not serve as one (RFC 9068 §4).
-
-    Raises:
-        TokenRefusal: It's another kind of JWT.
-    """
+    """Refuse a JWT that isn't an access token: an ID token must not serve as one (RFC 9068 §4)."""
     value = signed.header.get("typ", "")
     kind = value.lower() if isinstance(value, str) else None
     if kind not in ACCESS_TYPES and not (settings.accepts_any_type and kind in _PLAIN_TYPES):
@@ -299,11 +293,7 @@ def check_type(signed: SignedText, settings: ResourceSettings) -> None:
 def check_claims(
     claims: JsonObject, settings: ResourceSettings, audiences: frozenset[str], now: float, *, is_introspected: bool
 ) -> AccessToken:
-    """Check a token's issuer, audience and lifetime, and read its identity.
-
-    Raises:
-        TokenRefusal: It isn't valid for this host now; the description names the claim.
-    """
+    """Check a token's issuer, audience and lifetime, and read its identity; a `TokenRefusal` names the claim."""
     leeway = settings.leeway_s
     # The issuer may leave its own name out of an introspection response.
     if claims.get("iss", settings.issuer if is_introspected else None) != settings.issuer:

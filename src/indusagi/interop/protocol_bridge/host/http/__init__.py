@@ -43,15 +43,8 @@ async def open_http(
 ) -> AsyncGenerator[HttpHost]:
     """Listen until the block ends; running calls may then finish within the limits of `settings`.
 
-    Args:
-        new_session: Creates a client's session from its identity.
-        find_schema: Finds a tool's argument schema, for arguments repeated in headers.
-        settings: Address, access and limits.
-        read: Parses a request's body; the default keeps the exact bytes of `params`.
-        find_target: Finds a request's target, for the scopes of access tokens.
-
-    Raises:
-        ProtocolFault: It can't start (kind `transport`); the message says why.
+    `find_schema` serves arguments repeated in headers, `find_target` the scopes of access tokens. The default of `read`
+    keeps the exact bytes of `params`. Raises `ProtocolFault` (kind `transport`) with the reason if it can't start.
     """
     chosen = settings or HttpSettings()
     async with AsyncExitStack() as stack:
@@ -90,11 +83,7 @@ async def open_http(
 
 
 async def _load_token() -> StoredToken:
-    """Read this user's token, or create one.
-
-    Raises:
-        ProtocolFault: It can't be read or created (kind `transport`).
-    """
+    """Read this user's token or create one, or raise `ProtocolFault` (kind `transport`)."""
     try:
         return await asyncio.to_thread(load_token)
     except (OSError, ValueError) as exc:

@@ -19,17 +19,8 @@ import anyio
 
 from indusagi.core.faults import describe_error
 from indusagi.core.json import compact_json, is_json_object
-from indusagi.interop.protocol_bridge.client.session import LEGACY_VERSIONS
 from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, is_request_id
-from indusagi.interop.protocol_bridge.host.http.access import check_request, check_user_token
-from indusagi.interop.protocol_bridge.host.http.headers import (
-    STATUSES,
-    VERSION_HEADER,
-    RequestProblem,
-    check_headers,
-    check_version,
-)
 from indusagi.interop.protocol_bridge.host.http.request import (
     CLIENT_GONE,
     EVENTS,
@@ -38,10 +29,19 @@ from indusagi.interop.protocol_bridge.host.http.request import (
     HttpRefusal,
     HttpResponse,
     NoResponse,
+    refuse_method,
+    serve_site,
 )
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
-from indusagi.interop.protocol_bridge.host.http.site import refuse_method, serve_site
 from indusagi.interop.protocol_bridge.rpc.connection import METHOD_NOT_FOUND, PARSE_ERROR
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
+    LEGACY_VERSIONS,
+    STATUSES,
+    VERSION_HEADER,
+    RequestProblem,
+    check_headers,
+    check_version,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -80,9 +80,10 @@ class HttpSession:
     """Requests in progress."""
     stream: HttpResponse | None = None
     """The response to the client's GET, open for messages outside of requests."""
+    is_ended: bool = False
     is_ended_by_client: bool = False
     """The client sent DELETE, so it won't read the responses to the requests this cancels."""
-    waiting: dict[RequestId, Place] = field(default_factory=dict["RequestId", "Place"])
+    waiting: dict[RequestId | None, Place] = field(default_factory=dict["RequestId | None", "Place"])
     """Requests that wait until fewer are running."""
 
     @property
@@ -90,12 +91,12 @@ class HttpSession:
         """Whether no request and no stream is open."""
         return not self.busy and self.stream is None
 
-    def cancel_waiting(self, params: JsonValue) -> None:
+    def cancel_waiting(self, params: JsonValue, quota: Quota) -> None:
         """Cancel the request that a notification names, if it hasn't started."""
         request_id = params.get("requestId") if is_json_object(params) else None
         place = self.waiting.get(request_id) if is_request_id(request_id) else None
         if place is not None:
-            place.end_wait(HttpRefusal(400, "the client cancelled the request", code=REQUEST_CANCELLED))
+            quota.end_wait(place, HttpRefusal(400, "the client cancelled the request", code=REQUEST_CANCELLED))
 
 
 class HttpSessions:
@@ -130,19 +131,18 @@ class HttpSessions:
             try:
                 await self._end(spare, "another client needs its place")
             finally:
-                self.release(session)
+                session.busy -= 1
+                session.used_at = asyncio.get_running_loop().time()
         return session
 
-    def release(self, session: HttpSession) -> None:
-        """Record the end of a request."""
-        session.busy -= 1
-        session.used_at = asyncio.get_running_loop().time()
-
-    def find(self, session_id: str, owner: bytes) -> HttpSession | None:
-        """Find a session that belongs to `owner`."""
+    def find(self, request: HttpRequest) -> HttpSession:
+        """Find the session of a request's client, or refuse the request."""
+        session_id = request.headers.get(_SESSION)
+        if session_id is None:
+            raise HttpRefusal(400, "the header Mcp-Session-Id is missing: send initialize first")
         session = self._open.get(session_id)
-        if session is None or session.owner != owner:
-            return None
+        if session is None or session.owner != request.identity.owner:
+            raise HttpRefusal(404, "there is no such session: send initialize again")
         session.used_at = asyncio.get_running_loop().time()
         return session
 
@@ -152,6 +152,7 @@ class HttpSessions:
             await self._end(session, reason)
 
     async def _end(self, session: HttpSession, reason: str) -> None:
+        session.is_ended = True
         try:
             if session.stream is not None:
                 session.stream.end()
@@ -214,29 +215,22 @@ class HostApp:
         """Check a request's `Host`, `Origin`, path and token before its body is read, and set its identity.
 
         Return whether to go on. If not, it was answered, or a call of `HttpConnection.decide` follows.
-
-        Raises:
-            HttpRefusal: The access policy refuses it, or the host is stopping.
         """
-        check_request(request, self._policy)
+        self._policy.check(request)
         if self._is_stopping:
             raise HttpRefusal(503, "the host is stopping", close=True)
         site, asks_for_token = self._settings.site, self._access is not None or bool(self._policy.tokens)
-        if site is not None and self._policy.is_site(request.path):
+        if site is not None and request.path not in self._policy.paths:
             if "authorization" not in request.headers or not asks_for_token:
                 return site.accept(request)
         if self._access is None:
-            check_user_token(request, self._policy)
+            self._policy.identify(request)
         return self._access is None or self._access.accept(request, self._tasks)
 
     def handle(self, request: HttpRequest) -> None:
-        """Answer a request.
-
-        Raises:
-            HttpRefusal: Refused.
-        """
+        """Answer a request, or refuse it."""
         method, path = request.method, request.path
-        if self._forward(request, request.headers.get(_SESSION)):
+        if self._settings.router is not None and self._forward(request, request.headers.get(_SESSION)):
             return
         if path == self._settings.path:
             version = request.headers.get(VERSION_HEADER)
@@ -249,7 +243,7 @@ class HostApp:
                 self._open_stream(request)
             else:
                 self._require_method(request, "DELETE", "GET, POST, DELETE")
-                self._start(partial(self._delete_session, request, self._find_session(request)), request)
+                self._start(partial(self._delete_session, request, self.sessions.find(request)), request)
         elif path == HEALTH:
             self._require_method(request, "GET")
             quota = self._quota
@@ -304,7 +298,7 @@ class HostApp:
             raise HttpRefusal(400, "the body must be one JSON-RPC message")
         if "id" in message and "method" in message:
             params = message.get("params")
-            if not is_request_id(message["id"]) or not isinstance(message["method"], str):
+            if type(message["id"]) not in {int, str} or not isinstance(message["method"], str):
                 raise HttpRefusal(400, "the request has no id that can be answered")
             if params is not None and not is_json_object(params):
                 raise HttpRefusal(400, "params must be an object")
@@ -313,15 +307,6 @@ class HostApp:
         return message
 
     # -- revisions up to 2025-11-25, with sessions ----------------------------------------------
-
-    def _find_session(self, request: HttpRequest) -> HttpSession:
-        session_id = request.headers.get(_SESSION)
-        if session_id is None:
-            raise HttpRefusal(400, "the header Mcp-Session-Id is missing: send initialize first")
-        session = self.sessions.find(session_id, request.identity.owner)
-        if session is None:
-            raise HttpRefusal(404, "there is no such session: send initialize again")
-        return session
 
     def _post(self, request: HttpRequest) -> None:
         if not request.accepts(EVENTS) and not request.accepts(JSON):
@@ -333,12 +318,12 @@ class HostApp:
                 raise HttpRefusal(400, "initialize must be a request: it has no id")
             self._start(partial(self._initialize, request, message), request)
             return
-        session = self._find_session(request)
+        session = self.sessions.find(request)
         if "id" in message and "method" in message:
             self._dispatch(request, session, message)
         else:
             if message.get("method") == "notifications/cancelled":
-                session.cancel_waiting(message.get("params"))
+                session.cancel_waiting(message.get("params"), self._quota)
             session.client.dispatcher.receive(message, NoResponse(request.connection))
             request.respond(202)
 
@@ -355,49 +340,33 @@ class HostApp:
         owner, request_id = request.identity.owner + session.id.encode(), cast("RequestId", message["id"])
         session.busy += 1
 
-        def release() -> None:
-            session.waiting.pop(request_id, None)
-            self.sessions.release(session)
-            if session.client.version is None:  # opened for a handshake that failed
-                self._start(partial(self.sessions.drop, session, "it was never initialized"))
-
-        def send() -> None:
-            if session.is_ended_by_client or self.sessions.find(session.id, request.identity.owner) is not session:
-                raise HttpRefusal(404, "the session has ended: send initialize again")
-            headers = [(_SESSION.encode(), session.id.encode())]
-            json_only = not request.accepts(EVENTS)
-            new_response = partial(
-                HttpResponse, headers=headers, json_only=json_only, is_abandoned=lambda: session.is_ended_by_client
-            )
-            self._send(request, session.client, message, new_response)
-
-        place = self._run(request, owner, send, release)
+        send = partial(self._send, request, session.client, message, session)
+        place = self._run(request, owner, send, partial(self._release, session, request_id))
         if place.turn is not None:
             session.waiting[request_id] = place
+
+    def _release(self, session: HttpSession, request_id: RequestId | None = None) -> None:
+        """Record the end of a request."""
+        session.busy -= 1
+        session.used_at = asyncio.get_running_loop().time()
+        session.waiting.pop(request_id, None)
+        if session.client.version is None:  # opened for a handshake that failed
+            self._start(partial(self.sessions.drop, session, "it was never initialized"))
 
     def _run(
         self, request: HttpRequest, owner: bytes, work: Callable[[], None], release: Callable[[], None] | None = None
     ) -> Place:
-        """Do `work` as soon as its client has a place for one more request; `release` runs when it's finished.
-
-        Raises:
-            HttpRefusal: The work refuses it, or there are too many requests at once.
-        """
+        """Do `work` as soon as its client has a place for one more request; `release` runs when it's finished."""
         if release is not None:
-            request.when_finished(release)  # also if there's no place
+            request.on_finish.append(release)  # also if there's no place
         place = self._quota.enter(owner, request.identity, len(request.body))
-
-        def finish() -> None:
-            place.leave()
-            if release is not None:
-                release()
+        request.on_finish.append(partial(self._quota.leave, place))
 
         async def wait(turn: asyncio.Future[None]) -> None:
             await turn
             if not request.is_finished:  # the client may have gone in the same turn of the loop
                 work()
 
-        request.when_finished(finish)
         if place.turn is None:
             work()
         else:
@@ -405,15 +374,21 @@ class HostApp:
         return place
 
     def _send(
-        self,
-        request: HttpRequest,
-        client: ServerSession,
-        message: JsonObject,
-        new_response: Callable[..., HttpResponse],
+        self, request: HttpRequest, client: ServerSession, message: JsonObject, session: HttpSession | None = None
     ) -> None:
-        """Pass a JSON-RPC request to its session. A disconnect cancels it."""
+        """Pass a JSON-RPC request to its client. A disconnect cancels it."""
+        if session is not None and session.is_ended:
+            raise HttpRefusal(404, "the session has ended: send initialize again")
         request_id, params = cast("RequestId", message["id"]), message.get("params")
-        response = new_response(request, self._settings.ping_s, request_id=request_id)
+        response = HttpResponse(
+            request,
+            self._settings.ping_s,
+            () if session is None else [(_SESSION.encode(), session.id.encode())],
+            json_only=not request.accepts(EVENTS),
+            request_id=request_id,
+            statuses=STATUSES if session is None else None,
+            is_abandoned=bool if session is None else lambda: session.is_ended_by_client,
+        )
 
         def cancel() -> None:
             response.is_ended = True
@@ -426,7 +401,7 @@ class HostApp:
     def _open_stream(self, request: HttpRequest) -> None:
         if not request.accepts(EVENTS):
             raise HttpRefusal(406, "the response is text/event-stream")
-        session = self._find_session(request)
+        session = self.sessions.find(request)
         if session.stream is not None:
             raise HttpRefusal(409, "this session has an open stream already")
         self._quota.take_stream()
@@ -435,9 +410,9 @@ class HostApp:
         def finish() -> None:
             session.stream = session.client.notification_channel = None
             self._quota.give_stream()
-            self.sessions.release(session)
+            self._release(session)
 
-        request.when_finished(finish)
+        request.on_finish.append(finish)
         headers = [(_SESSION.encode(), session.id.encode())]
         response = HttpResponse(request, self._settings.ping_s, headers)
         response.start_stream()
@@ -468,9 +443,8 @@ class HostApp:
         self._send_single(request, message)
 
     def _send_single(self, request: HttpRequest, message: JsonObject) -> None:
-        accepts_events, identity = request.accepts(EVENTS), request.identity
-        is_subscription = message["method"] == "subscriptions/listen"
-        if is_subscription and not accepts_events:
+        identity, is_subscription = request.identity, message["method"] == "subscriptions/listen"
+        if is_subscription and not request.accepts(EVENTS):
             raise HttpRefusal(406, "the response is text/event-stream")
         if is_subscription:
             self._quota.take_stream()
@@ -484,13 +458,11 @@ class HostApp:
             if not client.dispatcher.is_idle:
                 self._start(partial(client.close, CLIENT_GONE))
 
-        new_response = partial(HttpResponse, json_only=not accepts_events, statuses=STATUSES)
-        send = partial(self._send, request, client, message, new_response)
         if is_subscription:
-            request.when_finished(release)
-            send()
+            request.on_finish.append(release)
+            self._send(request, client, message)
         else:
-            self._run(request, identity.owner, send, release)
+            self._run(request, identity.owner, partial(self._send, request, client, message), release)
 
     @staticmethod
     def _take_notification(request: HttpRequest, version: str) -> None:

@@ -17,7 +17,7 @@ import select
 from contextlib import suppress
 from functools import lru_cache, wraps
 from time import asctime, gmtime
-from typing import TYPE_CHECKING, ParamSpec, Protocol, cast
+from typing import TYPE_CHECKING, ParamSpec, cast
 
 import h11
 
@@ -27,6 +27,7 @@ from indusagi.interop.protocol_bridge.host.http.request import HEAD_BYTES, HttpR
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from indusagi.interop.protocol_bridge.host.http.app import HostApp
     from indusagi.interop.protocol_bridge.host.http.quota import Quota
     from indusagi.interop.protocol_bridge.host.http.request import Headers
 
@@ -65,34 +66,12 @@ def _guarded(method: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-class Application(Protocol):
-    """Answers requests. `HostApp` implements it."""
-
-    def accept(self, request: HttpRequest) -> bool:
-        """Check a request's head before its body is read.
-
-        Return whether to go on. If not, it was answered, or a call of `HttpConnection.decide` follows.
-
-        Raises:
-            HttpRefusal: Refused.
-        """
-        ...
-
-    def handle(self, request: HttpRequest) -> None:
-        """Answer a request through its connection, now or later.
-
-        Raises:
-            HttpRefusal: Refused.
-        """
-        ...
-
-
 class HttpConnection(asyncio.Protocol):
     """One HTTP/1.1 connection."""
 
     transport: asyncio.Transport
 
-    def __init__(self, app: Application, quota: Quota, *, is_surplus: bool = False) -> None:
+    def __init__(self, app: HostApp, quota: Quota, *, is_surplus: bool = False) -> None:
         self.writable = asyncio.Event()
         """Set while the client has taken everything we wrote."""
         self.writable.set()
@@ -110,6 +89,8 @@ class HttpConnection(asyncio.Protocol):
         """The request being received or answered."""
         self._parts: list[bytes] = []
         self._body_bytes = 0
+        self._is_chunked = False
+        """Whether the body's length isn't known beforehand, from a header that `check_head` compares to the limit."""
         self._received = 0
         """Bytes of the current request, including the framing of its body."""
         self._is_reading = False
@@ -142,7 +123,7 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End the current request."""
         self._is_closing = self._is_lost = True
-        self.clear_deadline()
+        self._due = math.inf
         for timer in (self._timer, self._hangup_timer):
             if timer is not None:
                 timer.cancel()
@@ -163,14 +144,16 @@ class HttpConnection(asyncio.Protocol):
         if not self._is_closing and (state is h11.SEND_BODY or (state is h11.IDLE and self._parser.trailing_data[0])):
             self.refuse("broken", 400, "the request is incomplete")
 
-    @_guarded
     def data_received(self, data: bytes) -> None:
         """Parse more bytes, or ignore them once we've refused the client."""
         if self._is_closing:
             return
-        self._received += len(data)
-        self._parser.receive_data(data)
-        self._read_events()
+        try:
+            self._received += len(data)
+            self._parser.receive_data(data)
+            self._read_events()
+        except Exception as exc:  # noqa: BLE001 — boundary: keep serving other clients
+            self.fail(exc)
 
     def pause_writing(self) -> None:
         """Start checking whether the client reads."""
@@ -189,8 +172,7 @@ class HttpConnection(asyncio.Protocol):
 
     @_guarded
     def _go_on(self) -> None:
-        is_answered = self._request is not None and self._request.is_answered
-        if is_answered and self.writable.is_set() and not self._is_lost:
+        if self._request is not None and self._request.is_answered and not self._is_lost:
             self._finish_exchange()
 
     @_guarded
@@ -210,11 +192,6 @@ class HttpConnection(asyncio.Protocol):
     def room(self) -> asyncio.Event:
         """Set while more bytes may wait for this client, on all its connections together."""
         return self.writable if self._request is None else self._quota.find_room(self._request.identity.owner)
-
-    def _write(self, data: bytes) -> None:
-        self.transport.write(data)
-        if self._progress_timer is not None:
-            self._count_unread(self.transport.get_write_buffer_size())
 
     def _count_unread(self, unread: int) -> None:
         if self._request is not None and unread != self._counted:
@@ -241,10 +218,6 @@ class HttpConnection(asyncio.Protocol):
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = self._loop.call_at(self._due, self._ring)
-
-    def clear_deadline(self) -> None:
-        """Cancel the deadline."""
-        self._due = math.inf
 
     @_guarded
     def _ring(self) -> None:
@@ -284,7 +257,7 @@ class HttpConnection(asyncio.Protocol):
                     self._received = len(received)
                     fault = check_head(received, self._settings.body_bytes)
                     if fault is not None:
-                        self.refuse("garbled", fault.status, fault.message)
+                        self.refuse("garbled", fault.status, str(fault))
                         return
                     if not self._awaits_head:
                         self._awaits_head = True
@@ -296,14 +269,15 @@ class HttpConnection(asyncio.Protocol):
                 elif isinstance(event, h11.Data):
                     self._parts.append(event.data)
                     self._body_bytes += len(event.data)
-                    self._check_body(is_parsed=False)
+                    if self._is_chunked:
+                        self._check_body(is_parsed=False)
                 elif isinstance(event, h11.EndOfMessage):
                     self._end_request()
                 else:
                     if event is h11.PAUSED:
                         self.transport.pause_reading()
                         self._watch_hangup()
-                    elif parser.their_state is h11.SEND_BODY:
+                    elif parser.their_state is h11.SEND_BODY and self._is_chunked:
                         self._check_body(is_parsed=True)
                     return
         except h11.RemoteProtocolError as exc:
@@ -328,6 +302,7 @@ class HttpConnection(asyncio.Protocol):
         self._parts.clear()
         self._body_bytes = 0
         self._request = request = HttpRequest(self, event)
+        self._is_chunked = "transfer-encoding" in request.headers
         try:
             if self._is_surplus:
                 raise HttpRefusal(503, "there are too many connections", close=True)
@@ -340,7 +315,7 @@ class HttpConnection(asyncio.Protocol):
         elif not request.is_answered:
             # Read the rest once it's accepted.
             self._is_held = True
-            self.clear_deadline()
+            self._due = math.inf
             self.transport.pause_reading()
 
     @_guarded
@@ -357,14 +332,14 @@ class HttpConnection(asyncio.Protocol):
         self._read_events()
 
     def _begin_body(self, request: HttpRequest) -> None:
-        self._tracker.on_authenticated(self)
+        self._tracker.unauthenticated.pop(self, None)
         if request.has_unread_body:
             self.set_deadline(self._settings.body_s, self._end_late)
             if self._parser.they_are_waiting_for_100_continue:
                 # https://www.rfc-editor.org/rfc/rfc9110#section-10.1.1
                 self.transport.write(self._parser.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
         else:
-            self.clear_deadline()
+            self._due = math.inf
 
     def _check_body(self, *, is_parsed: bool) -> None:
         request, limit = self._request, self._settings.body_bytes
@@ -385,10 +360,9 @@ class HttpConnection(asyncio.Protocol):
             return
         request.has_unread_body = False
         if request.is_answered:
-            if self.writable.is_set():
-                self._finish_exchange()
+            self._finish_exchange()
             return
-        self.clear_deadline()
+        self._due = math.inf
         request.body = b"".join(self._parts)
         self._parts.clear()
         try:
@@ -397,7 +371,7 @@ class HttpConnection(asyncio.Protocol):
             self._refuse_request(request, refusal)
 
     def _refuse_request(self, request: HttpRequest, refusal: HttpRefusal) -> None:
-        self.clear_deadline()
+        self._due = math.inf
         if not request.is_answered:
             self.send_response(refusal.status, refusal.body, refusal.headers)
 
@@ -407,13 +381,13 @@ class HttpConnection(asyncio.Protocol):
         """Answer the current request in one piece."""
         if self._is_closing or self._request is None or self._request.is_answered:
             return
-        self._write(self._encode_response(status, body, headers))
-        self._end_response()
+        self.transport.write(self._encode_response(status, body, headers))
+        self._finish_exchange()
 
     def _encode_response(self, status: int, body: bytes, headers: Headers) -> bytes:
         has_type = not body or any(name == b"content-type" for name, _ in headers)
         kind = [] if has_type else [(b"content-type", b"application/json")]
-        head = self._start_response(status, [*kind, (b"content-length", b"%d" % len(body)), *headers])
+        head = self._encode_head(status, [*kind, (b"content-length", b"%d" % len(body)), *headers])
         # RFC 9110 §9.3.2: no content in the response to HEAD.
         is_head = self._request is not None and self._request.method == "HEAD"
         data = b"" if is_head else self._parser.send(h11.Data(data=body)) or b""
@@ -422,20 +396,22 @@ class HttpConnection(asyncio.Protocol):
     def start_stream(self, headers: Headers) -> None:
         """Start a response of unknown length."""
         if not self._is_closing:
-            self.transport.write(self._start_response(200, [*headers]))
+            self.transport.write(self._encode_head(200, [*headers]))
 
     def write_stream(self, data: bytes) -> None:
         """Write part of a response of unknown length."""
         if not self._is_closing:
-            self._write(self._parser.send(h11.Data(data=data)) or b"")
+            self.transport.write(self._parser.send(h11.Data(data=data)) or b"")
+            if self._progress_timer is not None:
+                self._count_unread(self.transport.get_write_buffer_size())
 
     def end_stream(self) -> None:
         """End a response of unknown length."""
         if not self._is_closing:
             self.transport.write(self._parser.send(h11.EndOfMessage()) or b"")
-            self._end_response()
+            self._finish_exchange()
 
-    def _start_response(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+    def _encode_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         headers.append((b"date", _format_date(int(self._loop.time()))))
         is_last = self._tracker.is_crowded or (self._request is not None and self._request.has_unread_body)
         if is_last and (b"connection", b"close") not in headers:
@@ -443,16 +419,15 @@ class HttpConnection(asyncio.Protocol):
         reason = http.HTTPStatus(status).phrase.encode()
         return self._parser.send(h11.Response(status_code=status, headers=headers, reason=reason)) or b""
 
-    def _end_response(self) -> None:
-        if self._request is not None:
-            self._request.is_answered = True
-        self.clear_deadline()
-        if self.writable.is_set():
-            self._finish_exchange()
-
     def _finish_exchange(self) -> None:
-        """Move on to the next request: the client has taken the response."""
+        """End the response, and move on to the next request once the client has taken it."""
         request, parser = self._request, self._parser
+        if request is not None:
+            request.is_answered = True
+        self._due = math.inf
+        if not self.writable.is_set():
+            self._count_unread(self.transport.get_write_buffer_size())
+            return
         if request is not None:
             request.finish()
         if parser.our_state is not h11.DONE or self._is_shutting_down:
@@ -495,7 +470,7 @@ class HttpConnection(asyncio.Protocol):
         if self._is_closing:
             return
         self._is_closing = True
-        self.clear_deadline()
+        self._due = math.inf
         if not self._is_refused and self._parser.their_state not in {h11.SEND_BODY, h11.ERROR}:
             self.transport.close()
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from indusagi.interop.protocol_bridge.host.http.request import CLIENT_GONE, HttpRefusal
@@ -58,7 +59,7 @@ class ConnectionTracker:
         self._settings = settings
         self._empty = asyncio.Event()
         self._empty.set()
-        self._unauthenticated: dict[TrackedConnection, float] = {}
+        self.unauthenticated: dict[TrackedConnection, float] = {}
         """Connections without a valid token so far and since when, oldest first."""
         self._idle: dict[TrackedConnection, None] = {}
         """Connections between two requests, longest idle first."""
@@ -73,8 +74,8 @@ class ConnectionTracker:
             idle = next(iter(self._idle))
             idle.close()
             self._leave(idle)
-        if len(self._unauthenticated) + connecting >= self._settings.unauthenticated:
-            oldest, since = next(iter(self._unauthenticated.items()), (None, 0.0))
+        if len(self.unauthenticated) + connecting >= self._settings.unauthenticated:
+            oldest, since = next(iter(self.unauthenticated.items()), (None, 0.0))
             # A connection counts as a stranger until we've read its head: a burst of known clients needs a moment.
             if oldest is None or asyncio.get_running_loop().time() - since < _HEAD_GRACE_S:
                 return False
@@ -89,15 +90,11 @@ class ConnectionTracker:
         """Track a new connection."""
         self.open.add(connection)
         self._empty.clear()
-        self._unauthenticated[connection] = asyncio.get_running_loop().time()
-
-    def on_authenticated(self, connection: TrackedConnection) -> None:
-        """Record that a request on this connection passed the access policy."""
-        self._unauthenticated.pop(connection, None)
+        self.unauthenticated[connection] = asyncio.get_running_loop().time()
 
     def set_idle(self, connection: TrackedConnection, *, is_idle: bool) -> None:
         """Record that a connection has answered a request, or receives another one."""
-        if is_idle and connection not in self._unauthenticated:
+        if is_idle and connection not in self.unauthenticated:
             self._idle[connection] = None
         else:
             self._idle.pop(connection, None)
@@ -109,7 +106,7 @@ class ConnectionTracker:
         self._leave(connection)
 
     def _leave(self, connection: TrackedConnection) -> None:
-        self._unauthenticated.pop(connection, None)
+        self.unauthenticated.pop(connection, None)
         self._idle.pop(connection, None)
         if connection in self.open:
             self._lingering[connection] = None
@@ -117,7 +114,7 @@ class ConnectionTracker:
     def remove(self, connection: TrackedConnection) -> None:
         """Forget a closed connection."""
         self.open.discard(connection)
-        self._unauthenticated.pop(connection, None)
+        self.unauthenticated.pop(connection, None)
         self._idle.pop(connection, None)
         self._lingering.pop(connection, None)
         if not self.open:
@@ -143,54 +140,18 @@ class UnreadBytes:
         self.room = asyncio.Event()
 
 
+@dataclass(slots=True, eq=False)
 class Place:
     """A request's place among the running ones of its client, or in the queue for one."""
 
-    __slots__ = ("_quota", "_timer", "identity", "is_taken", "owner", "size", "turn")
-
-    def __init__(self, quota: Quota, owner: bytes, identity: ClientIdentity, size: int) -> None:
-        self._quota = quota
-        self._timer: asyncio.TimerHandle | None = None
-        self.owner = owner
-        self.identity = identity
-        self.size = size
-        self.is_taken = False
-        self.turn: asyncio.Future[None] | None = None
-        """Done when the request may run, or failed with its refusal; None if it never had to wait."""
-
-    def queue(self, wait_s: float, refusal: HttpRefusal) -> None:
-        """Wait for a turn, at most this long."""
-        loop = asyncio.get_running_loop()
-        self.turn = loop.create_future()
-        self._timer = loop.call_later(wait_s, self.end_wait, refusal)
-
-    def take(self) -> None:
-        """Let the request run."""
-        self.is_taken = True
-        if self.turn is not None:
-            self._settle()
-            self.turn.set_result(None)
-
-    def leave(self) -> None:
-        """Give the place back, or leave the queue."""
-        if self.is_taken:
-            self.is_taken = False
-            self._quota.give(self)
-        else:
-            self.end_wait(HttpRefusal(400, CLIENT_GONE))
-
-    def end_wait(self, refusal: HttpRefusal) -> None:
-        """Leave the queue, if the request is still in it, and answer it with this refusal."""
-        if self.turn is not None and not self.turn.done():
-            self._settle()
-            self._quota.unqueue(self)
-            self.turn.set_exception(refusal)
-            self.turn.exception()  # nobody may be waiting any more
-
-    def _settle(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    owner: bytes
+    identity: ClientIdentity
+    size: int
+    is_taken: bool = False
+    turn: asyncio.Future[None] | None = None
+    """Done when the request may run, or failed with its refusal; None if it never had to wait."""
+    timer: asyncio.TimerHandle | None = None
+    """Ends the wait."""
 
 
 class Quota:
@@ -227,10 +188,9 @@ class Quota:
     def enter(self, owner: bytes, identity: ClientIdentity, size: int) -> Place:
         """Give a request of `size` bytes a place for its session or client and its principal, or queue it for one.
 
-        Raises:
-            HttpRefusal: Too many requests, or too many bytes, are in the queue already.
+        Refuses it if too many requests, or too many bytes, are in the queue already.
         """
-        place = Place(self, owner, identity, size)
+        place = Place(owner, identity, size)
         refusal = self._find_refusal(place)
         if owner not in self._queues and refusal is None:
             self._start(place)
@@ -240,7 +200,9 @@ class Quota:
         most = settings.requests_each if settings.auth is None else settings.auth.requests
         if self._queued[principal] >= most or self._queued_bytes + size > settings.queued_bytes:
             raise refusal
-        place.queue(settings.place_s, refusal)
+        loop = asyncio.get_running_loop()
+        place.turn = loop.create_future()
+        place.timer = loop.call_later(settings.place_s, self.end_wait, place, refusal)
         self._queues.setdefault(owner, deque()).append(place)
         self._queued[principal] += 1
         self._queued_bytes += size
@@ -262,10 +224,16 @@ class Quota:
         for key in (place.owner, place.identity.principal):
             self._each[key] = self._each.get(key, 0) + 1
         self._idle.clear()
-        place.take()
+        place.is_taken = True
+        if place.turn is not None:
+            place.turn.set_result(None)
 
-    def give(self, place: Place) -> None:
-        """Stop counting a request, and start those that waited for its place."""
+    def leave(self, place: Place) -> None:
+        """Give a place back, and start the request that waited for it; or leave the queue."""
+        if not place.is_taken:
+            self.end_wait(place, HttpRefusal(400, CLIENT_GONE))
+            return
+        place.is_taken = False
         self.running -= 1
         for key in (place.owner, place.identity.principal):
             self._each[key] -= 1
@@ -282,14 +250,22 @@ class Quota:
             queue = self._queues.get(key)
             if queue is not None and self._find_refusal(queue[0]) is None:
                 place = queue[0]
-                self.unqueue(place)
+                self._unqueue(place)
                 if key in self._queues:
                     self._queues[key] = self._queues.pop(key)
                 self._start(place)
                 return
 
-    def unqueue(self, place: Place) -> None:
-        """Take a request out of the queue."""
+    def end_wait(self, place: Place, refusal: HttpRefusal) -> None:
+        """Answer a request with this refusal if it's still in the queue."""
+        if place.turn is not None and not place.turn.done():
+            self._unqueue(place)
+            place.turn.set_exception(refusal)
+            place.turn.exception()  # nobody may be waiting any more
+
+    def _unqueue(self, place: Place) -> None:
+        if place.timer is not None:
+            place.timer.cancel()
         queue, principal = self._queues[place.owner], place.identity.principal
         queue.remove(place)
         if not queue:
@@ -300,11 +276,7 @@ class Quota:
         self._queued_bytes -= place.size
 
     def take_stream(self) -> None:
-        """Count a stream until `give_stream`.
-
-        Raises:
-            HttpRefusal: The limit is reached.
-        """
+        """Count a stream until `give_stream`, or refuse it."""
         if self.streams >= self.settings.streams:
             raise HttpRefusal(503, "there are too many streams")
         self.streams += 1

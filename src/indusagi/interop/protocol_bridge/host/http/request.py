@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import unquote
+
+import anyio
 
 from indusagi.core.json import compact_json
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.identity import NOBODY
-from indusagi.interop.protocol_bridge.host.outgoing import BUSY
-from indusagi.interop.protocol_bridge.host.waiting import SMALL_BYTES
+from indusagi.interop.protocol_bridge.host.outgoing import BUSY, SMALL_BYTES
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_REQUEST
 from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
+    from collections.abc import AsyncGenerator
+
+
 JSON = "application/json"
 EVENTS = "text/event-stream"
 CLIENT_GONE = "the client went away"
@@ -37,7 +40,6 @@ STREAM_HEADERS: Headers = (
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
 )
-_NO_STATUSES: Mapping[int, int] = MappingProxyType({})
 
 
 class HttpRefusal(Exception):
@@ -106,8 +108,8 @@ class Connection(Protocol):
 class HttpRequest:
     """A request with its body and the callbacks for its end."""
 
-    __slots__ = ("_on_finish", "body", "connection", "has_unread_body", "headers", "identity", "is_answered",
-                 "is_finished", "lines", "method", "on_disconnect", "path", "query", "token")  # fmt: skip
+    __slots__ = ("body", "connection", "has_unread_body", "headers", "identity", "is_answered",
+                 "is_finished", "lines", "method", "on_disconnect", "on_finish", "path", "query", "token")  # fmt: skip
 
     def __init__(self, connection: Connection, event: h11.Request) -> None:
         self.connection = connection
@@ -130,7 +132,8 @@ class HttpRequest:
         self.is_finished = False
         """The client has taken the response or is gone."""
         self.on_disconnect: Callable[[], None] | None = None
-        self._on_finish: Callable[[], None] | None = None
+        self.on_finish: list[Callable[[], None]] = []
+        """Called in reverse order when the client has taken the response or its connection is lost."""
 
     def accepts(self, media_type: str) -> bool:
         """Return whether the Accept header allows a media type (RFC 9110 §12.5.1)."""
@@ -140,10 +143,6 @@ class HttpRequest:
     def respond(self, status: int, body: bytes = b"", headers: Headers = ()) -> None:
         """Answer in one piece."""
         self.connection.send_response(status, body, headers)
-
-    def when_finished(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once, when the client has taken the response or its connection is lost."""
-        self._on_finish = callback
 
     def disconnect(self) -> None:
         """Report to the work on this request that the client is gone."""
@@ -156,9 +155,8 @@ class HttpRequest:
         """Release everything this request holds."""
         self.is_finished = True
         self.on_disconnect = None
-        callback, self._on_finish = self._on_finish, None
-        if callback is not None:
-            callback()
+        while self.on_finish:
+            self.on_finish.pop()()
 
 
 @lru_cache(maxsize=64)
@@ -175,7 +173,7 @@ class HttpResponse:
     """
 
     __slots__ = ("_connection", "_headers", "_json_only", "_ping_s", "_request", "_response", "_statuses", "_streams",
-                 "is_abandoned", "is_ended", "request_id")  # fmt: skip
+                 "is_abandoned", "is_ended", "request_id", "writable")  # fmt: skip
 
     def __init__(
         self,
@@ -185,7 +183,7 @@ class HttpResponse:
         *,
         json_only: bool = False,
         request_id: RequestId | None = None,
-        statuses: Mapping[int, int] = _NO_STATUSES,
+        statuses: Mapping[int, int] | None = None,
         is_abandoned: Callable[[], bool] = bool,
     ) -> None:
         self.is_ended = False
@@ -194,21 +192,18 @@ class HttpResponse:
         self.request_id = request_id
         self._request = request
         self._connection = request.connection
+        self.writable = request.connection.writable
+        """Set while the client has taken everything we wrote."""
         self._headers = headers
         self._json_only = json_only
         self._ping_s = ping_s
-        self._statuses = statuses
+        self._statuses = statuses or {}
         """HTTP status by JSON-RPC error code; 200 for all others."""
         self._response: tuple[int, bytes] | None = None
         """Status and body of a one-piece response."""
         self._streams = False
         if not json_only:
             self._connection.set_deadline(ping_s, self._keep_alive)
-
-    @property
-    def writable(self) -> asyncio.Event:
-        """Set while the client has taken everything we wrote."""
-        return self._connection.writable
 
     @property
     def room(self) -> asyncio.Event:
@@ -221,11 +216,7 @@ class HttpResponse:
         return not self.is_ended and not self._json_only
 
     def send(self, frame: JsonObject) -> None:
-        """Send a frame; a first response waits for `end`.
-
-        Raises:
-            EncodeError: It holds a number that JSON can't represent.
-        """
+        """Send a frame; a first response waits for `end`. Raises `EncodeError` for a number that JSON doesn't have."""
         if self.is_ended or (self._json_only and "method" in frame):
             return
         data = encode_frame(frame)
@@ -300,34 +291,26 @@ _LENGTH_DIGITS = 18
 """A longer number exceeds every limit, so don't parse it."""
 
 
-@record
-class HeadFault:
-    """Status and message to refuse a request with, judging by its head alone."""
-
-    status: int
-    message: str
-
-
-def check_head(received: bytes, body_limit: int) -> HeadFault | None:  # noqa: C901 — one list of rules
+def check_head(received: bytes, body_limit: int) -> HttpRefusal | None:  # noqa: C901 — one list of rules
     """Find a fault in a request's framing; None if it's fine or the head is incomplete.
 
     `received` starts after the previous request.
     """
     end = _HEAD_END.search(received)
     if (len(received) if end is None else end.start()) > HEAD_BYTES:
-        return HeadFault(431, f"the headers have more than {HEAD_BYTES:,} bytes")
+        return HttpRefusal(431, f"the headers have more than {HEAD_BYTES:,} bytes")
     if end is None:
         return None
     first, *lines = received[: end.start()].lstrip(b"\r\n").replace(b"\r\n", b"\n").split(b"\n")
     version = _HTTP_VERSION.search(first)
     if version is not None and version[1] != b"1":
-        return HeadFault(505, "only HTTP/1.1 is supported")
+        return HttpRefusal(505, "only HTTP/1.1 is supported")
     lengths: list[bytes] = []
     has_encoding = False
     for line in lines:
         if line[:1] in {b" ", b"\t"}:
             # https://www.rfc-editor.org/rfc/rfc9112#section-5.2
-            return HeadFault(400, "a header is folded over several lines")
+            return HttpRefusal(400, "a header is folded over several lines")
         name, _, value = line.partition(b":")
         name = name.strip().lower()
         if name == b"content-length":
@@ -336,17 +319,76 @@ def check_head(received: bytes, body_limit: int) -> HeadFault | None:  # noqa: C
             has_encoding = True
     if has_encoding and lengths:
         # https://www.rfc-editor.org/rfc/rfc9112#section-6.1
-        return HeadFault(400, "Content-Length and Transfer-Encoding exclude each other")
+        return HttpRefusal(400, "Content-Length and Transfer-Encoding can't be used together")
     if has_encoding and version is not None and version[2] == b"0":
-        return HeadFault(400, "HTTP/1.0 has no Transfer-Encoding")
+        return HttpRefusal(400, "HTTP/1.0 has no Transfer-Encoding")
     if not lengths:
         return None
     # https://www.rfc-editor.org/rfc/rfc9112#section-6.3
     if len(lengths) > 1 or b"," in lengths[0]:
-        return HeadFault(400, "there is more than one Content-Length")
+        return HttpRefusal(400, "there is more than one Content-Length")
     if not lengths[0].isdigit():
-        return HeadFault(400, "the Content-Length must be a number of digits")
+        return HttpRefusal(400, "the Content-Length must be a number of digits")
     digits = lengths[0].lstrip(b"0")
     if len(digits) > _LENGTH_DIGITS or int(digits or b"0") > body_limit:
-        return HeadFault(413, f"the body has more than {body_limit:,} bytes")
+        return HttpRefusal(413, f"the body has more than {body_limit:,} bytes")
     return None
+
+
+@record
+class SiteResponse:
+    """A site's answer: a body, or an event stream."""
+
+    body: bytes = b""
+    status: int = 200
+    headers: Headers = ()
+    events: AsyncGenerator[bytes] | None = None
+    """Complete server-sent events; each is sent once the client has taken the previous one."""
+
+
+class Site(Protocol):
+    """Answers the requests below `prefix`."""
+
+    @property
+    def prefix(self) -> str:
+        """Path of its first page, without a trailing slash."""
+        ...
+
+    def accept(self, request: HttpRequest) -> bool:
+        """Check a request whose token the host hasn't checked, or refuse it; return False if it was answered."""
+        ...
+
+    async def respond(self, request: HttpRequest) -> SiteResponse:
+        """Answer an accepted request; cancelled if the client disconnects."""
+        ...
+
+
+async def serve_site(
+    site: Site, request: HttpRequest, take_stream: Callable[[], None], give: Callable[[], None]
+) -> None:
+    """Answer a request from a site; `take_stream` and `give` count event streams."""
+    with anyio.CancelScope() as scope:
+        request.on_disconnect = scope.cancel
+        if request.is_finished:
+            return
+        response = await site.respond(request)
+        if response.events is None:
+            request.respond(response.status, response.body, response.headers)
+            return
+        take_stream()
+        try:
+            connection = request.connection
+            connection.start_stream([*STREAM_HEADERS, *response.headers])
+            async for event in response.events:
+                await connection.writable.wait()
+                connection.write_stream(event)
+            connection.end_stream()
+        finally:
+            give()
+            with anyio.CancelScope(shield=True):
+                await response.events.aclose()
+
+
+def refuse_method(method: str) -> HttpRefusal:
+    """Build the refusal of any other method: https://www.rfc-editor.org/rfc/rfc9110#section-15.5.6."""
+    return HttpRefusal(405, f"only {method}", headers=[(b"allow", method.encode())])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from indusagi.interop.protocol_bridge.host.auth.issuer import RateLimit
 from indusagi.interop.protocol_bridge.host.auth.proofs import ProofLimitError
-from indusagi.interop.protocol_bridge.host.auth.resource import TokenRefusal, read_token
+from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource, TokenRefusal, read_token
 from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
@@ -20,7 +20,7 @@ from indusagi.runtime.calls import SubjectToken, current_subject
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ProtectedResource, ResourceSettings
+    from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ResourceSettings
     from indusagi.interop.protocol_bridge.host.boundary import HostTasks
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.settings import FindTarget
@@ -35,18 +35,14 @@ _LISTING = frozenset({"subscriptions/listen"})
 class ResourceAccess:
     """Access with tokens of an authorization server."""
 
-    def __init__(self, settings: ResourceSettings, resource: ProtectedResource) -> None:
-        self.resource = resource
-        self.verifier = TokenVerifier(settings, resource)
+    def __init__(self, settings: ResourceSettings, url: str, path: str) -> None:
+        self.resource = ProtectedResource(settings, url, path)
+        self.verifier = TokenVerifier(settings, self.resource)
         self._issuer = settings.issuer
         self._rates = RateLimit(settings.rate)
 
     def accept(self, request: HttpRequest, tasks: HostTasks) -> bool:
-        """Check a request's token and set its client's identity; return False if that's decided later.
-
-        Raises:
-            HttpRefusal: The token is missing, invalid or insufficient, or the client sends too many requests.
-        """
+        """Check a request's token and set its client's identity, or refuse it; return False if that's decided later."""
         if request.path in self.resource.metadata_paths:
             if request.method != "GET":
                 raise HttpRefusal(405, "only GET", headers=[(b"allow", b"GET")])
@@ -88,11 +84,7 @@ class ResourceAccess:
         request.identity = identity
 
     def authorize(self, request: HttpRequest, message: JsonObject, find_target: FindTarget) -> None:
-        """Check that the client has the scope for a message, and set the subject token of its calls.
-
-        Raises:
-            HttpRefusal: It doesn't.
-        """
+        """Refuse a message whose client lacks the scope, and set the subject token of its calls."""
         # Always set it: a connection's callbacks share a context.
         current_subject.set(SubjectToken(request.token, self._issuer))
         method, params = message.get("method"), message.get("params")

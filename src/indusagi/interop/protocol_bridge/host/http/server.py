@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
-    from indusagi.interop.protocol_bridge.host.http.connection import Application
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindTarget, HttpSettings, NewSession
 
@@ -52,11 +51,7 @@ async def serve_app(
     settings: HttpSettings,
     tokens: Sequence[str],
 ) -> AsyncGenerator[tuple[int, int]]:
-    """Listen until the block ends; yield the port and the number of concurrent connections to accept.
-
-    Raises:
-        OSError: The address can't be listened on.
-    """
+    """Listen until the block ends; yield the port and the number of concurrent connections to accept."""
     # In a thread: resolves the address if it's a name.
     with await asyncio.to_thread(_open_listener, settings) as listener:
         port = listener.getsockname()[1]
@@ -64,7 +59,9 @@ async def serve_app(
         quota = Quota(settings, limit)
         auth = settings.auth
         if auth is not None:
-            await asyncio.to_thread(_load_access)
+            # In a thread, because it takes a while.
+            await asyncio.to_thread(import_module, "indusagi.net.client")
+            await asyncio.to_thread(import_module, "indusagi.interop.protocol_bridge.host.http.resource_access")
         access = None if auth is None else _open_access(auth, settings, port)
         policy = build_access_policy(settings, tokens, port, None if access is None else access.resource)
         tasks = HostTasks()
@@ -85,18 +82,11 @@ async def serve_app(
                 await tasks.close()
 
 
-def _load_access() -> None:
-    """Import the modules of `_open_access` and its HTTP client. It blocks."""
-    import_module("indusagi.capabilities.web.client")
-    import_module("indusagi.interop.protocol_bridge.host.http.resource_access")
-
-
 def _open_access(auth: ResourceSettings, settings: HttpSettings, port: int) -> ResourceAccess:
     """Set up access tokens. Their modules load only for hosts that use them."""
-    from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource  # noqa: PLC0415 — see above
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess  # noqa: PLC0415 — see above
 
-    return ResourceAccess(auth, ProtectedResource(auth, build_url(settings, port), settings.path))
+    return ResourceAccess(auth, build_url(settings, port), settings.path)
 
 
 def _open_listener(settings: HttpSettings) -> socket.socket:
@@ -157,7 +147,7 @@ _DRAIN_BYTES = 64 * 1024
 class Acceptor:
     """Accepts the connections of a listening socket."""
 
-    def __init__(self, listener: socket.socket, app: Application, quota: Quota, tasks: HostTasks) -> None:
+    def __init__(self, listener: socket.socket, app: HostApp, quota: Quota, tasks: HostTasks) -> None:
         self._listener = listener
         self._app = app
         self._quota = quota

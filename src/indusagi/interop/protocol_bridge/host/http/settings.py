@@ -1,12 +1,13 @@
 """Address, access and limits of an HTTP host: its settings, its access policy and the user's token file.
 
-`check_request` applies the policy. `Host` and `Origin` are checked whatever address the host listens on, so that no
+`Host` and `Origin` are checked whatever address the host listens on, so that no
 web page can reach it through the user's browser (DNS rebinding):
 https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#security-warning.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import field
@@ -17,8 +18,8 @@ from indusagi.core.json import JsonObject
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
 from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
-from indusagi.interop.protocol_bridge.host.http.site import Site
-from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, Site
+from indusagi.interop.protocol_bridge.host.identity import ClientIdentity, find_rights
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
@@ -150,15 +151,48 @@ class AccessPolicy:
     hosts: frozenset[str]
     origins: frozenset[str]
     paths: frozenset[str]
-    """Served paths."""
+    """Served paths, except the site's."""
     site: str | None = None
     """Path prefix of the site."""
     limited: frozenset[bytes] = field(default=frozenset(), repr=False)
     """Tokens valid for the protocol only: their clients mustn't see what runs for others."""
 
-    def is_site(self, path: str) -> bool:
-        """Return whether a path belongs to the site."""
-        return self.site is not None and (path == self.site or path.startswith(f"{self.site}/"))
+    def check(self, request: HttpRequest) -> None:
+        """Refuse a request for its `Host`, `Origin` or path."""
+        hosts = [value for name, value in request.lines if name == "host"]
+        if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
+            # https://www.rfc-editor.org/rfc/rfc9110#section-15.5.20
+            raise HttpRefusal(421, "this host is not known under that name")
+        if "origin" in request.headers and any(
+            value.lower() not in self.origins for name, value in request.lines if name == "origin"
+        ):
+            raise HttpRefusal(403, "requests from that origin are not allowed")
+        if request.path not in self.paths and (
+            self.site is None or not (request.path == self.site or request.path.startswith(f"{self.site}/"))
+        ):
+            # Before the token check: a 401 for a discovery path would make clients start a sign-in there.
+            raise HttpRefusal(404, "there is nothing at this path")
+
+    def identify(self, request: HttpRequest) -> None:
+        """Check the one-user token, set the client's identity, and refuse what it may not see."""
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        presented = token.strip().encode("utf-8", "replace")
+        is_bearer = scheme.lower() == "bearer"
+        owner = b""
+        for expected in self.tokens:  # check all, each in constant time: timing reveals nothing about a wrong token
+            if hmac.compare_digest(expected, presented) and is_bearer:
+                owner = expected
+        if self.tokens and not owner:
+            # https://www.rfc-editor.org/rfc/rfc6750#section-3
+            headers = [(b"www-authenticate", b"Bearer")]
+            message = "a token is needed: Authorization: Bearer ..."
+            if is_bearer and presented:
+                message = "the token is not valid: this host has another one"
+            raise HttpRefusal(401, message, headers=headers)
+        credential = "open" if not self.tokens else "view" if owner in self.limited else "user"
+        request.identity = ClientIdentity(owner=owner, credential=credential)
+        if request.path in {HEALTH, METRICS} and not find_rights(request.identity).can_operate:
+            raise HttpRefusal(403, f"{request.path} needs the token of the user")
 
 
 def is_loopback(host: str) -> bool:
@@ -221,9 +255,7 @@ class StoredToken:
 def load_token() -> StoredToken:
     """Read this user's token from its private file, creating it if it doesn't exist.
 
-    Raises:
-        OSError: It can't be read or created, or other users can read it.
-        ValueError: The file doesn't contain a token.
+    Raises `OSError` if it can't be read or created, or other users can read it, and `ValueError` if it's no token.
     """
     from secrets import token_hex  # noqa: PLC0415 — only `indus serve --http` needs it
 

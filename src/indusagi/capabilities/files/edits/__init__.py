@@ -1,1 +1,0 @@
-"""Plan edits: matching, splicing, diffs and checks."""

@@ -1,1 +1,0 @@
-"""Images, PDF files and notebooks."""

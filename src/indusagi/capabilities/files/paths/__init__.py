@@ -1,1 +1,0 @@
-"""Path resolution, protection, locks and atomic writes."""

@@ -1,1 +1,0 @@
-"""Text decoding, lines, statistics and display."""

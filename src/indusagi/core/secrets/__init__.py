@@ -1,1 +1,0 @@
-"""What counts as a secret: variable names, value shapes, paths on disk, sockets. All guards use these."""

@@ -1,1 +1,0 @@
-"""Interactive sign-in to servers, with a browser, another device or a pasted address, and sign-out."""
