@@ -65,7 +65,7 @@ def normalize_auth(row: JsonObject, remarks: list[str]) -> JsonObject | None:
     if given is not None and not is_json_object(given):
         remarks.append("its auth is not an object, and was left out")
     elif given is not None:
-        if given.get("type") in {"token-exchange", "token_exchange"}:
+        if given.get("type") in ("token-exchange", "token_exchange"):
             fields["grant"] = "token_exchange"
         for key, value in given.items():
             # `clientId` and `CLIENT_ID` are `client_id`.
@@ -407,7 +407,7 @@ class _RowParser:
     def _replicas(self) -> int:
         """Read how many cluster nodes may run the server: one unless it's declared stateless."""
         value, stateless = self.row.get("replicas"), self.row.get("stateless")
-        if stateless not in {None, True, False}:
+        if stateless not in (None, True, False):
             self.remarks.append("its stateless is neither true nor false, and was not considered")
         if value is None:
             return 1
@@ -492,7 +492,7 @@ class _RowParser:
     def added(self) -> Added:
         """Read whether items the server adds later wait for approval."""
         value = self.row.get("added")
-        if value not in {None, "hold", "allow"}:
+        if value not in (None, "hold", "allow"):
             self.remarks.append("its added is neither hold nor allow, so additions are held")
         return "allow" if value == "allow" else "hold"
 
