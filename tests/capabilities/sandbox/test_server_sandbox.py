@@ -17,8 +17,8 @@ from tests.support.waiting import LIMIT_S
 
 from indusagi.capabilities.ports import SandboxMissing
 from indusagi.capabilities.sandbox.egress import EgressProxy
-from indusagi.capabilities.sandbox.profile import ServerProfile, parse_profile
-from indusagi.capabilities.sandbox.server import prepare_server, server_home
+from indusagi.capabilities.sandbox.profile import ServerProfile, parse_profile, server_home
+from indusagi.capabilities.sandbox.server import prepare_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

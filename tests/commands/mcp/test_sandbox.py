@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+import os
+from pathlib import Path
 
 import pytest
-from tests.commands.helpers import configured, one_line, project_file, row, servers_of, told, user_file
+from tests.commands.helpers import HONEST, configured, one_line, project_file, row, servers_of, told, user_file
 from tests.support.sandboxes import skip_without
 from tests.support.scripts import run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.process
 STRICT = "strict: reads system programs, its own package and the workspace; writes to a home of its own; no network"
@@ -51,3 +49,24 @@ def test_doctor_compares_the_profiles(tmp_path: Path) -> None:
     assert failed.returncode == 1
     assert json.loads(failed.stdout)["fits"] == "off"
     one_line(run("mcp", "doctor", "--sandbox", cwd=tmp_path), "--sandbox requires the NAME")
+
+
+def test_servers_of_two_files_have_two_homes_and_the_home_of_a_removed_one_is_named(tmp_path: Path) -> None:
+    skip_without("bubblewrap")
+    script = 'echo mine >>~/kept; exec "$0" "$@"'
+    again = {"command": "sh", "args": ["-c", script, *HONEST], "sandbox": "standard"}
+    configured(user_file(), {"a": again})
+    configured(project_file(tmp_path), {"b": again})
+    run("mcp", "trust", "--yes", "b", cwd=tmp_path)
+    listed = told("mcp", "list", "--json", cwd=tmp_path)["servers"]
+    assert [one["phase"] for one in listed] == ["ready", "ready"], listed
+    homes = sorted((Path(os.environ["HOME"]) / ".local/state/indus/servers").iterdir())
+    assert [home.name.partition("-")[0] for home in homes] == ["a", "b"]
+    assert {(home / "kept").read_text() for home in homes} == {"mine\n"}
+    removed = run("mcp", "remove", "-s", "user", "a", cwd=tmp_path)
+    assert f"The home of its sandbox is kept: {homes[0]}" in removed.stdout
+    configured(project_file(tmp_path), {"a": again})
+    run("mcp", "trust", "--yes", "a", cwd=tmp_path)
+    run("mcp", "list", cwd=tmp_path)
+    assert len([*homes[0].parent.glob("a-*")]) == 2
+    assert (homes[0] / "kept").read_text() == "mine\n"

@@ -7,10 +7,12 @@ hosts. Every server gets a home of its own, so what it stores stays, and caches 
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
-from indusagi.core.json import is_json_object
+from indusagi.core.app_dirs import state_dir
+from indusagi.core.json import content_hash, is_json_object
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
@@ -45,6 +47,8 @@ class ServerProfile:
     """`host:port` it may reach. `None`: any host for `standard`, none for `strict`."""
     env: tuple[str, ...] = ()
     """Variables it inherits in addition to the profile's."""
+    owner: str = ""
+    """The file with its row: servers of the same name in two files have two homes."""
 
     @property
     def is_strict(self) -> bool:
@@ -159,3 +163,9 @@ def _parse_host(text: str) -> str:
     if _HOST.fullmatch(name) is None or not port.isdecimal() or not 0 < int(port) <= _MAX_PORT:
         raise InvalidProfileError(f"its sandbox names no host: {text!r}; write it like api.github.com:443")
     return f"{name}:{int(port)}"
+
+
+def server_home(server: str, owner: str = "") -> str:
+    """Return the private home of a server, which lasts. `owner` is the file with its row."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", server)[:64].lstrip(".")
+    return os.path.join(state_dir(), "servers", f"{name}-{content_hash([server, owner])[:12]}")

@@ -27,6 +27,7 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     list_system,
 )
 from indusagi.capabilities.sandbox.policy import Sandbox, resolve_layout
+from indusagi.capabilities.sandbox.profile import server_home
 from indusagi.core.app_dirs import is_within, make_private_dir, state_dir
 from indusagi.core.secrets import find_credential_places
 
@@ -92,12 +93,6 @@ class ServerSandbox:
         self.private.remove()
 
 
-def server_home(server: str) -> str:
-    """Return the private home of a server, which lasts."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", server).lstrip(".") or "_"
-    return os.path.join(state_dir(), "servers", name)
-
-
 def prepare_server(
     profile: ServerProfile,
     server: str,
@@ -140,7 +135,7 @@ def prepare_server(
     program = shutil.which(os.path.join(folder, argv[0]) if os.sep in argv[0] else argv[0], path=env.get("PATH"))
     if program is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
-    private_home = server_home(server)
+    private_home = server_home(server, profile.owner)
     make_private_dir(state_dir())
     make_private_dir(os.path.dirname(private_home))
     make_private_dir(private_home)

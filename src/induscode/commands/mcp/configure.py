@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from indusagi.capabilities.sandbox.profile import PROFILES
+from indusagi.capabilities.sandbox.profile import PROFILES, server_home
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig, needs_sign_in
 from induscode.cli.listing import Listing
@@ -248,6 +248,9 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
     if whose == "project":
         TrustStore().revoke(path, name)
     print_line(f"Removed server {name!r} from {path}")
+    home = server_home(name, os.path.realpath(path))
+    if os.path.isdir(home):
+        print_line(f"The home of its sandbox is kept: {home}")
     return _forget_row(path, name)
 
 

@@ -247,12 +247,16 @@ class ServerRow:
 
         if isinstance(config, StdioServerConfig):
             passed = {name: context.variable(name) for name in self.secrets}
+            sandbox = config.sandbox
+            if sandbox is not None:
+                sandbox = replace(sandbox, owner=os.path.realpath(self.origin.file))
             return replace(
                 config,
                 command=value(config.command),
                 args=tuple(map(value, config.args)),
                 env={**passed, **values(config.env)},
                 cwd=None if config.cwd is None else value(config.cwd),
+                sandbox=sandbox,
             )
         proxy = None if config.proxy is None else value(config.proxy)
         resolved = replace(config, url=value(config.url), headers=values(config.headers), proxy=proxy)
