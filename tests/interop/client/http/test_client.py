@@ -8,13 +8,14 @@ import httpx2
 import pytest
 from tests.support.networks import make_network
 
-from indusagi.interop.auth.contract import AuthFault, Refusal
+from indusagi.interop.auth.contract import AuthFault, Refusal, ServerAuth
 from indusagi.interop.protocol_bridge.client.http import client
 from indusagi.interop.protocol_bridge.client.http.client import HttpClient, open_http_client
 from indusagi.interop.protocol_bridge.client.http.failures import EVENTS, HttpRequestError
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerLimits, StreamableHttpServerConfig
 from indusagi.net.address import parse_url
 from indusagi.net.client import EventParser, get_media_type
+from indusagi.net.dial import parse_proxy
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -318,6 +319,14 @@ async def test_cookies_of_a_server_do_not_replace_the_configured_one() -> None:
 
 
 # -- opening ----------------------------------------------------------------------------------
+
+
+async def test_a_sign_in_uses_the_proxy_with_its_password() -> None:
+    proxy = parse_proxy("http://me:p%40ß@proxy:3128", "a test")
+    store: Any = None
+    config = StreamableHttpServerConfig("s", URL, auth=ServerAuth(store=store))
+    authorizer: Any = client._open_authorizer(config, proxy)
+    assert parse_proxy(authorizer._driver._proxy, "a test") == proxy
 
 
 async def test_connections_close_even_if_the_sign_in_does_not(monkeypatch: pytest.MonkeyPatch) -> None:

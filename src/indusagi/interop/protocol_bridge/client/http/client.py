@@ -14,6 +14,7 @@ from email.message import Message
 from http import HTTPStatus
 from http.cookiejar import CookieJar
 from typing import TYPE_CHECKING, cast
+from urllib.parse import quote
 
 import anyio
 
@@ -382,7 +383,9 @@ def _open_authorizer(
     from indusagi.interop.auth.authorizer import OAuthAuthorizer, TokenExchangeAuthorizer  # noqa: PLC0415
     from indusagi.interop.auth.driver import AuthDriver  # noqa: PLC0415
 
-    driver = AuthDriver(config.url, auth, name=config.id, proxy=None if proxy is None else proxy.url)
+    user = "" if proxy is None or proxy.user is None else ":".join(quote(part, safe="") for part in proxy.user) + "@"
+    via = None if proxy is None else f"{proxy.scheme}://{user}{proxy.authority}"
+    driver = AuthDriver(config.url, auth, name=config.id, proxy=via)
     if auth.settings.grant == "token_exchange":
         if config.kind == "sse":
             # With SSE, credentials belong to the connection, not to a call.
