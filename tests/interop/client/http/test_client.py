@@ -334,9 +334,15 @@ async def test_connections_close_even_if_the_sign_in_does_not(monkeypatch: pytes
         async def close(self) -> None:
             raise RuntimeError("cut")
 
+    def open_authorizer(*_: object) -> Any:
+        return Broken(0)
+
+    def open_network(**_: object) -> Any:
+        return make_network(network)
+
     network = Network()
-    monkeypatch.setattr(client, "_open_authorizer", lambda *_: Broken(0))
-    monkeypatch.setattr(client, "open_network", lambda **_: make_network(network))
+    monkeypatch.setattr(client, "_open_authorizer", open_authorizer)
+    monkeypatch.setattr(client, "open_network", open_network)
     with pytest.raises(RuntimeError, match="cut"):
         async with open_http_client(StreamableHttpServerConfig("s", URL, proxy="")):
             pass
