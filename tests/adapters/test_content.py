@@ -45,6 +45,7 @@ def resource(**fields: Any) -> dict[str, Any]:
     [
         ({"a": 1}, '{"a":1}'),
         ([1, 2], "[1,2]"),
+        ({"type": ["image"]}, '{"type":["image"]}'),
         ({"type": "resource_link", "uri": "x:"}, '{"type":"resource_link","uri":"x:"}'),
         ({"type": "resource", "resource": "x"}, '{"type":"resource","resource":"x"}'),
         (

@@ -66,6 +66,7 @@ def test_endpoints_are_those_of_the_flow_and_relative_ones_belong_to_the_base_ur
         ({"login": oauth2(implicit={}, password={})}, PERSON, "its flows are implicit, password"),
         ({"login": oauth2(authorizationCode={**CODE, "tokenUrl": "http://as.example/token"})}, PERSON, "no https"),
         ({"login": oauth2(authorizationCode={**CODE, "authorizationUrl": "javascript:1"})}, PERSON, "no https"),
+        ({"login": oauth2(authorizationCode={**CODE, "tokenUrl": "http://["})}, PERSON, "no https"),
         ({"login": oauth2(authorizationCode={"tokenUrl": 7})}, PERSON, "its tokenUrl is no https address"),
         ({"login": {"type": "openIdConnect"}}, PERSON, "its openIdConnectUrl is no https address"),
         ({"login": {"$ref": "#/components/securitySchemes/login"}}, PERSON, "lead in a circle"),

@@ -83,6 +83,8 @@ def test_references_stay_in_the_document() -> None:
         ('[{"url": "/v2"}]', "https://docs.example/openapi.json", "https://docs.example/v2"),
         ('[{"url": "/v2"}]', "/home/openapi.json", None),
         ("[]", "/f", None),
+        ('[{"url": "http://["}]', "/f", None),
+        ('[{"url": "//["}]', "https://docs.example/openapi.json", None),
     ],
 )  # fmt: skip
 def test_the_base_url_is_that_of_the_first_server(servers: str, source: str, expected: str | None) -> None:

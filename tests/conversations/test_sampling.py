@@ -127,6 +127,8 @@ async def test_failure_of_the_model_is_an_error_of_the_request(server: ModelServ
         {"messages": [{"role": "assistant", "content": text("x")}]},
         {"messages": [user({"type": "image", "mimeType": "image/png", "data": "?"})]},
         {"messages": [user({"type": "hologram"})]},
+        {"messages": [user({"type": ["image"]})]},
+        {"messages": [{"role": ["user"], "content": text("x")}]},
         {"tools": [{"name": "x"}]},
     ],
 )

@@ -9,7 +9,13 @@ from tests.support.dialogs import scripted
 
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
 from induscode.cli.dialog import Reply
-from induscode.conversations.server_requests import REFUSED, SamplingModel, build_server_handlers
+from induscode.conversations.server_requests import (
+    REFUSED,
+    InvalidFormError,
+    SamplingModel,
+    build_server_handlers,
+    parse_form,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -282,3 +288,9 @@ async def test_servers_are_told_what_is_offered(tmp_path: Path) -> None:
     assert [*handlers.capabilities()] == ["elicitation", "sampling", "roots"]
     assert handlers.roots is not None
     assert await handlers.roots({}) == {"roots": [{"uri": tmp_path.as_uri(), "name": tmp_path.name}]}
+
+
+@pytest.mark.parametrize("kind", [["string", "null"], {}, None])
+def test_finding_f1_a_field_of_a_type_that_is_no_text_is_refused(kind: Any) -> None:
+    with pytest.raises(InvalidFormError, match="forms do not allow"):
+        parse_form({"type": "object", "properties": {"a": {"type": kind}}})

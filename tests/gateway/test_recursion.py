@@ -7,6 +7,8 @@ import os
 import shlex
 import socket
 import subprocess
+import threading
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +22,7 @@ from indusagi.interop.protocol_bridge.client.session import ServerFacts
 from induscode.gateway.recursion import ANCESTRY, GatewayInfo, ListenAddress, read_ancestry
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
     from pathlib import Path
 
     from indusagi.core.json import JsonObject
@@ -147,16 +150,56 @@ def test_gateway_closes_a_connection_to_itself(tmp_path: Path, monkeypatch: pyte
     # It waits for its own list of tools.
     monkeypatch.setitem(CONSTANTS, "induscode.gateway.gateway:FIRST_S", 0.1)
     port = _free_port()
-    address = {"url": f"http://127.1:{port}/mcp"}
-    configured(user_file(), {"me": address, "here": {"url": f"http://localhost:{port}/mcp"}})
-    words = ["--http", str(port), "--no-token", "--allowed-host", f"127.1:{port}"]
-    with serving(*NONE, *words, cwd=tmp_path) as gateway:
-        wait_for(lambda: "server 'me' is this gateway itself, and was closed" in gateway.said())
-        assert "server 'here'" in gateway.said()
-        assert "it is the address this gateway listens on" in gateway.said()
-        configured(user_file(), {"me": address, "a": row()})
-        wait_for(lambda: "added a" in gateway.said())
-        assert gateway.said().count("was closed") == 1
+    with _relaying_to(port) as relay:
+        address = {"url": f"http://localhost:{relay}/mcp"}
+        configured(user_file(), {"me": address, "here": {"url": f"http://localhost:{port}/mcp"}})
+        words = ["--http", str(port), "--no-token", "--allowed-host", f"localhost:{relay}"]
+        with serving(*NONE, *words, cwd=tmp_path) as gateway:
+            wait_for(lambda: "server 'me' is this gateway itself, and was closed" in gateway.said())
+            assert "server 'here'" in gateway.said()
+            assert "it is the address this gateway listens on" in gateway.said()
+            configured(user_file(), {"me": address, "a": row()})
+            wait_for(lambda: "added a" in gateway.said())
+            assert gateway.said().count("was closed") == 1
+
+
+@contextmanager
+def _relaying_to(port: int) -> Generator[int]:
+    """Pass connections to another port on to this one, as a tunnel would; give that port."""
+
+    def pump(source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                sink.sendall(data)
+        for end in (source, sink):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def serve(inner: socket.socket) -> None:
+        with inner, suppress(OSError), socket.create_connection(("127.0.0.1", port)) as outer:
+            back = threading.Thread(target=pump, args=(outer, inner))
+            back.start()
+            pump(inner, outer)
+            back.join()
+
+    def accept() -> None:
+        threads: list[threading.Thread] = []
+        with suppress(OSError):  # the listener is closed
+            while True:
+                thread = threading.Thread(target=serve, args=(listener.accept()[0],))
+                thread.start()
+                threads.append(thread)
+        for thread in threads:
+            thread.join()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        accepting = threading.Thread(target=accept)
+        accepting.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            accepting.join()
 
 
 def _free_port() -> int:

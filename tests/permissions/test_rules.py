@@ -325,6 +325,16 @@ def test_finding_p10_always_names_what_is_started(starter: str) -> None:
         assert pattern is None or not pattern.startswith(f"{starter} *"), pattern
 
 
+@pytest.mark.parametrize("program", ["nvm", "fnm", "foreman", "lerna", "turbo", "honcho", "chamber"])
+def test_finding_p10_always_on_an_unknown_program_that_starts_another_is_what_was_written(program: str) -> None:
+    for word in ("exec", "run"):
+        command = parse_command(f"{program} {word} mytool").commands[0]
+        assert build_command_pattern(command) == f"{program} {word} mytool"
+        assert not is_covered(f"{program} *", f"{program} {word} mytool")
+        assert is_covered(f"{program} {word} *", f"{program} {word} mytool")
+    assert is_covered(f"{program} *", f"{program} status")
+
+
 @pytest.mark.parametrize("word", sorted(STARTING_WORDS))
 @pytest.mark.parametrize(
     "program", ["stack", "dotnet", "gh", "flatpak", "terraform", "brew", "cargo", "go", "helm", "git"]
@@ -345,6 +355,14 @@ def test_finding_p10_always_on_a_starting_subcommand_is_what_was_written(program
         *(("git worktree *", f"git worktree {word}") for word in ("remove x", "prune", "move a b", "add ../x")),
         *(("git config *", f"git config {word}") for word in ("alias.x '!touch y'", "--add a.b c", "core.pager x")),
         *(("git *", f"git {word}") for word in ("-c alias.x=!y x", "bisect run x", "submodule foreach x", "gc")),
+        *(("git notes *", f"git notes {word}") for word in ("remove x", "prune", "add -m x")),
+        *(("git rerere *", f"git rerere {word}") for word in ("clear", "forget x")),
+        ("git bundle *", "git bundle create x HEAD"), ("git hook *", "git hook run x"), ("git lfs *", "git lfs prune"),
+        *((f"{npm} *", f"{npm} config set script-shell x") for npm in ("npm", "pnpm", "yarn")),
+        *(("npm config *", f"npm config {word}") for word in ("set script-shell x", "edit")),
+        *(("npm config set *", f"npm config set {word} x") for word in ("script-shell", "ignore-scripts")),
+        ("npm set *", "npm set script-shell x"), ("npm explore *", "npm explore x y"),
+        ("npm pkg *", "npm pkg set scripts.test=x"), ("pip config *", "pip config set global.index-url x"),
         *(("npm *", f"npm {word}") for word in ("exec x", "x y", "create vite", "init vite", "exec -c x", "exec -- x")),
         *(("yarn *", f"yarn {word}") for word in ("dlx x", "exec x", "create x")),
         *(("pnpm *", f"pnpm {word}") for word in ("dlx x", "exec x", "create x")),

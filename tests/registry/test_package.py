@@ -196,10 +196,45 @@ def test_an_entry_that_could_do_harm_is_refused(broken: dict[str, Any], said: st
         build_installation(server(broken), None, {})
 
 
+@pytest.mark.parametrize("text", ["{a}{HOME}", "{a}{b}", "{c}", "{a}{needed}"])
+def test_values_of_an_entry_form_no_reference_together(text: str) -> None:
+    variables = {
+        "a": {"default": "$"},
+        "b": {"value": "{HOME}"},
+        "c": {"value": "{d}{HOME}", "variables": {"d": {"default": "$"}}},
+        "needed": {"default": "{HOME}"},
+    }
+    argument = {"type": "positional", "value": text, "variables": variables}
+    remote = {"type": "sse", "url": f"https://h.example/?q={text}", "variables": variables}
+    for one in (server(package("npm", "name", packageArguments=[argument])), server(remotes=[remote])):
+        with pytest.raises(RegistryError, match="refers to your variables"):
+            build_installation(one, None, {})
+
+
+def test_a_reference_of_the_entry_or_of_the_user_stays() -> None:
+    variables = {"key": {"isRequired": True}, "mine": {"isRequired": True}}
+    remote = {"type": "sse", "url": "https://h.example/{key}/{mine}", "variables": variables}
+    made = build_installation(server(remotes=[remote]), None, {"mine": "${MINE}"})
+    assert made.fields["url"] == "https://h.example/${KEY}/${MINE}"
+    assert made.needed == ("KEY",)
+
+
 @pytest.mark.parametrize("url", ["http://h/mcp", "file:///etc/passwd", "https://h/${HOME}", 3])
 def test_a_remote_needs_an_https_address(url: object) -> None:
     with pytest.raises(RegistryError):
         build_installation(server(remotes=[{"type": "streamable-http", "url": url}]), None, {})
+
+
+@pytest.mark.parametrize("odd", [["npm"], {}, None])
+def test_finding_f1_an_entry_with_a_list_or_an_object_in_the_place_of_a_word_is_refused(odd: object) -> None:
+    entries = (
+        server({**package("npm", "name"), "registryType": odd}),
+        server(package("npm", "name", runtimeHint=odd or [])),
+        server(remotes=[{"type": odd, "url": "https://h.example/"}]),
+    )
+    for one in entries:
+        with pytest.raises(RegistryError):
+            build_installation(one, None, {})
 
 
 @pytest.mark.parametrize("name", ["Host", "content-length", "X Y", "X:\r\nY", ""])

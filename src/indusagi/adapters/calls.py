@@ -378,7 +378,7 @@ def to_model_content(result: ToolResult) -> ModelContent:
 def _convert_value(value: JsonValue) -> str | Attachment | tuple[str, Attachment]:
     """Convert an MCP content block (https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result)."""
     if is_json_object(value):
-        if value.get("type") in {"image", "audio"}:
+        if value.get("type") in ("image", "audio"):
             return _decode_media(value, str(value.get("type")), value.get("data"))
         resource = value.get("resource")
         if value.get("type") == "resource" and is_json_object(resource):

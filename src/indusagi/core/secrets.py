@@ -113,6 +113,11 @@ _SHAPES: tuple[tuple[tuple[str, ...], str], ...] = (
     (("hvs.", "hvb.", "hvr."), r"\bhv[bsr]\.[\w-]{20,}"),
     (("lin_", "ntn_", "secret_"), r"\blin_(?:api|oauth)_[A-Za-z0-9]{20,}|\b(?:ntn|secret)_[A-Za-z0-9]{30,}"),
     (("sntry", "ATATT3"), r"\bsntry[su]_[\w=+/.-]{20,}|\bATATT3[\w=-]{20,}"),
+    (("glsa_", "glc_", "figd_"), r"\bgl(?:sa|c)_[\w=+/]{20,}|\bfigd_[\w-]{20,}"),  # Grafana, Figma
+    (("tskey-", "dapi", "pplx-"), r"\btskey-[\w-]{16,}|\bdapi[0-9a-f]{32}|\bpplx-[A-Za-z0-9]{24,}"),
+    (("sbp_", "whsec_", "sgp_", "pscale_"), r"\b(?:sbp_|whsec_|sgp_|pscale_(?:tkn|oauth|pw)_)[\w+/=-]{20,}"),
+    (("NRAK-", "sq0", "dp."), r"\bNRAK-[A-Z0-9]{20,}|\bsq0[a-z]{3}-[\w-]{20,}|\bdp\.[a-z]{2,5}\.\w{30,}"),
+    (("ops_eyJ", "ATBB"), r"\bops_eyJ[\w=-]{20,}|\bATBB\w{24,}"),
     (("SU", "SA", "SO", "SN", "SC"), r"\bS[ACNOU][A-Z2-7]{56}\b"),  # the seed of a NATS key
     ((":AA",), r"\b\d{8,10}:AA[\w-]{30,}"),  # a Telegram bot
     (

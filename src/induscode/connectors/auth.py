@@ -366,7 +366,11 @@ def _read_url(owner: JsonObject, key: str, scheme: str, base_url: str) -> str:
     Raises `AuthFault` if it isn't an address that may receive a secret.
     """
     value = owner.get(key)
-    return check_endpoint(urljoin(f"{base_url}/", value) if isinstance(value, str) else "", key, f"scheme {scheme!r}")
+    try:
+        url = urljoin(f"{base_url}/", value) if isinstance(value, str) else ""
+    except ValueError:  # it isn't a URL
+        url = ""
+    return check_endpoint(url, key, f"scheme {scheme!r}")
 
 
 # -- requirements of operations ---------------------------------------------------------------

@@ -229,9 +229,12 @@ def expand_server(server: JsonObject, source: str) -> str | None:
             url = url.replace(f"{{{name}}}", default)
     if "{" in url:
         return None
-    if urlsplit(url).scheme:
-        return url.rstrip("/")
-    return urljoin(source, url).rstrip("/") if urlsplit(source).scheme in {"http", "https"} else None
+    try:
+        if urlsplit(url).scheme:
+            return url.rstrip("/")
+        return urljoin(source, url).rstrip("/") if urlsplit(source).scheme in {"http", "https"} else None
+    except ValueError:  # it isn't a URL
+        return None
 
 
 # -- faults -----------------------------------------------------------------------------------

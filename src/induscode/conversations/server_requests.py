@@ -419,7 +419,7 @@ def parse_form(schema: JsonValue) -> list[FormField]:
 
 def _parse_field(name: str, schema: JsonValue, required: bool) -> FormField:
     kind = schema.get("type") if is_json_object(schema) else None
-    if not is_json_object(schema) or kind not in {*_KINDS, "array"}:
+    if not is_json_object(schema) or kind not in [*_KINDS, "array"]:
         raise InvalidFormError(f"field {name!r} of the form has a type that forms do not allow: {kind!r}")
     options: tuple[tuple[str, str], ...] = ()
     if kind == "boolean":

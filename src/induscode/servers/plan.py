@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import click
 
+from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
@@ -234,6 +235,7 @@ def build_config_facts(row: ServerRow) -> JsonObject:
     target: JsonObject
     if isinstance(config, StdioServerConfig):
         target = {"command": config.command, "args": [*config.args], "cwd": config.cwd, "env": [*config.env]}
+        target["sandbox"] = format_profile(config.sandbox)
     else:
         target = {"url": format_url(row), "headers": [*config.headers]}
     include = config.include_tools

@@ -149,7 +149,7 @@ def build_installation(server: RegistryServer, kind: str | None, given: Mapping[
     """
     if server.status == "deleted":
         raise RegistryError(f"{server.name} {server.version} was removed from the registry")
-    packages = [package for package in server.objects("packages") if package.get("registryType") in _LAUNCHERS]
+    packages = [package for package in server.objects("packages") if package.get("registryType") in [*_LAUNCHERS]]
     if kind not in {None, "remote"}:
         packages = [package for package in packages if package.get("registryType") == kind]
     if packages and kind != "remote":
@@ -169,7 +169,7 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
     if not version and kind != "oci":
         raise RegistryError(f"{server.name} names no version of {identifier}")
     hint = package.get("runtimeHint")
-    if hint not in {None, "", _LAUNCHERS[kind]}:
+    if hint not in (None, "", _LAUNCHERS[kind]):
         raise RegistryError(
             f"{server.name} wants the launcher {str(hint)[:50]!r}; {_LAUNCHERS[kind]} runs such packages"
         )
@@ -206,7 +206,7 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
 
 def _build_remote(server: RegistryServer, remote: JsonObject, given: Mapping[str, str]) -> Installation:
     transport, url = remote.get("type"), remote.get("url")
-    if transport not in _TRANSPORTS or not isinstance(url, str) or not url.startswith("https://"):
+    if transport not in [*_TRANSPORTS] or not isinstance(url, str) or not url.startswith("https://"):
         raise RegistryError(f"{server.name} has no remote at an https address")
     inputs = _Inputs(server, given)
     address = inputs.fill(url, remote.get("variables"))
@@ -312,6 +312,11 @@ class _Inputs:
             if is_json_object(row) and f"{{{name}}}" in text:
                 value = self._read_value(row, name)
                 text = text.replace(f"{{{name}}}", self._refer(name, row) if value is None else value)
+        # Two harmless values may form a reference together: `$` and `{HOME}`.
+        theirs = text
+        for part in (*(f"${{{name}}}" for name in self.needed), *filter(None, self.given.values())):
+            theirs = theirs.replace(part, "_")
+        self._check(theirs)
         return text
 
     def _read_value(self, row: JsonObject, name: str) -> str | None:

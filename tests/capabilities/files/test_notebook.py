@@ -59,6 +59,7 @@ def test_cells_are_numbered_and_shown_with_their_source() -> None:
         ({"output_type": "error", "ename": "E", "evalue": "v", "traceback": ["\x1b[31mT\x1b[0m"]}, ["T"]),
         ({"output_type": "error", "ename": "E", "evalue": "v"}, ["E: v"]),
         ({"output_type": "pyout", "text": "old"}, ["old"]),
+        ({"output_type": ["error"], "text": "odd"}, ["odd"]),
     ],
 )
 def test_outputs_are_shown_as_text(output: JsonObject, shown: list[str]) -> None:

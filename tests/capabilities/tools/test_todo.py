@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.tools import box_of, call, context
 
-from indusagi.capabilities.tools import todo
-from indusagi.capabilities.tools.todo import checklist_of, todo_read_tool, todo_set_tool
+from indusagi.capabilities import checklist
+from indusagi.capabilities.checklist import checklist_of
+from indusagi.capabilities.tools.todo import todo_read_tool, todo_set_tool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,7 +124,7 @@ async def test_two_boxes_never_share_a_list(tmp_path: Path) -> None:
 
 async def test_probe_0_22_a_list_is_freed_with_its_context(tmp_path: Path) -> None:
     gc.collect()  # earlier tests may have left contexts
-    stores = todo._CHECKLISTS
+    stores = checklist._CHECKLISTS
     before = len(stores)
     box = checklist_box(tmp_path)
     await set_items(box, item("a"))

@@ -203,6 +203,10 @@ async def test_finding_x1_a_skill_is_described_as_it_was_approved_and_an_unliste
         ("resource", "file:///a", "file:///A", True),
         ("resource", "file:///a", "file:///live", False),
         ("resource", "FILE:///LIVE", "file:///live", False),
+        ("template", "note:///{id}", "note:///1", True),
+        ("template", "note:///{id}", "other:///1", False),
+        ("template", "file:///{id}", "file:///live", False),
+        ("template", "open:///{id}", "open:///1", False),
         ("skill", "skill://held/SKILL.md", "skill://held/SKILL.md", True),
         ("skill", "skill://held/SKILL.md", "skill://held/run.sh", True),
         ("skill", "skill://held/SKILL.md", "Skill://Held/run.sh", True),
@@ -220,6 +224,7 @@ async def test_finding_x2_a_disabled_item_is_refused_under_every_spelling(
         item("lib", "file:///live", "resource"),
         item("lib", "skill://both/SKILL.md", "resource"),
         item("lib", "skill://live/SKILL.md", "skill"),
+        item("lib", "open:///{name}", "template"),
     ]
     disabled = DisabledTool(RemoteToolRef("lib", held, kind), "n", DriftGrade.ROUTING)
     content, bridge = open_content(items=live, disabled=[disabled])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from induscode.gateway.page.views.items import build_fields, read_arguments
+from indusagi.runtime.contract import JsonContentBlock, ToolOutcome, ToolResult
+from induscode.gateway.page.html import render
+from induscode.gateway.page.views.items import build_fields, read_arguments, show_outcome
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonValue
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -58,6 +63,8 @@ def test_unknown_fields_are_ignored() -> None:
 def test_invalid_json_names_its_field() -> None:
     with pytest.raises(ValueError, match=r"^extra is not valid JSON"):
         read_arguments(SCHEMA, {"arg.extra": "{"})
+    with pytest.raises(ValueError, match=r"^extra is not valid JSON"):
+        read_arguments(SCHEMA, {"arg.extra": "[" * 100_000})
 
 
 def test_fields_have_labels_and_keep_what_was_sent() -> None:
@@ -71,3 +78,13 @@ def test_fields_have_labels_and_keep_what_was_sent() -> None:
 def test_odd_schemas_give_a_form(schema: dict[str, Any]) -> None:
     build_fields(schema, {})
     read_arguments(schema, {})
+
+
+@pytest.mark.parametrize("kind", [["integer", "null"], [], {}, 3])
+def test_a_field_of_any_type_has_a_control(kind: JsonValue) -> None:
+    assert build_fields({"type": "object", "properties": {"a": {"type": kind}}}, {})
+
+
+def test_finding_f1_a_picture_of_an_unknown_type_is_shown_as_json() -> None:
+    block = JsonContentBlock({"type": "image", "data": "aGk=", "mimeType": ["image/png"]})
+    assert "<img" not in render(show_outcome(ToolOutcome("1", ToolResult((block,)))))

@@ -440,6 +440,20 @@ async def test_progress_does_not_pile_up_for_a_client_that_does_not_read() -> No
         assert len(await client.wait_for(2)) == 2
 
 
+async def test_finding_r5_logs_outside_of_calls_do_not_pile_up_for_a_client_that_does_not_read() -> None:
+    async with raw_client(create_provider_host(Bench().box())) as client:
+        session = create_provider_host(Bench().box()).new_session()
+        session.notification_channel = client.theirs
+        client.theirs.writable.clear()
+        session.notify("notifications/message", {"level": "error", "data": "unread"})
+        session.notify("notifications/tools/list_changed")
+        client.theirs.writable.set()
+        session.notify("notifications/message", {"level": "error", "data": "read"})
+        await settled()
+        methods = [frame["method"] for frame in client.received]
+        assert methods == ["notifications/tools/list_changed", "notifications/message"]
+
+
 async def test_a_call_keeps_its_slot_until_its_response_is_read() -> None:
     bench = Bench()
     host = create_provider_host(bench.box(), limits=HostLimits(calls=2))

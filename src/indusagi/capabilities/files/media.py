@@ -372,7 +372,7 @@ def _objects(value: JsonValue) -> Iterator[JsonObject]:
 def _add_output(output: JsonObject, notebook: Notebook) -> None:
     bundle = output.get("data")
     shown = bundle if is_json_object(bundle) else output
-    if output.get("output_type") in {"error", "pyerr"}:
+    if output.get("output_type") in ("error", "pyerr"):
         # The colors of a traceback are meant for a terminal.
         trace = clean_text(_join_text(output.get("traceback"), "\n"))[0]
         text = trace or f"{_join_text(output.get('ename'))}: {_join_text(output.get('evalue'))}"

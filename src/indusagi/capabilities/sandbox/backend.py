@@ -169,16 +169,29 @@ def _find_landlock() -> tuple[int, str]:
     return abi, "" if abi else "this system has no Landlock"
 
 
+def choose_mechanism(layout: SandboxLayout) -> tuple[str, tuple[str, ...]]:
+    """Return the mechanism for a server on this machine, empty for none, and the start of its command line."""
+    start, _ = _find_bubblewrap(layout.workspace)
+    if start:
+        return "bubblewrap", start
+    return ("landlock" if _find_landlock()[0] else ""), ()
+
+
+def landlock_launcher(*, write: list[str], hidden: list[str], read: list[str], network: bool) -> list[str]:
+    """Build the command prefix that applies these rules via `landlock_run`."""
+    rules = json.dumps({"write": [*write, *_DEVICES], "hidden": hidden, "read": read, "network": network})
+    return [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "landlock_run.py"), rules]
+
+
 def landlock_argv(layout: SandboxLayout, private: PrivateDir) -> list[str]:
     """Build the command prefix that applies Landlock via `landlock_run`."""
-    write = [*layout.writable, private.tmp, private.notes, *_DEVICES]
+    write = [*layout.writable, private.tmp, private.notes]
     if not layout.read_only:
         write.append(layout.workspace)
     # The child lists the readable paths itself: they might not fit on a command line.
     hidden = [*layout.hidden]
     read = [private.root] if any(is_within(private.root, path) for path in hidden) else []
-    rules = json.dumps({"write": write, "hidden": hidden, "read": read, "network": layout.network})
-    return [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "landlock_run.py"), rules]
+    return landlock_launcher(write=write, hidden=hidden, read=read, network=layout.network)
 
 
 def landlock_lacks(abi: int, layout: SandboxLayout) -> tuple[str, ...]:

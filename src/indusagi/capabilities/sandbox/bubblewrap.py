@@ -81,7 +81,7 @@ def can_scope(start: tuple[str, ...]) -> bool:
 
 def _try_probe(start: Sequence[str]) -> str:
     """Run the probe and return the reason it failed, or an empty string."""
-    argv = [*start, *_NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _PROBE]
+    argv = [*start, *NAMESPACES, *_MACHINE, "--unshare-net", "--", "/bin/sh", "-c", _PROBE]
     try:
         done = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PROBE_S, check=False, env={}, cwd="/"
@@ -99,7 +99,7 @@ case "$users $first" in 1\\ *bwrap*) exit 0;; esac
 echo "it runs commands without holding them in" >&2; exit 1"""
 """In a bubblewrap namespace, one user is mapped (user_namespaces(7)) and process 1 is `bwrap`. Some containers have a
 fake `bwrap` that just runs the command, and some map a single user themselves."""
-_NAMESPACES = ("--unshare-pid", "--unshare-ipc")
+NAMESPACES = ("--unshare-pid", "--unshare-ipc")
 _KERNEL = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")
 """Kernel settings that root can write even in a user namespace without capabilities."""
 _MACHINE = (
@@ -115,7 +115,7 @@ def bubblewrap_argv(
 
     An empty directory covers each of the `masked` paths, which are protected and missing.
     """
-    argv = [*start, *_NAMESPACES, *_MACHINE]
+    argv = [*start, *NAMESPACES, *_MACHINE]
     if layout.workspace == "/" and not layout.read_only:
         argv[argv.index("--ro-bind")] = "--bind"
     if not layout.network:
@@ -129,18 +129,51 @@ def bubblewrap_argv(
     argv += ["--ro-bind", private.preamble, private.preamble]
     for path in layout.protected:
         # A dangling link exists but can't be bound.
-        argv += _empty(path) if path in masked else ("--ro-bind-try", path, path)
+        argv += cover_path(path) if path in masked else ("--ro-bind-try", path, path)
     # Must come after the protected paths, which may contain credentials.
     shown = (layout.workspace, *layout.writable)
     for path in layout.hidden:
         if is_within(path, "/tmp") and not is_within(path, *shown):
             continue  # the private /tmp covers it
-        argv += _empty(path) if os.path.isdir(path) else ("--ro-bind", "/dev/null", path)
+        argv += cover_path(path)
     return [*argv, "--chdir", folder, "--"]
 
 
-def _empty(path: str) -> tuple[str, ...]:
-    return ("--tmpfs", path, "--remount-ro", path)
+def cover_path(path: str) -> tuple[str, ...]:
+    """Return the options that put nothing in place of a path: an empty directory, or an empty file."""
+    if os.path.isdir(path) or not os.path.lexists(path):
+        return ("--tmpfs", path, "--remount-ro", path)
+    return ("--ro-bind", "/dev/null", path)
+
+
+def list_machine() -> tuple[str, ...]:
+    """Return the options that show the whole machine, read-only."""
+    return _MACHINE
+
+
+_SYSTEM = ("/usr", "/nix", "/gnu")
+_SYSTEM_LINKS = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_SYSTEM_SETTINGS = (
+    *("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl", "ca-certificates", "pki", "nsswitch.conf"),
+    *("localtime", "timezone", "alternatives", "hosts", "passwd", "group", "mime.types"),
+    *("protocols", "services", "fonts", "java-17-openjdk", "java-21-openjdk"),
+)
+
+
+def list_system() -> tuple[str, ...]:
+    """Return the options that show the system's programs and libraries, and nothing else."""
+    words = ["--dev", "/dev", "--proc", "/proc"]
+    words += [word for path in _KERNEL for word in ("--ro-bind-try", path, path)]
+    for path in _SYSTEM:
+        words += ["--ro-bind-try", path, path]
+    for path in _SYSTEM_LINKS:
+        if os.path.islink(path):
+            words += ["--symlink", os.readlink(path), path]
+        else:
+            words += ["--ro-bind-try", path, path]
+    for name in _SYSTEM_SETTINGS:
+        words += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
+    return tuple(words)
 
 
 def bubblewrap_lacks(layout: SandboxLayout, *, scoped: bool) -> tuple[str, ...]:

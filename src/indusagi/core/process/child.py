@@ -150,7 +150,7 @@ class ChildProcess:
             )
 
         # PR_SET_PDEATHSIG is tied to the forking thread, so fork in this one if possible.
-        self._process = fork() if confine is None else await _fork_in_own_thread(confine, fork)
+        self._process = fork() if confine is None else await _fork_in_own_thread(confine, fork, stay=die_with_parent)
         try:
             await run_shielded(self._connect(self._process), f"start {self.pid}")
         except BaseException:
@@ -450,9 +450,12 @@ class ChildProcess:
 
 
 async def _fork_in_own_thread(
-    confine: Callable[[], None], fork: Callable[[], subprocess.Popen[bytes]]
+    confine: Callable[[], None], fork: Callable[[], subprocess.Popen[bytes]], *, stay: bool
 ) -> subprocess.Popen[bytes]:
-    """Fork in a new thread after restricting it. Don't cancel the caller while it waits."""
+    """Fork in a new thread after restricting it. Don't cancel the caller while it waits.
+
+    With `stay`, the thread lasts as long as the child, whose death signal is tied to it.
+    """
     loop = asyncio.get_running_loop()
     started: asyncio.Future[subprocess.Popen[bytes]] = loop.create_future()
 
@@ -464,6 +467,9 @@ async def _fork_in_own_thread(
             loop.call_soon_threadsafe(started.set_exception, exc)
         else:
             loop.call_soon_threadsafe(started.set_result, process)
+            if stay:
+                with suppress(OSError):  # reaped already
+                    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
     threading.Thread(target=run, name="start a confined process", daemon=True).start()
     return await started

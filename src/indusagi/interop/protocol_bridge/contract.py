@@ -15,6 +15,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, ForwardRef, Literal, Protocol, TypeAlias, TypeGuard
 
+from indusagi.capabilities.sandbox.profile import ServerProfile
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, Note, describe_error
 from indusagi.core.json import JsonObject, JsonValue, compact_json
@@ -237,6 +238,8 @@ class StdioServerConfig:
     exclude_tools: Sequence[str] = field(default=(), kw_only=True)
     replicas: int = field(default=1, kw_only=True)
     """How many cluster nodes run it at once; only stateless servers may have more than one."""
+    sandbox: ServerProfile | None = field(default=None, kw_only=True)
+    """What it may touch. `None`: everything you may."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "args", tuple(self.args))

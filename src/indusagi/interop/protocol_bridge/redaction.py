@@ -17,6 +17,7 @@ from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from indusagi.interop.auth.contract import ServerAuth
     from indusagi.interop.protocol_bridge.contract import ServerConfig
 
 _MIN_CHARS = 4
@@ -70,6 +71,7 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
     """Yield the values of a configuration with their names."""
     if isinstance(config, StdioServerConfig):
         yield from config.env.items()
+        yield from _list_passwords("\n".join((*config.env.values(), *config.args)))
         # Arguments of options that name a secret: `--token=x` and `--token x`.
         flag = ""
         for arg in config.args:
@@ -85,6 +87,7 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
         yield name, value
         # In "Bearer abc" the second word is the secret, and may occur alone.
         yield name, value.rpartition(" ")[2]
+    yield from _list_sign_in_secrets(config.auth)
     for url in filter(None, (config.url, config.proxy)):
         try:
             parts = urlsplit(url)
@@ -95,6 +98,28 @@ def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:
             yield "password", piece
             yield "password", unquote(piece)
         yield from pairs
+
+
+def _list_sign_in_secrets(auth: ServerAuth | None) -> Iterator[tuple[str, str]]:
+    if auth is None:
+        return
+    settings, provider = auth.settings, auth.settings.identity_provider
+    yield from _name_all("secret", settings.client_secret, settings.private_key, settings.assertion)
+    if provider is not None:
+        yield from _name_all("secret", provider.client_secret, provider.id_token)
+
+
+def _name_all(name: str, *values: str | None) -> Iterator[tuple[str, str]]:
+    return ((name, value) for value in values if value)
+
+
+def _list_passwords(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the passwords of URLs in a text; not the `postgres` of `postgres://postgres:postgres@localhost`."""
+    for match in _URL.finditer(text):
+        password = match["rest"].partition("/")[0].rpartition("@")[0].partition(":")[2]
+        if password and match[0].count(password) == 1:
+            yield "password", password
+            yield "password", unquote(password)
 
 
 def _strip_url(match: re.Match[str]) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
+from indusagi.capabilities.sandbox.profile import PROFILES, server_home
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig, needs_sign_in
 from induscode.cli.listing import Listing
@@ -83,6 +84,7 @@ no_check = click.option("--no-check", is_flag=True, help="Do not start it for a 
 @click.option("--exclude-tools", multiple=True, metavar="NAME,…", help="None of these tools.")
 @click.option("--required", is_flag=True, help="A run fails without it.")
 @click.option("--start", type=click.Choice(("eager", "lazy")), help="When it starts: at once, or at the first call.")
+@click.option("--sandbox", type=click.Choice(("off", *PROFILES)), help="What its process may touch; off by default.")
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
 @click.pass_context
@@ -122,8 +124,7 @@ def add(
             fields[key] = [*names]
     if options["required"]:
         fields["required"] = True
-    if options["start"]:
-        fields["start"] = options["start"]
+    fields |= {key: options[key] for key in ("start", "sandbox") if options[key]}
     return add_server(context, name, fields, where, replace=replace, check=not no_check)
 
 
@@ -247,6 +248,9 @@ def remove(context: click.Context, name: str, *, scope: str | None, **_: object)
     if whose == "project":
         TrustStore().revoke(path, name)
     print_line(f"Removed server {name!r} from {path}")
+    home = server_home(name, os.path.realpath(path))
+    if os.path.isdir(home):
+        print_line(f"The home of its sandbox is kept: {home}")
     return _forget_row(path, name)
 
 

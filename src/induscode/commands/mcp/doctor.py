@@ -21,6 +21,7 @@ from anyio import create_task_group
 
 from indusagi import DISTRIBUTION
 from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs
+from indusagi.capabilities.sandbox.profile import PROFILES, parse_profile
 from indusagi.core.faults import Note
 from indusagi.core.json import NotJson
 from indusagi.core.text import clean_text, format_count
@@ -99,8 +100,11 @@ class _Findings:
 @click.argument("name", required=False, shell_complete=complete_server)
 @as_json
 @click.option("--end-leftovers", is_flag=True, help="End jobs that a crashed run left running.")
+@click.option("--sandbox", is_flag=True, help="Start NAME in each sandbox profile, and say which it works in.")
 @click.pass_context
-def doctor(context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, **_: object) -> int:
+def doctor(
+    context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, sandbox: bool, **_: object
+) -> int:
     """Examine the server NAME, or all servers, and say what to do. Exit code 1 if there is a problem.
 
     Starts each trusted server once, by itself, and leaves the ledger alone. Also lists jobs that a crashed run of indus
@@ -109,6 +113,8 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     plan = load_plan(read_invocation(context))
     if name is not None:
         plan = plan.narrow([find_row(plan, name).id])
+    if sandbox:
+        return _compare_profiles(plan.configs.get(name or ""), is_json=as_json)
     examined, places = [_build_findings(row, plan) for row in plan.rows], plan.find_places()
 
     async def work(_: CancelToken) -> int:
@@ -133,16 +139,61 @@ def doctor(context: click.Context, name: str | None, *, as_json: bool, end_lefto
     print_notes(installation)
     _print_report(plan, examined, leftovers, as_json=as_json)
     if end_leftovers:
-        remaining: list[Receipt] = []
-        for job in leftovers:
-            if end_leftover(job):
-                print_line(f"ended: process {job.pid}")
-            else:
-                print_status(f"process {job.pid} could not be ended")
-                remaining.append(job)
-        leftovers = remaining
+        leftovers = [job for job in leftovers if not _end_job(job)]
     unwell = any(findings.remedy for findings in examined) or leftovers or installation
     return _UNWELL if unwell else 0
+
+
+def _end_job(job: Receipt) -> bool:
+    has_ended = end_leftover(job)
+    if has_ended:
+        print_line(f"ended: process {job.pid}")
+    else:
+        print_status(f"process {job.pid} could not be ended")
+    return has_ended
+
+
+def _compare_profiles(config: ServerConfig | None, *, is_json: bool) -> int:
+    """Start a server in each profile, one after the other, and print where it lists what it lists without one.
+
+    Raises:
+        click.UsageError: There's no process to start.
+    """
+    if not isinstance(config, StdioServerConfig):
+        raise click.UsageError("--sandbox requires the NAME of a trusted server with a command")
+    outcomes: dict[str, JsonObject] = {}
+
+    async def work(_: CancelToken) -> int:
+        for name in ("off", *PROFILES):
+            endpoint = create_server_endpoint(replace(config, sandbox=parse_profile(name)))
+            try:
+                await endpoint.open()
+                names = sorted(tool.ref.name for tool in await endpoint.list_tools())
+                outcomes[name] = {"tools": [*names], "fault": None}
+            except ProtocolFault as fault:
+                outcomes[name] = {"tools": None, "fault": str(fault)}
+            finally:
+                await endpoint.close()
+        return 0
+
+    code = run_until_signal(work)
+    if code:
+        return code
+    wanted = outcomes["off"]["tools"]
+    fitting = [name for name in PROFILES if wanted is not None and outcomes[name]["tools"] == wanted]
+    if is_json:
+        write_json({"name": config.id, "profiles": {**outcomes}, "fits": fitting[-1] if fitting else "off"})
+        return 0 if fitting else _UNWELL
+    for name, outcome in outcomes.items():
+        tools = outcome["tools"]
+        shown = format_count(len(tools), "tool") if isinstance(tools, list) else outcome["fault"]
+        print_line(f"{name}: {shown}")
+    if not fitting:
+        needed = "it fails without one, too" if wanted is None else "name the paths or hosts it needs in its row"
+        print_status(f"server {config.id!r} doesn't list its tools in any profile: {needed}")
+        return _UNWELL
+    print_line(f'Put "sandbox": "{fitting[-1]}" into its row. Its calls were not tried: they may need more.')
+    return 0
 
 
 def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:

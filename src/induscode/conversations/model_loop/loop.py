@@ -444,7 +444,7 @@ def parse_sampling_request(params: JsonObject) -> tuple[list[ModelMessage], Mode
 
 def _parse_message(row: JsonValue) -> ModelMessage:
     role = row.get("role") if is_json_object(row) else None
-    if not is_json_object(row) or role not in {"user", "assistant"}:
+    if not is_json_object(row) or role not in ("user", "assistant"):
         raise RpcError(INVALID_PARAMS, f"a message has the role {role!r}")
     content = row.get("content")
     blocks = [_parse_block(block) for block in (content if isinstance(content, list) else [content])]
@@ -457,7 +457,7 @@ def _parse_block(block: JsonValue) -> str | BinaryContent:
     kind = block.get("type") if is_json_object(block) else None
     if is_json_object(block) and kind == "text" and isinstance(text := block.get("text"), str):
         return text
-    if is_json_object(block) and kind in {"image", "audio"} and isinstance(data := block.get("data"), str):
+    if is_json_object(block) and kind in ("image", "audio") and isinstance(data := block.get("data"), str):
         try:
             return BinaryContent(base64.b64decode(data, validate=True), media_type=str(block.get("mimeType")))
         except binascii.Error as exc:

@@ -24,7 +24,7 @@ from indusagi.interop.protocol_bridge.client.skills import (
 )
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault, RemoteToolRef, qualify_tool_name
 from indusagi.interop.protocol_bridge.fleet import send_past_move
-from indusagi.interop.protocol_bridge.uris import normalize_uri
+from indusagi.interop.protocol_bridge.uris import matches_template, normalize_uri
 from indusagi.runtime.calls import UNLISTED
 from indusagi.runtime.contract import (
     JsonContentBlock,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ProgressSink, ToolContentBlock
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge
+    from induscode.deck.mcp.drift import DisabledTool
 
     Wrap: TypeAlias = Callable[[Capability], Capability]
 
@@ -261,19 +262,27 @@ class ServerContent:
             observed.finish(outcome)
 
     def _refuse_disabled(self, ref: RemoteToolRef) -> None:
-        """Raise for a disabled item, files of a disabled skill, and other spellings of their URIs."""
+        """Raise for a disabled item, files of a disabled skill or template, and other spellings of their URIs."""
         mine = [item for item in self._bridge.disabled if item.ref.server == ref.server]
         disabled = next((item for item in mine if item.ref == ref), None)
-        if disabled is None and ref.kind != "prompt":
-            is_live = self._bridge.ledger.find(ref) is not None
-            held = [item for item in mine if not is_live or item.ref.kind == "skill"]
-            nearest = max(held, key=lambda item: _measure_match(item.ref, ref), default=None)
-            skills = self._bridge.ledger.live_capabilities_for_server(ref.server, "skill")
-            approved = max((_measure_match(skill.ref, ref) for skill in skills), default=0)
-            if nearest is not None and _measure_match(nearest.ref, ref) > approved:
-                disabled = nearest
+        if disabled is None and mine and ref.kind != "prompt":
+            disabled = self._find_holder(ref, mine)
         if disabled is not None:
             raise ContentRefused(str(project_content(refuse_disabled(disabled).content)))
+
+    def _find_holder(self, ref: RemoteToolRef, disabled: Sequence[DisabledTool]) -> DisabledTool | None:
+        """Find the disabled item that a URI belongs to, unless it belongs to an approved one rather."""
+        live = self._bridge.ledger.live_capabilities_for_server
+        is_live = self._bridge.ledger.find(ref) is not None
+        held = [item for item in disabled if not is_live or item.ref.kind == "skill"]
+        nearest = max(held, key=lambda item: _measure_match(item.ref, ref), default=None)
+        approved = max((_measure_match(skill.ref, ref) for skill in live(ref.server, "skill")), default=0)
+        if nearest is not None and _measure_match(nearest.ref, ref) > approved:
+            return nearest
+        if is_live or any(matches_template(ref.name, one.ref.name) for one in live(ref.server, "template")):
+            return None
+        templates = (item for item in held if item.ref.kind == "template")
+        return next((item for item in templates if matches_template(ref.name, item.ref.name)), None)
 
     async def _request(
         self,

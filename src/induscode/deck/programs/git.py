@@ -203,6 +203,12 @@ GIT = Program(
         "worktree": _git(subcommands={"list": _git("vz", long="porcelain verbose"),
             "add": _git("bBdfq", long="detach force quiet", operand=INSIDE)}),
         "submodule": _git("q", long="quiet", subcommands={"status": _git(long="cached recursive"), "summary": PLAIN}),
+        "notes": _git(subcommands=dict.fromkeys(("list", "show", "get-ref"), PLAIN)),
+        "rerere": _git(subcommands=dict.fromkeys(("diff", "remaining", "status"), PLAIN)),
+        "bundle": _git(subcommands=dict.fromkeys(("list-heads", "verify"), PLAIN)),
+        "sparse-checkout": _git(subcommands={"list": PLAIN}),
+        "lfs": _git(subcommands=dict.fromkeys(("env", "ls-files", "status", "version"), PLAIN)),
+        "hook": _git(subcommands={"run": ACTS}),
         "bisect": _git(subcommands=dict.fromkeys(("bad", "good", "log", "new", "old", "reset", "skip"), PLAIN)),
     },
 )  # fmt: skip

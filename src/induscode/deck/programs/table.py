@@ -155,6 +155,7 @@ _PIP = Program(
     long="version",
     subcommands={
         "check": PLAIN,
+        "config": _looks("debug get list", "edit set unset"),
         "freeze": Program(flags="l", long="all local user"),
         "install": _PIP_INSTALL,
         "list": Program(flags="oul", long="format= local outdated uptodate user"),
@@ -187,16 +188,19 @@ _NPM = Program(
         "add": Program(flags="DEPS", long="dev exact save-dev save-exact", operand=PACKAGE),
         "audit": Program(long="json omit= production", most_operands=0),
         "ci": Program(flags="s", long="ignore-scripts no-audit no-fund omit= silent"),
-        "config": Program(subcommands={"get": PLAIN, "list": PLAIN, "ls": PLAIN}),
+        "config": _looks("get list ls", "edit set"),
+        "explore": ACTS,
         "i": _NPM_INSTALL,
         "info": Program(long="json"),
         "install": _NPM_INSTALL,
         "ls": Program(flags="al", long="all depth= json long omit="),
         "list": Program(flags="al", long="all depth= json long omit="),
         "outdated": Program(long="json all long"),
+        "pkg": _looks("get", "set"),
         "run": replace(_NPM_RUN, further=1),
         "run-script": replace(_NPM_RUN, further=1),
         **dict.fromkeys(("create", "dlx", "exec", "init", "innit", "x"), _FETCHES),
+        "set": ACTS,  # like `config set`: script-shell names a program
         "start": _NPM_RUN,
         "test": _NPM_RUN,
         "t": _NPM_RUN,
@@ -457,7 +461,7 @@ NEVER_SAVED = frozenset({"exec", "builtin", "find"})
 _TASK_RUNNERS = "bazel cabal composer dotnet flutter gradle hg just mix mvn nox rails rake stack svn task tox"
 TASK_RUNNERS = frozenset(_TASK_RUNNERS.split())
 """Programs outside the table that name their task in the first operand."""
-_STARTING_WORDS = "api console develop dlx eval exec foreach run runner shell tool x"
+_STARTING_WORDS = "api console develop dlx eval exec foreach node run runner shell tool workspace workspaces x"
 STARTING_WORDS = frozenset(_STARTING_WORDS.split())
 """Subcommands that run or send their operands, in programs or positions the table doesn't cover."""
 ONLY_READ = frozenset(name for name, program in PROGRAMS.items() if program.any_options) - {"kill"} | {"printf", "test"}

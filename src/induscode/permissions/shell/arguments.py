@@ -95,6 +95,8 @@ def find_problem(words: Sequence[Word], named: frozenset[int] = frozenset(), *, 
     if (program is None or program.always_acts) and len(words) == 2 and words[1].text in {"--version", "--help"}:
         return None
     if program is None:
+        if len(words) > 1 and words[1].text in STARTING_WORDS and 1 not in named:
+            return Problem(f"{name} {words[1].text} may run its arguments")
         return _ArgumentReader(name, _UNKNOWN_PROGRAM, words, named).check_unknown(fed=fed)
     return _ArgumentReader(os.path.basename(name), program, words, named).check()
 
@@ -126,8 +128,9 @@ def count_saved_words(texts: Sequence[str | None]) -> int | None:
         return None
     program = find_program(name)
     if program is None:
-        is_runner = name in TASK_RUNNERS and len(texts) > 1
-        return None if is_runner and texts[1] in STARTING_WORDS else 1 + is_runner
+        if len(texts) > 1 and texts[1] in STARTING_WORDS:
+            return None
+        return 1 + (name in TASK_RUNNERS and len(texts) > 1)
     count = 1
     while program is not None:
         if program.always_acts or program.check == "script":

@@ -13,6 +13,7 @@ import re
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
+from indusagi.capabilities.sandbox.profile import InvalidProfileError, parse_profile
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import (
@@ -26,6 +27,7 @@ from induscode.servers.config.dialects import ExpansionContext, expand
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from indusagi.capabilities.sandbox.profile import ServerProfile
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.auth.contract import AuthMethod, AuthSettings, Grant
     from indusagi.interop.protocol_bridge.contract import ServerConfig
@@ -63,7 +65,7 @@ def normalize_auth(row: JsonObject, remarks: list[str]) -> JsonObject | None:
     if given is not None and not is_json_object(given):
         remarks.append("its auth is not an object, and was left out")
     elif given is not None:
-        if given.get("type") in {"token-exchange", "token_exchange"}:
+        if given.get("type") in ("token-exchange", "token_exchange"):
             fields["grant"] = "token_exchange"
         for key, value in given.items():
             # `clientId` and `CLIENT_ID` are `client_id`.
@@ -245,12 +247,16 @@ class ServerRow:
 
         if isinstance(config, StdioServerConfig):
             passed = {name: context.variable(name) for name in self.secrets}
+            sandbox = config.sandbox
+            if sandbox is not None:
+                sandbox = replace(sandbox, owner=os.path.realpath(self.origin.file))
             return replace(
                 config,
                 command=value(config.command),
                 args=tuple(map(value, config.args)),
                 env={**passed, **values(config.env)},
                 cwd=None if config.cwd is None else value(config.cwd),
+                sandbox=sandbox,
             )
         proxy = None if config.proxy is None else value(config.proxy)
         resolved = replace(config, url=value(config.url), headers=values(config.headers), proxy=proxy)
@@ -393,12 +399,19 @@ class _RowParser:
             include_tools=include,
             exclude_tools=exclude,
             replicas=self._replicas(),
+            sandbox=self._sandbox(),
         )
+
+    def _sandbox(self) -> ServerProfile | None:
+        try:
+            return parse_profile(self.row.get("sandbox"))
+        except InvalidProfileError as exc:
+            raise InvalidRowError(str(exc)) from None  # ignoring it would start the server with all your rights
 
     def _replicas(self) -> int:
         """Read how many cluster nodes may run the server: one unless it's declared stateless."""
         value, stateless = self.row.get("replicas"), self.row.get("stateless")
-        if stateless not in {None, True, False}:
+        if stateless not in (None, True, False):
             self.remarks.append("its stateless is neither true nor false, and was not considered")
         if value is None:
             return 1
@@ -483,7 +496,7 @@ class _RowParser:
     def added(self) -> Added:
         """Read whether items the server adds later wait for approval."""
         value = self.row.get("added")
-        if value not in {None, "hold", "allow"}:
+        if value not in (None, "hold", "allow"):
             self.remarks.append("its added is neither hold nor allow, so additions are held")
         return "allow" if value == "allow" else "hold"
 

@@ -260,7 +260,7 @@ _SHOWN = frozenset(
     (
         *("name", "type", "transport", *SWITCHES, "command", "args", "env", "environment", "cwd", "env_vars"),
         *("url", "serverUrl", "httpUrl", "proxy", "headers", "http_headers", "env_http_headers"),
-        *("bearer_token_env_var", "auth", "oauth", "headersHelper", "headers_helper"),
+        *("sandbox", "bearer_token_env_var", "auth", "oauth", "headersHelper", "headers_helper"),
     )
 )
 """Fields the prompt describes in words, or that have no effect."""
@@ -460,7 +460,15 @@ def _lines(row: ServerRow) -> list[str]:
         cwd = [f"directory: {quote(config.cwd)}"] if config.cwd else []
         env = [line("variable", name, value) for name, value in config.env.items()]
         env += [f"variable: {quote(name)} (handed on from your environment)" for name in row.secrets]
-        return [f"command: {quote(config.command)}", *argv, *cwd, *env, *_more_lines(row)]
+        may = "off: it can touch everything you can" if config.sandbox is None else config.sandbox.describe()
+        return [
+            f"command: {quote(config.command)}",
+            *argv,
+            *cwd,
+            *env,
+            f"sandbox: {quote(may)[1:-1]}",
+            *_more_lines(row),
+        ]
     headers = [line("header", name, value) for name, value in config.headers.items()]
     proxy = [f"proxy: {quote(show_url(config.proxy, rule))}"] if config.proxy else []
     auth = row.auth or {}

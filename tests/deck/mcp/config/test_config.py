@@ -706,3 +706,15 @@ def test_rows_of_gemini_after_one_that_is_no_object_are_read() -> None:
         ("new", {"url": "https://b", "type": "http"}),
     ]
     assert len(found) == 4
+
+
+@pytest.mark.parametrize("value", [[], {}, [None], {"a": []}])
+@pytest.mark.parametrize("field", ["added", "stateless", "auth", "type", "start"])
+def test_finding_f1_a_list_or_an_object_in_the_place_of_a_word_is_a_remark(field: str, value: JsonValue) -> None:
+    given: JsonValue = {"type": value} if field == "auth" else value
+    row: JsonObject = {"command": "run"} if field != "auth" else {"url": "http://a/"}
+    try:
+        parsed = parse_row("a", {**row, field: given}, Origin("f", "given", "indus"))
+    except InvalidRowError:
+        return
+    assert parsed.id == "a"

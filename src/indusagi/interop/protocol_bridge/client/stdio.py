@@ -18,8 +18,10 @@ import signal
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.ports import SandboxMissing
 from indusagi.core.process.child import ChildProcess
 from indusagi.core.secrets import holds_secret, is_secret_name
+from indusagi.interop.protocol_bridge.client.sandbox import RunningSandbox
 from indusagi.interop.protocol_bridge.client.start import find_package_manager
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetail, FaultReason, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode_frame, encode_frame
@@ -55,7 +57,14 @@ async def start_server_process(config: StdioServerConfig) -> StdioTransport:
     try:
         argv = [config.command, *config.args]
         env = child_environment(os.environ, config.env)
-        await transport.child.start(argv, env, config.cwd, gentle=downloads)
+        if config.sandbox is None:
+            await transport.child.start(argv, env, config.cwd, gentle=downloads)
+        else:
+            sandbox = transport.sandbox = RunningSandbox(config.sandbox, config.id, transport.log_line)
+            await sandbox.start(transport.child, argv, env, config.env, config.cwd, gentle=downloads)
+    except SandboxMissing as exc:
+        detail = FaultDetail(server=config.id, reason="refused")
+        raise ProtocolFault("spawn_failed", f"server {config.id!r}: {exc}", exc, detail=detail) from exc
     except (OSError, ValueError) as exc:
         reason: FaultReason | None = None
         if isinstance(exc, ValueError):
@@ -83,6 +92,7 @@ class StdioTransport(BaseTransport):
 
     def __init__(self, server: str, limits: ServerLimits, *, downloads: bool = False) -> None:
         self.child = ChildProcess(self)
+        self.sandbox: RunningSandbox | None = None
         super().__init__(self.child.writable)
         self._server = server
         self._limits = limits
@@ -217,6 +227,10 @@ class StdioTransport(BaseTransport):
         self._stderr.extend(line[:cap] for line in lines[-self._limits.stderr_lines :] if line.strip())
         self._stderr_rest = rest[:cap]
 
+    def log_line(self, line: str) -> None:
+        """Add a line of ours to the server's log."""
+        self._stderr.append(line.encode())
+
     def state_changed(self) -> None:
         """Declare the end once everything is known, or after a moment if a stream stays open."""
         child = self.child
@@ -315,11 +329,14 @@ class StdioTransport(BaseTransport):
             self._output_at_close = self.read_stderr(), self.read_invalid_lines()
         if self._stall is not None:
             self._stall.cancel()
-        if self._may_unpack:
-            await self.child.end(max(self._limits.close_s, _GENTLE_IDLE_S), gentle=True)
-            return
-        # A process that ended the connection itself gets a quarter of the time.
-        await self.child.end(self._limits.close_s if self._end is None else self._limits.close_s / 4)
+        try:
+            if self._may_unpack:
+                await self.child.end(max(self._limits.close_s, _GENTLE_IDLE_S), gentle=True)
+            else:  # a process that ended the connection itself gets a quarter of the time
+                await self.child.end(self._limits.close_s if self._end is None else self._limits.close_s / 4)
+        finally:
+            if self.sandbox is not None:
+                await self.sandbox.aclose()
 
 
 # -- the watch of a start ---------------------------------------------------------------------

@@ -102,6 +102,7 @@ _INSTRUCTIONS_TIMEOUT_S = 1.0
 """How long a handshake waits for the servers' instructions."""
 UPDATED = "notifications/resources/updated"
 _STATUS = "notifications/tasks/status"
+_LOGGED = "notifications/message"
 _CACHEABLE = frozenset({"resources/read", READ_DIRECTORY, "skills/get"})
 """Requests whose results carry cache hints."""
 _ERA_FIELDS = ("resultType", "ttlMs", "cacheScope")
@@ -295,10 +296,12 @@ class HostSession:
         return add() if opened is None or opened.is_set() else add_when_opened(opened)
 
     def notify(self, method: str, params: JsonObject | None = None) -> None:
-        """Send a notification outside of any request, if there is a way to."""
-        if self.notification_channel is not None:
-            frame: JsonObject = {"jsonrpc": "2.0", "method": method}
-            self.notification_channel.send(frame if params is None else {**frame, "params": params})
+        """Send a notification outside of any request, if there is a way to; no log to a client that doesn't read."""
+        channel = self.notification_channel
+        if channel is None or (method == _LOGGED and not channel.writable.is_set()):
+            return
+        frame: JsonObject = {"jsonrpc": "2.0", "method": method}
+        channel.send(frame if params is None else {**frame, "params": params})
 
     async def ask(self, method: str, params: JsonObject) -> JsonObject:
         """Send the client a request of ours; raise `RpcError` if it refuses, doesn't answer, or can't be reached."""

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _MAX_ROWS = 200
 """Rows per list; the search finds the rest."""
-_PICTURES = {"image/png", "image/jpeg", "image/gif", "image/webp"}
+_PICTURES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 _ANSWER = "answer"
 """Anchor of a form's answer, which the browser scrolls to."""
 
@@ -344,7 +344,7 @@ def _build_control(
         marked = [tag("option", text or _UNSET, value=text, selected=text == shown) for text in dict.fromkeys(options)]
         return tag("select", marked, id=field, name=field, aria_describedby=about)
     kind = part.get("type")
-    if kind in {"integer", "number"}:
+    if kind in ("integer", "number"):
         step = "1" if kind == "integer" else "any"
         return tag("input", id=field, name=field, type_="number", step=step, value=shown, required=required,
                    aria_describedby=about)  # fmt: skip
@@ -380,7 +380,7 @@ def _parse(name: str, text: str, part: JsonObject) -> JsonValue:
         return [line for line in text.split("\n") if line]
     try:
         return cast("JsonValue", json.loads(text))
-    except ValueError as exc:
+    except (ValueError, RecursionError) as exc:
         if "type" not in part:  # any value is valid, including unquoted text
             return text
         raise ValueError(f"{name} is not valid JSON: {exc}") from None

@@ -1,0 +1,239 @@
+"""Egress proxy: the only way out of a sandbox whose profile names hosts.
+
+It listens on a Unix socket in the sandbox's private directory and speaks HTTP CONNECT, plain HTTP with an absolute URL,
+and SOCKS5 with host names. Names are checked against the profile and resolved here, so DNS isn't a way out either. A
+name that resolves to an address of this machine or network is refused, unless the profile names the address itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from indusagi.capabilities.sandbox.profile import ServerProfile
+
+_HEAD_S: Final = 10.0
+_CONNECT_S: Final = 20.0
+_MAX_HEAD: Final = 32 * 1024
+_MAX_TUNNELS: Final = 256
+_MAX_NOTED: Final = 100
+_CHUNK: Final = 65_536
+_SOCKS = 5
+_SOCKS_CONNECT = 1
+_SOCKS_BLOCKED, _SOCKS_UNREACHABLE, _SOCKS_UNSUPPORTED = 2, 4, 7
+
+
+class _Blocked(Exception):
+    """The profile doesn't allow this target."""
+
+
+class EgressProxy:
+    """Lets one server connect to the hosts of its profile.
+
+    Args:
+        profile: Names the hosts.
+        resolve: Looks up the addresses of a name.
+        classify: Returns `public` for an address of the open web.
+        on_blocked: Receives every target (`host:port`) it refuses, once.
+    """
+
+    def __init__(
+        self,
+        profile: ServerProfile,
+        resolve: Callable[[str, int], Awaitable[Sequence[str]]],
+        classify: Callable[[str], str],
+        on_blocked: Callable[[str], None],
+    ) -> None:
+        self._profile = profile
+        self._resolve = resolve
+        self._classify = classify
+        self._on_blocked = on_blocked
+        self.reached: set[str] = set()
+        """Targets it connected to."""
+        self.blocked: set[str] = set()
+        self._server: asyncio.Server | None = None
+        self._tunnels: set[asyncio.Task[None]] = set()
+
+    async def open(self, path: str) -> None:
+        """Listen on a Unix socket.
+
+        Raises:
+            OSError: The socket can't be created.
+        """
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.create_task(self._serve(reader, writer))  # noqa: TID251 — owned by this object
+            self._tunnels.add(task)
+            task.add_done_callback(self._tunnels.discard)
+
+        folder, name = os.path.split(path)
+        handle = os.open(folder, os.O_PATH | os.O_CLOEXEC)
+        try:  # the name of a socket has 107 bytes at most (unix(7)); a temporary directory may be longer
+            self._server = await asyncio.start_unix_server(accept, f"/proc/self/fd/{handle}/{name}", limit=_MAX_HEAD)
+        finally:
+            os.close(handle)
+
+    async def aclose(self) -> None:
+        """Close the socket and every connection."""
+        if self._server is not None:
+            self._server.close()
+        for tunnel in self._tunnels:
+            tunnel.cancel()
+        if self._tunnels:
+            await asyncio.wait({*self._tunnels})
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if len(self._tunnels) <= _MAX_TUNNELS:
+                await self._open_tunnel(reader, writer)
+        except (OSError, EOFError, ValueError, TimeoutError, asyncio.LimitOverrunError):
+            pass  # whatever the server sends, only its own connection ends
+        finally:
+            writer.close()
+
+    async def _open_tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async with asyncio.timeout(_HEAD_S):
+            first = await reader.readexactly(1)
+            is_socks = first[0] == _SOCKS
+            if is_socks:
+                host, port = await self._read_socks(reader, writer)
+                head = b""
+            else:
+                request = first + await reader.readuntil(b"\r\n\r\n")
+                host, port, head = _read_http(request)
+        try:
+            upstream, sink = await self._connect(host, port)
+        except _Blocked as refusal:
+            writer.write(_refuse_socks(_SOCKS_BLOCKED) if is_socks else _refuse_http(403, str(refusal)))
+            await writer.drain()
+            return
+        except (OSError, TimeoutError) as exc:
+            reason = f"{host}:{port} can't be reached: {exc}"
+            writer.write(_refuse_socks(_SOCKS_UNREACHABLE) if is_socks else _refuse_http(502, reason))
+            await writer.drain()
+            return
+        try:
+            if is_socks:
+                writer.write(_refuse_socks(0))
+            elif head:
+                sink.write(head)
+            else:
+                writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            async with asyncio.TaskGroup() as pipes:
+                pipes.create_task(_pipe(reader, sink))
+                pipes.create_task(_pipe(upstream, writer))
+        finally:
+            sink.transport.abort()
+
+    async def _read_socks(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, int]:
+        """Read a SOCKS5 greeting and request (RFC 1928).
+
+        Raises:
+            ValueError: It's no CONNECT.
+        """
+        methods = await reader.readexactly((await reader.readexactly(1))[0])
+        if 0 not in methods:
+            raise ValueError("the client wants to sign in")
+        writer.write(bytes((_SOCKS, 0)))
+        version, command, _, kind = await reader.readexactly(4)
+        if version != _SOCKS or command != _SOCKS_CONNECT or kind not in {1, 3, 4}:
+            writer.write(_refuse_socks(_SOCKS_UNSUPPORTED))
+            raise ValueError("only CONNECT is supported")
+        if kind == 3:
+            host = (await reader.readexactly((await reader.readexactly(1))[0])).decode("ascii")
+        else:
+            host = str(ipaddress.ip_address(await reader.readexactly(4 if kind == 1 else 16)))
+        return host, int.from_bytes(await reader.readexactly(2))
+
+    async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect to a target that the profile names.
+
+        Raises:
+            _Blocked: It doesn't name it, or the name has a private address.
+            OSError: Nothing answers.
+        """
+        target = f"{host}:{port}"
+        if not self._profile.allows_host(host, port):
+            self._note_blocked(target)
+            raise _Blocked(f"{target} isn't one of the hosts of this server's sandbox")
+        async with asyncio.timeout(_CONNECT_S):
+            if _is_address(host) or host == "localhost":
+                addresses: Sequence[str] = [host]  # named on purpose
+            else:
+                addresses = [one for one in await self._resolve(host, port) if self._classify(one) == "public"]
+                if not addresses:
+                    self._note_blocked(target)
+                    raise _Blocked(f"{host} has no public address")
+            failure: OSError | None = None
+            for address in addresses:
+                try:
+                    found = await asyncio.open_connection(address, port)
+                except OSError as exc:
+                    failure = exc
+                else:
+                    if len(self.reached) < _MAX_NOTED:
+                        self.reached.add(target)
+                    return found
+            raise failure or OSError("no address")
+
+    def _note_blocked(self, target: str) -> None:
+        if target not in self.blocked and len(self.blocked) < _MAX_NOTED:
+            self.blocked.add(target)
+            self._on_blocked(target)
+
+
+async def _pipe(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await source.read(_CHUNK):
+            sink.write(data)
+            await sink.drain()
+    with suppress(OSError, RuntimeError):  # it may be closing
+        sink.write_eof()
+
+
+def _read_http(request: bytes) -> tuple[str, int, bytes]:
+    """Read the head of a proxy request: its target, and the head to send there unless it's a CONNECT.
+
+    Raises:
+        ValueError: It's no request to a proxy.
+    """
+    line, _, rest = request.decode("latin-1").partition("\r\n")
+    method, target, version = line.split(" ")
+    if method == "CONNECT":
+        host, _, port = target.rpartition(":")
+        return host.strip("[]"), int(port), b""
+    url = urlsplit(target)
+    if url.scheme != "http" or not url.hostname:
+        raise ValueError("not an absolute URL")
+    path = (url.path or "/") + (f"?{url.query}" if url.query else "")
+    # One request a connection: the next one could name another host.
+    kept = [one for one in rest.split("\r\n") if not one.lower().startswith(("proxy-", "connection:", "keep-alive:"))]
+    head = "\r\n".join((f"{method} {path} {version}", "Connection: close", *kept))
+    return url.hostname, url.port or 80, head.encode("latin-1")
+
+
+def _refuse_http(status: int, reason: str) -> bytes:
+    body = f"{reason}\n".encode()
+    head = f"HTTP/1.1 {status} Refused by the sandbox\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def _refuse_socks(code: int) -> bytes:
+    """Build a SOCKS5 reply; 0 is success."""
+    return bytes((_SOCKS, code, 0, 1)) + socket.inet_aton("0.0.0.0") + bytes(2)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

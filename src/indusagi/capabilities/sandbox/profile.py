@@ -1,0 +1,171 @@
+"""Sandbox profiles of servers: what one server may read, write and reach.
+
+`standard` keeps a server away from your home, credentials and local sockets, and leaves it the network. `strict` only
+shows it the system's programs, its own package and a read-only workspace, without a network. Both refine by paths and
+hosts. Every server gets a home of its own, so what it stores stays, and caches of other servers are out of reach.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+
+from indusagi.core.app_dirs import state_dir
+from indusagi.core.json import content_hash, is_json_object
+from indusagi.core.records import record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from indusagi.core.json import JsonObject, JsonValue
+
+ProfileName: TypeAlias = Literal["standard", "strict"]
+PROFILES: Final[tuple[ProfileName, ...]] = ("standard", "strict")
+ANY_HOST = "*"
+_HTTPS = 443
+_MAX_PORT = 65_535
+_HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?|\[[0-9a-f:.]+\]", re.ASCII)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}", re.ASCII)
+_KEYS = frozenset({"profile", "read", "write", "hosts", "env"})
+
+
+class InvalidProfileError(ValueError):
+    """A `sandbox` value that can't be used."""
+
+
+@record(kw_only=True)
+class ServerProfile:
+    """What one server may touch."""
+
+    name: ProfileName = "standard"
+    read: tuple[str, ...] = ()
+    """Further paths it may read."""
+    write: tuple[str, ...] = ()
+    """Further paths it may read and write."""
+    hosts: tuple[str, ...] | None = None
+    """`host:port` it may reach. `None`: any host for `standard`, none for `strict`."""
+    env: tuple[str, ...] = ()
+    """Variables it inherits in addition to the profile's."""
+    owner: str = ""
+    """The file with its row: servers of the same name in two files have two homes."""
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether only the system, its package and the workspace are visible."""
+        return self.name == "strict"
+
+    @property
+    def reaches_all(self) -> bool:
+        """Whether it shares the network of this machine."""
+        return ANY_HOST in self.hosts if self.hosts is not None else not self.is_strict
+
+    def allows_host(self, host: str, port: int) -> bool:
+        """Return whether it may reach a port of a host, by name."""
+        host = host.lower().rstrip(".")
+        for pattern in self.hosts or ():
+            name, _, allowed = pattern.rpartition(":")
+            is_match = host.endswith(name[1:]) if name.startswith("*.") else host == name.strip("[]")
+            if is_match and allowed == str(port):
+                return True
+        return False
+
+    def describe(self) -> str:
+        """Describe in one line what the server may touch."""
+        if self.is_strict:
+            parts = ["reads system programs, its own package and the workspace", "writes to a home of its own"]
+        else:
+            parts = [
+                "reads the system and the workspace, not your home",
+                "writes to the workspace and a home of its own",
+            ]
+        if self.read:
+            parts.append(f"also reads {', '.join(self.read)}")
+        if self.write:
+            parts.append(f"also writes {', '.join(self.write)}")
+        if self.env:
+            parts.append(f"inherits {', '.join(self.env)}")
+        if self.reaches_all:
+            parts.append("reaches any host")
+        else:
+            parts.append(f"reaches {', '.join(self.hosts)}" if self.hosts else "no network")
+        return f"{self.name}: {'; '.join(parts)}"
+
+
+def parse_profile(value: JsonValue) -> ServerProfile | None:
+    """Parse the `sandbox` of a row: `"off"`, a profile's name, or an object that refines one.
+
+    Raises:
+        InvalidProfileError: It's anything else. Guessing could give the server more than you wanted.
+    """
+    if value is None or value == "off":
+        return None
+    if isinstance(value, str):
+        return ServerProfile(name=_parse_name(value))
+    if not is_json_object(value):
+        raise InvalidProfileError('its sandbox must be "off", "standard", "strict" or an object')
+    unknown = sorted(value.keys() - _KEYS)
+    if unknown:
+        raise InvalidProfileError(
+            f"its sandbox has an unknown key {unknown[0]!r}; there are {', '.join(sorted(_KEYS))}"
+        )
+    hosts, env = _parse_texts(value, "hosts"), _parse_texts(value, "env") or ()
+    for name in env:
+        if _VARIABLE.fullmatch(name) is None:
+            raise InvalidProfileError(f"its sandbox names no variable: {name!r}")
+    return ServerProfile(
+        name=_parse_name(value.get("profile", "standard")),
+        read=_parse_texts(value, "read") or (),
+        write=_parse_texts(value, "write") or (),
+        hosts=None if hosts is None else tuple(map(_parse_host, hosts)),
+        env=env,
+    )
+
+
+def format_profile(profile: ServerProfile | None) -> JsonValue:
+    """Format a profile as the `sandbox` of a row."""
+    if profile is None:
+        return "off"
+    lists: Mapping[str, Sequence[str] | None] = {
+        "read": profile.read,
+        "write": profile.write,
+        "hosts": profile.hosts,
+        "env": profile.env,
+    }
+    given: JsonObject = {
+        key: [*texts] for key, texts in lists.items() if texts is not None and (texts or key == "hosts")
+    }
+    return {"profile": profile.name, **given} if given else profile.name
+
+
+def _parse_name(value: JsonValue) -> ProfileName:
+    if value not in PROFILES:
+        raise InvalidProfileError(f"there is no sandbox profile {value!r}; there are off, {', '.join(PROFILES)}")
+    return value
+
+
+def _parse_texts(value: JsonObject, key: str) -> tuple[str, ...] | None:
+    texts = value.get(key)
+    if texts is None:
+        return None
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text and "\0" not in text for text in texts):
+        raise InvalidProfileError(f"the {key} of its sandbox must be a list of strings")
+    return tuple(cast("list[str]", texts))
+
+
+def _parse_host(text: str) -> str:
+    """Parse `host`, `host:port`, `*.host:port`, `[address]:port` or `*`; without a port it's 443."""
+    if text == ANY_HOST:
+        return text
+    name, port = text.lower().rstrip("."), str(_HTTPS)
+    if not name.endswith("]") and ":" in name:
+        name, _, port = name.rpartition(":")
+    if _HOST.fullmatch(name) is None or not port.isdecimal() or not 0 < int(port) <= _MAX_PORT:
+        raise InvalidProfileError(f"its sandbox names no host: {text!r}; write it like api.github.com:443")
+    return f"{name}:{int(port)}"
+
+
+def server_home(server: str, owner: str = "") -> str:
+    """Return the private home of a server, which lasts. `owner` is the file with its row."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", server)[:64].lstrip(".")
+    return os.path.join(state_dir(), "servers", f"{name}-{content_hash([server, owner])[:12]}")

@@ -1,0 +1,99 @@
+"""The sandbox around one server process: started with it, and removed after its end."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anyio import CancelScope, to_thread
+
+from indusagi.core.tasks import run_shielded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from indusagi.capabilities.sandbox.egress import EgressProxy
+    from indusagi.capabilities.sandbox.profile import ServerProfile
+    from indusagi.capabilities.sandbox.server import ServerSandbox
+    from indusagi.core.process.child import ChildProcess
+
+
+class RunningSandbox:
+    """The sandbox of one server process.
+
+    Args:
+        profile: What the server may touch.
+        server: Its name, which its home is named after.
+        report: Receives a line for the server's log when a connection is refused.
+    """
+
+    def __init__(self, profile: ServerProfile, server: str, report: Callable[[str], None]) -> None:
+        self._profile = profile
+        self._server = server
+        self._report = report
+        self._sandbox: ServerSandbox | None = None
+        self.proxy: EgressProxy | None = None
+        """Its way to the hosts of the profile, if it names some."""
+
+    async def start(
+        self,
+        child: ChildProcess,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        declared: Mapping[str, str],
+        cwd: str | None,
+        *,
+        gentle: bool,
+    ) -> None:
+        """Start the server in it; on failure nothing of it is left.
+
+        Raises:
+            SandboxMissing: This machine can't hold the server to its profile.
+            OSError: It can't be started.
+            ValueError: `argv` or `env` holds a NUL character.
+        """
+        prepare = partial(_prepare, self._profile, self._server, argv, env, declared, cwd)
+
+        async def undo(prepared: ServerSandbox) -> None:
+            await to_thread.run_sync(prepared.remove)
+
+        sandbox = self._sandbox = await run_shielded(to_thread.run_sync(prepare), "prepare a sandbox", undo)
+        try:
+            if sandbox.socket_path is not None:
+                await self._open_proxy(sandbox.socket_path)
+            await child.start(sandbox.argv, sandbox.env, cwd, gentle=gentle, confine=sandbox.confine)
+        except BaseException:
+            await self.aclose()
+            raise
+
+    async def _open_proxy(self, path: str) -> None:
+        def report(target: str) -> None:
+            self._report(
+                f'indus: the sandbox refused {target}; to allow it, add "{target}" to "hosts" of its "sandbox"'
+            )
+
+        self.proxy = await to_thread.run_sync(_create_proxy, self._profile, report)
+        await self.proxy.open(path)
+
+    async def aclose(self) -> None:
+        """Close the proxy and remove the temporary files, even if cancelled."""
+        sandbox, self._sandbox = self._sandbox, None
+        with CancelScope(shield=True):
+            if self.proxy is not None:
+                await self.proxy.aclose()
+            if sandbox is not None:
+                await to_thread.run_sync(sandbox.remove)
+
+
+def _prepare(profile: ServerProfile, *arguments: Any) -> ServerSandbox:
+    from indusagi.capabilities.sandbox.server import prepare_server  # noqa: PLC0415 — only for sandboxed servers
+
+    return prepare_server(profile, *arguments)
+
+
+def _create_proxy(profile: ServerProfile, report: Callable[[str], None]) -> EgressProxy:
+    from indusagi.capabilities.sandbox.egress import EgressProxy  # noqa: PLC0415 — only for profiles with hosts
+    from indusagi.net.address import classify_address  # noqa: PLC0415
+    from indusagi.net.dial import system_resolver  # noqa: PLC0415 — loads httpcore
+
+    return EgressProxy(profile, system_resolver, classify_address, report)

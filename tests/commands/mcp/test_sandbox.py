@@ -1,0 +1,72 @@
+"""`indus mcp`: servers in sandboxes, as rows, in questions, and compared by doctor."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.commands.helpers import HONEST, configured, one_line, project_file, row, servers_of, told, user_file
+from tests.support.sandboxes import skip_without
+from tests.support.scripts import run
+
+pytestmark = pytest.mark.process
+STRICT = "strict: reads system programs, its own package and the workspace; writes to a home of its own; no network"
+
+
+def test_a_profile_is_added_shown_and_asked_about(tmp_path: Path) -> None:
+    words = ("--no-check", "clock", "--", "clock-server", "--utc")
+    assert run("mcp", "add", "--sandbox", "strict", *words, cwd=tmp_path).returncode == 0
+    assert servers_of(user_file())["clock"]["sandbox"] == "strict"
+    assert "\nsandbox: strict\n" in run("mcp", "get", "clock", cwd=tmp_path).stdout
+    assert told("mcp", "get", "clock", "--json", cwd=tmp_path)["sandbox"] == "strict"
+    one_line(run("mcp", "add", "--sandbox", "tight", *words, cwd=tmp_path), "'tight' is not one of")
+    wider = {"profile": "strict", "hosts": ["api.example"], "write": ["~/out"]}
+    configured(project_file(tmp_path), {"a": row(sandbox="strict"), "b": row(sandbox=wider)})
+    asked = run("mcp", "trust", "--yes", "a", "b", cwd=tmp_path)
+    assert f"sandbox: {STRICT}\n" in asked.stdout + asked.stderr
+    assert "also writes ~/out; reaches api.example:443\n" in asked.stdout + asked.stderr
+
+
+def test_a_sandbox_that_is_not_understood_keeps_the_server_from_starting(tmp_path: Path) -> None:
+    configured(user_file(), {"a": row(sandbox={"hosts": "api.example"}), "b": row(sandbox="off")})
+    listed = run("mcp", "list", "--json", cwd=tmp_path)
+    assert {one["name"] for one in json.loads(listed.stdout)["servers"] if one["phase"] == "ready"} == {"b"}
+    assert "the hosts of its sandbox must be a list of strings" in listed.stderr
+
+
+def test_doctor_compares_the_profiles(tmp_path: Path) -> None:
+    skip_without("bubblewrap")
+    configured(user_file(), {"a": row(), "gone": {"command": "no-such-command"}})
+    found = run("mcp", "doctor", "a", "--sandbox", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    lines = found.stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines[:3]] == ["off", "standard", "strict"]
+    assert lines[0].partition(": ")[2] == lines[1].partition(": ")[2] == lines[2].partition(": ")[2]
+    assert lines[3].startswith('Put "sandbox": "strict" into its row.')
+    failed = run("mcp", "doctor", "gone", "--sandbox", "--json", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert json.loads(failed.stdout)["fits"] == "off"
+    one_line(run("mcp", "doctor", "--sandbox", cwd=tmp_path), "--sandbox requires the NAME")
+
+
+def test_servers_of_two_files_have_two_homes_and_the_home_of_a_removed_one_is_named(tmp_path: Path) -> None:
+    skip_without("bubblewrap")
+    script = 'echo mine >>~/kept; exec "$0" "$@"'
+    again = {"command": "sh", "args": ["-c", script, *HONEST], "sandbox": "standard"}
+    configured(user_file(), {"a": again})
+    configured(project_file(tmp_path), {"b": again})
+    run("mcp", "trust", "--yes", "b", cwd=tmp_path)
+    listed = told("mcp", "list", "--json", cwd=tmp_path)["servers"]
+    assert [one["phase"] for one in listed] == ["ready", "ready"], listed
+    homes = sorted((Path(os.environ["HOME"]) / ".local/state/indus/servers").iterdir())
+    assert [home.name.partition("-")[0] for home in homes] == ["a", "b"]
+    assert {(home / "kept").read_text() for home in homes} == {"mine\n"}
+    removed = run("mcp", "remove", "-s", "user", "a", cwd=tmp_path)
+    assert f"The home of its sandbox is kept: {homes[0]}" in removed.stdout
+    configured(project_file(tmp_path), {"a": again})
+    run("mcp", "trust", "--yes", "a", cwd=tmp_path)
+    run("mcp", "list", cwd=tmp_path)
+    assert len([*homes[0].parent.glob("a-*")]) == 2
+    assert (homes[0] / "kept").read_text() == "mine\n"

@@ -1,0 +1,104 @@
+"""Servers in a sandbox, through an endpoint: they start, answer and end as without one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.opened import fault_of_opening, opened
+from tests.support.sandboxes import skip_without
+from tests.support.servers import SERVERS, STEADY, honest
+from tests.support.waiting import is_alive, until
+
+from indusagi.capabilities.sandbox.profile import parse_profile
+from indusagi.core.json import is_json_object
+from indusagi.interop import StdioServerConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from indusagi.core.json import JsonValue
+
+pytestmark = [pytest.mark.anyio, pytest.mark.process]
+
+
+def find_nothing(_: str) -> tuple[tuple[str, ...], str]:
+    """Find no bubblewrap."""
+    return (), "none"
+
+
+def sandboxed(profile: JsonValue, folder: Path) -> StdioServerConfig:
+    """Configure the server without faults, in a sandbox, with a folder as its workspace."""
+    return replace(honest(limits=STEADY), sandbox=parse_profile(profile), cwd=str(folder))
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project in a home of the test."""
+    folder = tmp_path / "home/project"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    return folder
+
+
+@pytest.mark.parametrize("profile", ["standard", "strict", {"profile": "strict", "hosts": ["api.example:443"]}])
+async def test_a_server_works_and_ends_in_its_sandbox(profile: JsonValue, project: Path) -> None:
+    skip_without("bubblewrap")
+    async with opened(sandboxed(profile, project)) as endpoint:
+        result = await endpoint.invoke("echo", {"text": "hello"})
+        assert result.content == ({"type": "text", "text": "hello"},)
+        inner = await endpoint.invoke("pid", {})
+        assert is_json_object(inner.content[0])
+        assert int(str(inner.content[0]["text"])) < 100
+        processes = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_ours(pid)]
+        assert processes != []
+    await until(lambda: not any(is_alive(pid) for pid in processes))
+    assert [*(project.parent.parent / "temporary").iterdir()] == []
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return str(SERVERS / "honest.py").encode() in file.read()
+    except OSError:
+        return False
+
+
+async def test_a_profile_that_cannot_be_held_keeps_the_server_from_starting(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_bubblewrap", find_nothing)
+    monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_landlock", lambda: (0, "none"))
+    failure = await fault_of_opening(sandboxed("standard", project))
+    assert (failure.kind, failure.detail.reason) == ("spawn_failed", "refused")
+    assert "there's no bubblewrap" in str(failure)
+    assert not (project.parent / ".local").exists()
+
+
+async def test_the_log_of_a_server_names_the_hosts_it_was_kept_from(project: Path) -> None:
+    skip_without("bubblewrap")
+    script = """
+import json, sys, urllib.request
+try:
+    urllib.request.urlopen("http://evil.example/", timeout=30)
+except OSError as exc:
+    sys.exit(f"no way: {exc}")
+"""
+    profile = parse_profile({"hosts": ["api.example"]})
+    config = StdioServerConfig("lib", "python3", ["-c", script], sandbox=profile, cwd=str(project), limits=STEADY)
+    failure = await fault_of_opening(config)
+    refused = 'indus: the sandbox refused evil.example:80; to allow it, add "evil.example:80" to "hosts"'
+    assert any(line.startswith(refused) for line in failure.detail.stderr), failure.detail.stderr
+    assert "no way: HTTP Error 403: Refused by the sandbox" in failure.detail.stderr
+
+
+async def test_a_missing_command_is_said_as_without_a_sandbox(project: Path) -> None:
+    skip_without("bubblewrap")
+    config = StdioServerConfig("lib", "no-such-command", sandbox=parse_profile("standard"), cwd=str(project))
+    failure = await fault_of_opening(config)
+    assert "the command 'no-such-command' was not found" in str(failure)
+    assert failure.detail.reason == "not_found"
