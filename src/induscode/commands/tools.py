@@ -1,6 +1,6 @@
-"""`indus tools`, `resources` and `prompts`: list, show and search what the deck offers; `indus search`: its model.
+"""`indus tools`, `resources` and `prompts`: list, show and search the items of the deck; `indus search`: its model.
 
-What servers offer comes from the ledger. Servers that the ledger doesn't know are started once.
+Items of servers come from the ledger. Servers that the ledger doesn't know are started once.
 """
 
 from __future__ import annotations
