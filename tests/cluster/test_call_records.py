@@ -12,8 +12,10 @@ from tests.support.broker import KEY
 from tests.support.waiting import until
 
 from indusagi.core.json import compact_json
+from induscode.cluster import key as key_module
 from induscode.cluster.contract import ClusterFault, ClusterSettings, LostRaceError
 from induscode.cluster.jetstream import StreamMessage
+from induscode.cluster.key import UnsealedError
 from induscode.cluster.shared import state as module
 from induscode.cluster.shared.state import CallPublisher, keep_running, read_calls
 
@@ -103,6 +105,20 @@ async def test_damaged_messages_are_left_out(content: bytes | None, is_sealed: b
     else:
         await stream.publish(SUBJECT, KEY.seal(SUBJECT, content) if is_sealed else content)
     assert await read() == [("one", 1, "a", 0)]
+
+
+async def test_a_message_that_unpacks_to_too_much_is_left_out(
+    stream: MemoryStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A leaked key's messages stay in the stream after a rotation."""
+    monkeypatch.setattr(key_module, "_MAX_BYTES", 1_000)
+    rows: Any = {"node": "one", "calls": [[1, "a", 0]]}
+    for padding in ("", " " * 1_000):
+        await stream.publish(SUBJECT, KEY.seal(SUBJECT, (compact_json(rows) + padding).encode()))
+    assert await read() == [("one", 1, "a", 0)]
+    with pytest.raises(UnsealedError, match="larger than 1,000 bytes"):
+        KEY.unseal(SUBJECT, KEY.seal(SUBJECT, bytes(1_001)))
+    assert KEY.unseal(SUBJECT, KEY.seal(SUBJECT, bytes(1_000))) == bytes(1_000)
 
 
 async def test_records_of_the_version_before_have_a_column_less(stream: MemoryStream) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from indusagi.interop.protocol_bridge.client.handlers import MOVED
+from indusagi.interop.protocol_bridge.client.handlers import MOVED, Handlers
 from indusagi.interop.protocol_bridge.client.session import LISTEN_PREFIX
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, TransportEnd, encode_frame
-from induscode.cluster.server_sessions import SpreadTransport
+from induscode.cluster.contract import ClusterFault
+from induscode.cluster.placement import ServerTarget
+from induscode.cluster.server_sessions import ReplicatedServer, SpreadTransport
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
@@ -135,3 +138,17 @@ async def test_requests_wait_for_the_replica_of_this_node() -> None:
     own.finish("was stopped", CLOSED)
     stage.transport.keep(is_kept=False)
     assert stage.ends == [TransportEnd("was stopped", CLOSED)]
+
+
+async def test_fault_of_the_broker_while_replicas_are_looked_up_is_the_fault_itself() -> None:
+    """Whoever follows the replicas expects it, and looks again."""
+
+    async def find(key: str) -> None:
+        raise ClusterFault("away", f"{key} could not be read")
+
+    node: Any = SimpleNamespace(broker=SimpleNamespace(settings=None), membership=None, placements=None)
+    node.placements = SimpleNamespace(find=find)
+    config: Any = SimpleNamespace(replicas=2, id="s")
+    server = ReplicatedServer(node, ServerTarget("key"), config, Handlers())
+    with pytest.raises(ClusterFault, match="key could not be read"):
+        await server._connect_all(session=cast("Any", None))

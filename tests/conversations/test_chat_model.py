@@ -502,6 +502,27 @@ async def test_certificates_are_loaded_unless_address_and_proxies_are_plain_http
         loaded.clear()
 
 
+async def test_first_requests_at_the_same_time_share_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    from induscode.conversations.model_loop import chat as module  # noqa: PLC0415 — its parts are private
+
+    def open_network(**_: object) -> object:
+        return object()
+
+    found: list[object] = []
+    both = threading.Barrier(2)
+    monkeypatch.setattr(module, "shared_tls", both.wait)
+    monkeypatch.setattr(module, "open_network", open_network)
+    model = module.ChatModel("m", system="s", base_url="https://model.example/v1", headers={}, profile=VERBATIM)
+
+    async def open_one() -> None:
+        found.append((await model._open())[1])
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(open_one)
+        tasks.start_soon(open_one)
+    assert len(set(found)) == 1
+
+
 @pytest.mark.parametrize(
     ("error", "said"),
     [

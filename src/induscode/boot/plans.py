@@ -1,4 +1,4 @@
-"""Plans a run: which cards it keeps, and which servers its files configure.
+"""Plans a run: which cards it keeps, which servers its files configure, and how it follows changes of the files.
 
 Commands use this to plan their servers without importing the code that starts them.
 """

@@ -1,4 +1,4 @@
-"""The call database: one private SQLite file per user, which every process appends to.
+"""The call database: one private SQLite file per user, which every process appends to, and its statistics.
 
 Rows are pruned by age and count, payloads by expiry; removed data is overwritten (`secure_delete`). A damaged file is
 set aside and replaced, since call records are worth less than the call waiting for them. All functions block and belong

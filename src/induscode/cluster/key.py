@@ -48,6 +48,9 @@ _NONCE_BYTES = 12
 _FILE_BYTES = 65_536
 _STORED_VERSION = b"\x01"
 """First byte of a value at the broker."""
+_MAX_BYTES = 64 * 1024 * 1024
+"""Size limit of an unsealed value. A leaked key's messages stay in the streams after a rotation, and every node that
+reads them would decompress a megabyte to a gigabyte."""
 
 
 class UnsealedError(ValueError):
@@ -137,7 +140,11 @@ class ClusterKey:
         packed = self._cipher.open(nonce, rest, place.encode())
         if packed is None:
             raise UnsealedError("it was not sealed with the key of this cluster for this place")
-        return zlib.decompress(packed)
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(packed, _MAX_BYTES)
+        if unpacker.unconsumed_tail:
+            raise UnsealedError(f"it is larger than {_MAX_BYTES:,} bytes")
+        return data
 
     def has_sealed(self, place: str, sealed: bytes) -> bool:
         """Return whether a value was sealed with this key for a place."""

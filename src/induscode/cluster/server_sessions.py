@@ -326,8 +326,10 @@ class ReplicatedServer:
             else:
                 await channel.close()
 
+        # Outside of the group, which would wrap the fault of a broker.
+        placements = [await self._node.placements.find(key) for key in self._keys]
         async with asyncio.TaskGroup() as tasks:
-            for placement in [await self._node.placements.find(key) for key in self._keys]:
+            for placement in placements:
                 if placement is None or not placement.epoch or members.find_holder(placement.lease) is None:
                     continue
                 name = f"{placement.key}.{placement.epoch}"

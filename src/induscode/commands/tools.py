@@ -1,6 +1,6 @@
-"""`indus tools`: lists, shows and searches the tools of the deck, with their cost in tokens.
+"""`indus tools`, `resources` and `prompts`: list, show and search the items of the deck; `indus search`: its model.
 
-Server tools come from the ledger. Servers that the ledger doesn't know are started once.
+Items of servers come from the ledger. Servers that the ledger doesn't know are started once.
 """
 
 from __future__ import annotations

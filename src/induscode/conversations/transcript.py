@@ -382,7 +382,7 @@ def list_conversations(cwd: str | None, *, limit: int, without: str = "") -> Seq
     summaries = (
         summarise_log(path, modified_ns // _MS_NS)
         for modified_ns, path in found
-        if cwd is None or find_cwd(path) == cwd
+        if (stored := find_cwd(path)) is not None and cwd in {None, stored}
     )
     return [*islice((summary for summary in summaries if summary is not None and summary.messages), limit)]
 

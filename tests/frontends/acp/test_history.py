@@ -105,6 +105,14 @@ def test_conversations_are_listed_by_directory_with_their_first_prompt(
     assert list_conversations(str(here), limit=9, without=names[0]) == []
     assert list_conversations(str(here), limit=0) == []
     assert summarise_log(str(tmp_path / "gone"), 1) is None
+    monkeypatch.setattr(updates, "_MAX_LISTED", 9)
+    log = os.path.join(folders[0], "transcript.log")
+    with open(log, "rb") as file:
+        damaged = b"x" + file.read()
+    with open(log, "wb") as file:
+        file.write(damaged)
+    # An editor could not load a conversation whose directory is unknown.
+    assert [cast("Any", row)["sessionId"] for row in list_sessions(None)] == [names[1]]
 
 
 def test_the_last_exchange_is_the_last_prompt_with_the_answer_after_it() -> None:

@@ -1,4 +1,4 @@
-"""`indus mcp doctor` and `logs`: diagnose servers and show their past faults."""
+"""`indus mcp doctor` and `logs`: diagnose servers and the installation, and show past faults of servers."""
 
 from __future__ import annotations
 

@@ -368,9 +368,10 @@ class ChatModel(Model[Any]):
             proxy = find_proxy(target)
             # In a thread: it loads certificates, which takes longer than a local server's response.
             needs_tls = "https" in {target.scheme, "" if proxy is None else proxy.scheme}
-            self._network = open_network(
+            tls = await to_thread.run_sync(shared_tls) if needs_tls else None
+            self._network = self._network or open_network(  # another request may have opened it by now
                 connect_s=_CONNECT_TIMEOUT_S,
-                tls=await to_thread.run_sync(shared_tls) if needs_tls else None,
+                tls=tls,
                 proxy=proxy,
                 keepalive=_IDLE_CONNECTIONS,
                 silence_s=_READ_TIMEOUT_S,
