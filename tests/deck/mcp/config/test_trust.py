@@ -199,6 +199,7 @@ def test_the_question_shows_everything_and_no_secret(store: TrustStore, file: st
         'argument: "\\u001b[2J\\u202efmt"',
         'directory: "/w"',
         'variable: "TOKEN" (a value is set)',
+        "sandbox: off: it can touch everything you can",
     )
     assert question.subject == f"server 'fmt' of {os.path.realpath(file)}"
     web = store.question(row_of(file, replace(WEB, proxy="http://u:p@proxy:1")))
