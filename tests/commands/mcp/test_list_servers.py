@@ -63,7 +63,15 @@ def test_every_server_is_listed_with_its_phase_and_the_reason(tmp_path: Path) ->
     assert listed["mute"]["fault"]["kind"] == "timeout"
     assert listed["open"]["message"] == "not started: the variable NOT_SET_HERE is not set"
     assert "indus mcp trust theirs" in listed["theirs"]["message"]
-    off = {"transport": None, "phase": "disabled", "tools": None, "enabled": False, "required": False, "start": None}
+    off = {
+        "transport": None,
+        "sandbox": None,
+        "phase": "disabled",
+        "tools": None,
+        "enabled": False,
+        "required": False,
+        "start": None,
+    }
     more: dict[str, Any] = {"fault": None, "message": "switched off: indus mcp enable off", "disabled": []}
     assert listed["off"] == {"name": "off", "scope": "user", "file": str(user_file()), **off, **more}
     assert "s3cret" not in done.stdout + done.stderr

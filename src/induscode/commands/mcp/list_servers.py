@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import anyio
 import click
 
+from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.core.json import compact_json
 from indusagi.core.text import format_count
-from indusagi.interop.protocol_bridge.contract import ITEM_KINDS
+from indusagi.interop.protocol_bridge.contract import ITEM_KINDS, StdioServerConfig
 from induscode.boot.plans import LOOK_LIMIT_S, build_silent_note, load_plan, opened_store
 from induscode.calls.database import format_duration
 from induscode.cli.listing import GrowingTable, live_table
@@ -85,14 +86,14 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
         write_json({"servers": []}) if as_json else print_line(_NO_SERVERS)
         return 0
     names = [str(row["name"]) for row in off] + [row.id for row in plan.rows]
-    columns = (names, ("stdio",), _PHASES, (), ("project",))
+    columns = (names, [_name_way(row) for row in plan.rows] or ("stdio",), _PHASES, (), ("project",))
     table = None if as_json else GrowingTable(_HEADS, columns, numbers=("TOOLS",))
     rows: list[JsonObject] = []
 
     def show(row: JsonObject) -> None:
         rows.append(row)
         if table is not None:
-            table.add(["-" if row[key] is None else row[key] for key in _KEYS])
+            table.add(_list_cells(row))
 
     if no_check or not plan.configs:
         states = run_for_result(lambda _: _read_states(plan))
@@ -175,7 +176,7 @@ async def _watch_servers(plan: ServerPlan) -> int:
                     rows = [_build_row(row, plan, states) for row in plan.rows]
                     figures = _measure_servers(mcp)
                     cells = [
-                        [*("-" if row[key] is None else row[key] for key in _KEYS[:4]),
+                        [*_list_cells(row)[:4],
                          *figures.get(str(row["name"]), ("-", "-", "-")), row["message"]]
                         for row in rows
                     ]  # fmt: skip
@@ -240,6 +241,21 @@ async def _read_states(plan: ServerPlan) -> _States:
     return states
 
 
+def _name_way(row: ServerRow) -> str:
+    """Name how we reach a server, with the sandbox its process runs in."""
+    sandbox = row.config.sandbox if isinstance(row.config, StdioServerConfig) else None
+    return name_transport(row.config) + ("" if sandbox is None else f", {sandbox.name}")
+
+
+def _list_cells(facts: JsonObject) -> list[JsonValue]:
+    cells = ["-" if facts[key] is None else facts[key] for key in _KEYS]
+    sandbox = facts["sandbox"]
+    profile = sandbox.get("profile") if isinstance(sandbox, dict) else sandbox
+    if profile not in {None, "off"}:
+        cells[1] = f"{cells[1]}, {profile}"
+    return cells
+
+
 def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
     status, disabled = states.status.get(row.id), states.disabled.get(row.id, ())
     state = plan.state_of(row)
@@ -271,6 +287,7 @@ def _build_row(row: ServerRow, plan: ServerPlan, states: _States) -> JsonObject:
     return {
         "name": row.id,
         "transport": name_transport(row.config),
+        "sandbox": format_profile(row.config.sandbox) if isinstance(row.config, StdioServerConfig) else None,
         "phase": phase,
         "tools": count,
         "scope": row.origin.scope,
@@ -290,6 +307,7 @@ def _list_switched_off(invocation: Invocation) -> list[JsonObject]:
         {
             "name": one.name,
             "transport": None,
+            "sandbox": None,
             "phase": "disabled",
             "tools": None,
             "scope": one.scope,
