@@ -130,13 +130,17 @@ async def test_a_host_that_does_not_answer_is_said(tmp_path: Path) -> None:
         *(b"\5\1\0\5\1\0\x03\x01\xff\0\1", b"x" * 40_000, b"GET http://[ HTTP/1.1\r\n\r\n"),
     ],
 )
-async def test_garbage_ends_its_own_connection_only(garbage: bytes, tmp_path: Path) -> None:
+async def test_garbage_ends_its_own_connection_only(
+    garbage: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("indusagi.capabilities.sandbox.egress._HEAD_S", 0.05)  # for those that never complete a head
     async with open_egress(tmp_path, "api.example:PORT") as (_, upstream, __, path):
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(garbage)
         with anyio.fail_after(LIMIT_S):
             await reader.read()
         writer.close()
+        monkeypatch.setattr("indusagi.capabilities.sandbox.egress._HEAD_S", LIMIT_S)
         request = f"CONNECT api.example:{upstream.port} HTTP/1.1\r\n\r\n".encode()
         assert (await send(path, request, b"GET / HTTP/1.1\r\n\r\n")).endswith(b"hello")
 
