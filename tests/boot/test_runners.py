@@ -110,7 +110,7 @@ def test_several_files_are_one_plan_and_of_one_name_the_first_counts(work: Path)
 
 
 def test_a_path_that_leads_nowhere_is_an_error(work: Path) -> None:
-    with pytest.raises(ConfigPathError, match=r"--mcp typo\.json: there is no such file"):
+    with pytest.raises(ConfigPathError, match=r"--mcp typo\.json: no such file"):
         plan_servers(Invocation(cwd=str(work), mcp=("typo.json",)))
 
 

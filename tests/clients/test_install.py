@@ -387,7 +387,7 @@ def test_finding_a8_import_leaves_out_our_own_gateway(
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (("--mcp", "nofile.json"), "--mcp nofile.json: there is no such file or directory"),
+        (("--mcp", "nofile.json"), "--mcp nofile.json: no such file or directory"),
         (("--mcp", "broken.json"), "broken.json:1:2: invalid JSON"),
         (("--transparent", "nothing"), "There is no server 'nothing'"),
         (("--tools", "nothing"), "there is no capability 'nothing'"),

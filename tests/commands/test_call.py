@@ -257,7 +257,7 @@ def test_a_command_that_fails_shows_its_output(tmp_path: Path) -> None:
         (("call", "grep", "--json", "-"), ["standard input is invalid JSON"]),
         (("call", "grep", "--output", "xml"), ["'xml' is not one of"]),
         (("call", "grep", "--tools", "nope"), ["there is no capability 'nope'"]),
-        (("call", "srv__x", "--mcp", "nowhere"), ["--mcp nowhere: there is no such file"]),
+        (("call", "srv__x", "--mcp", "nowhere"), ["--mcp nowhere: no such file"]),
         (("call", "one\x1b[31m\ntwo"), ["one\\x1b[31m\\ntwo"]),
         (("call", "grep", "--frobnicate"), ["No such option '--frobnicate'"]),
     ],

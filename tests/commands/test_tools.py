@@ -132,7 +132,7 @@ def test_two_tools_that_come_out_under_one_name_are_told_apart(tmp_path: Path) -
         (["search"], ["Missing argument"]),
         (["search", " ", ""], ["WORDS has no word: say what the tool does, or its name"]),
         (["list", "--tools", "nope"], ["there is no capability 'nope'"]),
-        (["--mcp", "nowhere"], ["--mcp nowhere: there is no such file or directory"]),
+        (["--mcp", "nowhere"], ["--mcp nowhere: no such file or directory"]),
         (["--cwd", "nowhere"], ["'nowhere': No such file or directory"]),
         (["list", "extra"], ["unexpected extra argument (extra)"]),
         (["lsit"], ["There is no command 'lsit'. Did you mean 'list'?"]),

@@ -134,7 +134,7 @@ def test_a_named_file_elsewhere_is_the_users_and_is_followed(tmp_path: Path) -> 
         configured(named, {"b": row()})
         gateway.until_tools(lambda tools: tools == of("b"))
         named.unlink()
-        gateway.until(lambda: "there is no such file or directory; the servers" in gateway.said())
+        gateway.until(lambda: "no such file or directory; the servers" in gateway.said())
         assert gateway.tools() == of("b")
 
 

@@ -161,7 +161,7 @@ def read_small_file(
     try:
         status = os.fstat(handle)
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
         if status.st_size > limit:
             message = f"it has {status.st_size:,} bytes, and at most {limit:,} are read"
             raise OSError(errno.EFBIG, message, path)

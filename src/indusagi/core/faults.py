@@ -68,7 +68,7 @@ _MEANINGS = {
     "ConnectionResetError": "the connection was reset",
     "EOFError": "the data ended early",
     "EndOfStream": "the connection ended",
-    "FileNotFoundError": "there is no such file",
+    "FileNotFoundError": "no such file",
     "KeyboardInterrupt": "it was interrupted",
     "MemoryError": "there is not enough memory",
     "PermissionError": "permission was denied",

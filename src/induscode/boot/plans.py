@@ -208,7 +208,7 @@ def _read_files(invocation: Invocation, switched_on: Collection[str], *, must_ha
             except UnusableFileError as exc:
                 raise ConfigPathError(f"--mcp {exc}") from exc
         else:
-            raise ConfigPathError(f"--mcp {given}: there is no such file or directory")
+            raise ConfigPathError(f"--mcp {given}: no such file or directory")
         # Disabled servers leave a note.
         if must_have_servers and not parts[-1].rows and not parts[-1].notes:
             raise ConfigPathError(f"--mcp {given}: it has no servers; indus mcp add adds one to a file of indus")

@@ -125,7 +125,7 @@ def test_an_unreadable_file_is_left_as_it_is(tmp_path: Path) -> None:
         put(str(path))
     path.unlink()
     path.mkdir()
-    with pytest.raises(BridgeFault, match="cannot be read: it is no regular file"):
+    with pytest.raises(BridgeFault, match="cannot be read: not a regular file"):
         put(str(path))
 
 

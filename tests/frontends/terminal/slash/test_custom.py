@@ -70,7 +70,7 @@ def test_what_leads_out_of_the_directory_or_is_no_small_file_is_left_out(folder:
     assert "link.md: left out: it is a link that leads out of the directory" in notes
     assert "large.md: left out: it has 65,537 bytes" in notes
     assert "a b.md: left out: a name has letters" in notes
-    assert "pipe.md: left out: it is no regular file" in notes
+    assert "pipe.md: left out: not a regular file" in notes
 
 
 def test_a_directory_of_the_project_that_leads_out_of_it_is_left_out(folder: Path, tmp_path: Path) -> None:

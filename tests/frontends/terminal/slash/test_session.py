@@ -55,8 +55,8 @@ def test_commands_say_in_one_line_what_is_wrong(setup: TerminalSetup) -> None:
             ("/plan maybe", "write /plan on, /plan off"),
             ("/model two words", "write one name"),
             ("/model bare-name-without-server extra", "write one name"),
-            ("/cost now", "it takes no arguments"),
-            ("/context now", "it takes no arguments"),
+            ("/cost now", "this command takes no arguments"),
+            ("/context now", "this command takes no arguments"),
             ("/memory burn", "write /memory, /memory add TEXT"),
             ("/memory add", "write what is to be noted"),
             ("/tasks burn 1", "write /tasks, /tasks output N"),
@@ -65,13 +65,13 @@ def test_commands_say_in_one_line_what_is_wrong(setup: TerminalSetup) -> None:
             ("/resume 7", "there is no conversation 7"),
             ("/resume ../../etc", "there is no conversation '../../etc'"),
             ("/fork", "the conversation is empty"),
-            ("/fork now", "it takes no arguments"),
+            ("/fork now", "this command takes no arguments"),
             ("/compact", "nothing was changed: there is nothing to compact"),
             ("/rewind", "the conversation has no prompts yet"),
             ("/rewind x", "write /rewind, or /rewind N"),
             ("/rewind 3 files", "there is no point 3"),
             ("/rewind files", "write /rewind, or /rewind N"),
-            ("/exit now", "it takes no arguments"),
+            ("/exit now", "this command takes no arguments"),
         ):
             wait_for_answer(terminal, line, answer)
         assert "Traceback" not in terminal.text

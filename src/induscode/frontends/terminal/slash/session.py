@@ -142,7 +142,7 @@ async def _show_help(host: SlashHost, rest: str) -> None:
 
 async def _leave(host: SlashHost, rest: str) -> None:
     if rest:
-        raise SlashError("it takes no arguments")
+        raise SlashError("this command takes no arguments")
     host.leave()
 
 
@@ -179,7 +179,7 @@ async def _switch_model(host: SlashHost, rest: str) -> None:
 
 async def _show_cost(host: SlashHost, rest: str) -> None:
     if rest:
-        raise SlashError("it takes no arguments")
+        raise SlashError("this command takes no arguments")
     total = sum_usage(host.conversation.transcript.rows())
     rows: list[tuple[str, ...]] = []
     for name, usage in (("this session", host.conversation.usage), ("this conversation", total)):
@@ -243,7 +243,7 @@ async def _resume(host: SlashHost, rest: str) -> None:
 
 async def _fork(host: SlashHost, rest: str) -> None:
     if rest:
-        raise SlashError("it takes no arguments")
+        raise SlashError("this command takes no arguments")
     conversation = host.conversation
     if not conversation.transcript.messages():
         raise SlashError("the conversation is empty: there is nothing to copy")
@@ -314,7 +314,7 @@ def format_parts(parts: Sequence[ContextPart], window: int | None, width: int) -
 
 async def _show_context(host: SlashHost, rest: str) -> None:
     if rest:
-        raise SlashError("it takes no arguments")
+        raise SlashError("this command takes no arguments")
     conversation = host.conversation
     window = conversation.choice.context_window
     for line in format_parts(measure_parts(conversation), window, host.screen.width):

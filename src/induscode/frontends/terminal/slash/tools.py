@@ -150,7 +150,7 @@ PERMISSIONS = SlashCommand(
 
 async def _show_addons(host: SlashHost, rest: str) -> None:
     if rest:
-        raise SlashError("it takes no arguments")
+        raise SlashError("this command takes no arguments")
     conversation = host.conversation
     addons, invocation = conversation.session.addons, conversation.invocation
     rows: list[tuple[str, ...]] = []

@@ -330,7 +330,7 @@ class HostApp:
     async def _initialize(self, request: HttpRequest, message: JsonObject) -> None:
         session = await self.sessions.admit(request.identity)
         if session is None:
-            raise HttpRefusal(503, "there are too many sessions", retry_s=math.ceil(self._settings.spare_s) or 1)
+            raise HttpRefusal(503, "too many sessions", retry_s=math.ceil(self._settings.spare_s) or 1)
         if request.is_finished:
             await self.sessions.drop(session, "it was never initialized")
         else:

@@ -305,7 +305,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_chunked = "transfer-encoding" in request.headers
         try:
             if self._is_surplus:
-                raise HttpRefusal(503, "there are too many connections", close=True)
+                raise HttpRefusal(503, "too many connections", close=True)
             is_accepted = self._app.accept(request)
         except HttpRefusal as refusal:
             self._refuse_request(request, refusal)

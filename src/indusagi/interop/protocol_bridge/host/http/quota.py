@@ -79,7 +79,7 @@ class ConnectionTracker:
             # A connection counts as a stranger until we've read its head: a burst of known clients needs a moment.
             if oldest is None or asyncio.get_running_loop().time() - since < _HEAD_GRACE_S:
                 return False
-            oldest.refuse("crowded", 503, "there are too many connections")
+            oldest.refuse("crowded", 503, "too many connections")
         return True
 
     def may_refuse(self, connecting: int) -> bool:
@@ -212,7 +212,7 @@ class Quota:
         """Return why a request can't run now, or None."""
         settings, principal = self.settings, place.identity.principal
         if self.running >= settings.requests:
-            return HttpRefusal(503, "there are too many requests at once")
+            return HttpRefusal(503, "too many requests at once")
         if self._each.get(place.owner, 0) >= settings.requests_each:
             return HttpRefusal(429, _CROWDED)
         if settings.auth is not None and self._each.get(principal, 0) >= settings.auth.requests:
@@ -278,7 +278,7 @@ class Quota:
     def take_stream(self) -> None:
         """Count a stream until `give_stream`, or refuse it."""
         if self.streams >= self.settings.streams:
-            raise HttpRefusal(503, "there are too many streams")
+            raise HttpRefusal(503, "too many streams")
         self.streams += 1
 
     def give_stream(self) -> None:

@@ -232,7 +232,7 @@ class Acceptor:
 
     def _refuse_one(self) -> None:
         """Answer one client using the reserve descriptor."""
-        refusal = HttpRefusal(503, "there are too many open files", close=True)
+        refusal = HttpRefusal(503, "too many open files", close=True)
         lines = [
             *refusal.headers,
             (b"content-type", b"application/json"),
