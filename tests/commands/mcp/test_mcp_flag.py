@@ -93,11 +93,7 @@ def test_finding_b8_what_is_no_file_is_an_error(kind: str, tmp_path: Path, capsy
         path.mkdir()
     assert program.run(["mcp", "list", "--mcp", str(path)]) == 2
     said = capsys.readouterr().err
-    expected = {
-        "pipe": "not a regular file",
-        "dangling": "No such file",
-        "folder": "no servers are configured there",
-    }
+    expected = {"pipe": "not a regular file", "dangling": "No such file", "folder": "no servers are configured there"}
     assert expected[kind] in said
     assert str(path) in said
 
