@@ -86,3 +86,16 @@ def test_the_page_of_a_framework_shows_its_complete_example(example: Path) -> No
         if isinstance(node, ast.With | ast.AsyncWith) and "open_deck" in ast.unparse(node.items[0])
     )
     assert 1 + len(block.body) <= 5
+
+
+def test_the_map_names_definitions_of_the_files_it_sends_readers_to() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    table = page.partition("### Where to look first")[2].partition("\n\n`runtime`")[0]
+    for path in re.findall(r"`(indus\w+/[\w/]+\.py)`", table):
+        assert (ROOT / "src" / path).is_file(), path
+    places = re.findall(r"((?:`[\w.]+`(?:, | and ))*`[\w.]+`) in `(indus\w+/[\w/]+\.py)`", table)
+    assert len(places) > 20
+    for names, path in places:
+        source = (ROOT / "src" / path).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+(?=`)", names):
+            assert re.search(rf"^ *(class|def|async def) {name}\b|^ *{name}\b.*[:=]", source, re.M), f"{name} in {path}"

@@ -1,1 +1,1 @@
-"""The environment and sandbox of commands."""
+"""The sandboxes of commands and servers, and the environment of commands."""
