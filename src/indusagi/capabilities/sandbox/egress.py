@@ -58,6 +58,8 @@ class EgressProxy:
         self._on_blocked = on_blocked
         self.reached: set[str] = set()
         """Targets it connected to."""
+        self.asked: set[str] = set()
+        """Allowed targets it asked for."""
         self.blocked: set[str] = set()
         self._server: asyncio.Server | None = None
         self._tunnels: set[asyncio.Task[None]] = set()
@@ -161,14 +163,19 @@ class EgressProxy:
             OSError: Nothing answers.
         """
         target = f"{host}:{port}"
-        if not self._profile.allows_host(host, port):
+        is_named = self._profile.allows_host(host, port)
+        if not is_named and self._profile.observer is None:
             self._note_blocked(target)
             raise _Blocked(f"{target} isn't one of the hosts of this server's sandbox")
+        if len(self.asked) < _MAX_NOTED:
+            self.asked.add(target)
         async with asyncio.timeout(_CONNECT_S):
-            if _is_address(host) or host == "localhost":
-                addresses: Sequence[str] = [host]  # named on purpose
+            is_local = _is_address(host) or host == "localhost"
+            if is_local and is_named:
+                addresses: Sequence[str] = [host]  # on purpose
             else:
-                addresses = [one for one in await self._resolve(host, port) if self._classify(one) == "public"]
+                found = [host] if is_local else await self._resolve(host, port)
+                addresses = [one for one in found if self._classify(one) == "public"]
                 if not addresses:
                     self._note_blocked(target)
                     raise _Blocked(f"{host} has no public address")
@@ -185,6 +192,7 @@ class EgressProxy:
             raise failure or OSError("no address")
 
     def _note_blocked(self, target: str) -> None:
+        self.asked.discard(target)
         if target not in self.blocked and len(self.blocked) < _MAX_NOTED:
             self.blocked.add(target)
             self._on_blocked(target)

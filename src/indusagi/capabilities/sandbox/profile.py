@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from indusagi.core.app_dirs import state_dir
@@ -18,6 +19,8 @@ from indusagi.core.records import record
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from indusagi.capabilities.sandbox.behaviour import Behaviour
+    from indusagi.capabilities.sandbox.observe import SandboxObserver
     from indusagi.core.json import JsonObject, JsonValue
 
 ProfileName: TypeAlias = Literal["standard", "strict"]
@@ -49,6 +52,8 @@ class ServerProfile:
     """Variables it inherits in addition to the profile's."""
     owner: str = ""
     """The file with its row: servers of the same name in two files have two homes."""
+    observer: SandboxObserver | None = field(default=None, compare=False, repr=False)
+    """Records what it does. It then reaches every public host, through the proxy."""
 
     @property
     def is_strict(self) -> bool:
@@ -58,7 +63,14 @@ class ServerProfile:
     @property
     def reaches_all(self) -> bool:
         """Whether it shares the network of this machine."""
+        if self.observer is not None:
+            return False
         return ANY_HOST in self.hosts if self.hosts is not None else not self.is_strict
+
+    @property
+    def needs_proxy(self) -> bool:
+        """Whether it reaches hosts through the egress proxy."""
+        return bool(self.hosts and not self.reaches_all) or self.observer is not None
 
     def allows_host(self, host: str, port: int) -> bool:
         """Return whether it may reach a port of a host, by name."""
@@ -69,6 +81,15 @@ class ServerProfile:
             if is_match and allowed == str(port):
                 return True
         return False
+
+    def allow(self, behaviour: Behaviour) -> ServerProfile:
+        """Return this profile with everything a behaviour used, and no other host."""
+        hosts = self.hosts or ()
+        if ANY_HOST not in hosts:
+            hosts = tuple(dict.fromkeys((*hosts, *behaviour.hosts)))
+        write = tuple(dict.fromkeys((*self.write, *behaviour.write)))
+        read = tuple(path for path in dict.fromkeys((*self.read, *behaviour.read)) if path not in write)
+        return replace(self, read=read, write=write, hosts=hosts if hosts or not self.is_strict else None)
 
     def describe(self) -> str:
         """Describe in one line what the server may touch."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from indusagi.capabilities.leftovers import make_owned_dir
 from indusagi.capabilities.ports import SandboxMissing
 from indusagi.capabilities.sandbox.backend import choose_mechanism, landlock_launcher
+from indusagi.capabilities.sandbox.behaviour import SandboxPlaces
 from indusagi.capabilities.sandbox.bubblewrap import (
     MASKS,
     NAMESPACES,
@@ -28,6 +29,8 @@ from indusagi.capabilities.sandbox.bubblewrap import (
 )
 from indusagi.capabilities.sandbox.policy import Sandbox, resolve_layout
 from indusagi.capabilities.sandbox.profile import server_home
+from indusagi.capabilities.sandbox.trace import SOCKET_NAME as TRACE_NAME
+from indusagi.capabilities.sandbox.trace import list_calls
 from indusagi.core.app_dirs import is_within, make_private_dir, state_dir
 from indusagi.core.secrets import find_credential_places
 
@@ -84,6 +87,8 @@ class ServerSandbox:
     masked: tuple[str, ...]
     socket_path: str | None = None
     """Where the egress proxy has to listen, if the profile names hosts."""
+    trace_path: str | None = None
+    """Where its observer has to listen, if it has one."""
     confine: Callable[[], None] | None = None
     """Restricts the thread that starts the server."""
 
@@ -170,16 +175,23 @@ def prepare_server(
         *("--chdir", folder if workspace is not None or not is_within(folder, home) else home, "--"),
     ]
     sandbox = ServerSandbox(argv=command, env=visible, mechanism=mechanism, private=private, masked=masked)
-    if profile.hosts and not profile.reaches_all:
+    if profile.needs_proxy:
         sandbox.socket_path = os.path.join(private.tmp, SOCKET_NAME)
-        runner = os.path.join(os.path.dirname(__file__), "egress_run.py")
-        sandbox.argv += [sys.executable, "-I", "-S", runner, f"/tmp/{SOCKET_NAME}"]
+        sandbox.argv += _run_inside("egress_run.py", SOCKET_NAME)
+    if profile.observer is not None:
+        sandbox.trace_path = os.path.join(private.tmp, TRACE_NAME)
+        profile.observer.places = paths.describe()
+        sandbox.argv += [*_run_inside("trace_run.py", TRACE_NAME), ",".join(map(str, list_calls()))]
     if profile.reaches_all and can_scope(tuple(start)):
         from indusagi.capabilities.sandbox.landlock_run import scope_thread  # noqa: PLC0415 — loads ctypes
 
         sandbox.confine = scope_thread
     sandbox.argv += argv
     return sandbox
+
+
+def _run_inside(launcher: str, socket_name: str) -> list[str]:
+    return [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), launcher), f"/tmp/{socket_name}"]
 
 
 class _ServerPaths:
@@ -193,9 +205,23 @@ class _ServerPaths:
         """Resolved, in order."""
         self.write: dict[str, None] = {}
         for text in profile.read:
-            self._add(self.read, os.path.join(workspace or home, os.path.expanduser(text)))
+            self._add(self.read, self._find(text))
         for text in profile.write:
-            self._add(self.write, os.path.join(workspace or home, os.path.expanduser(text)))
+            self._add(self.write, self._find(text))
+
+    def _find(self, text: str) -> str:
+        return os.path.join(self._workspace or self._home, os.path.expanduser(text))
+
+    def describe(self) -> SandboxPlaces:
+        """Describe the sandbox to its observer."""
+        profile = self._profile
+        read, write = (
+            tuple((os.path.realpath(self._find(text)), text) for text in texts)
+            for texts in (profile.read, profile.write)
+        )
+        named = {path for path, _ in (*read, *write)}
+        package = tuple(path for path in (*self.read, *self.write) if path not in named)
+        return SandboxPlaces(home=self._home, workspace=self._workspace, package=package, read=read, write=write)
 
     def _add(self, into: dict[str, None], path: str) -> None:
         """Add an existing path, unless it contains your whole home."""
@@ -216,7 +242,7 @@ class _ServerPaths:
         for name in _TOOLCHAIN_VARIABLES:
             if os.path.isabs(env.get(name, "")):
                 self._add(self.read, env[name])
-        runner = [sys.executable, os.path.realpath(sys.executable), __file__] if self._profile.hosts else []
+        runner = [sys.executable, os.path.realpath(sys.executable), __file__] if self._profile.needs_proxy else []
         program = shutil.which(argv[0], path=search)
         for path in (*runner, *([] if program is None else [program, os.path.realpath(program)])):
             parent = os.path.dirname(os.path.abspath(path))
@@ -245,7 +271,7 @@ class _ServerPaths:
     def mount(self, layout: SandboxLayout, masked: Sequence[str]) -> Iterator[str]:
         """Yield bubblewrap's options for the paths; later ones win."""
         shown = dict.fromkeys(self.read, "--ro-bind") | dict.fromkeys(self.write, "--bind")
-        if self._workspace is not None:
+        if self._workspace is not None and self._workspace not in self.write:
             shown[self._workspace] = "--ro-bind" if self._profile.is_strict else "--bind"
         for path in sorted(shown):  # parents first
             if not is_within(path, "/usr", "/lib", "/bin") or shown[path] == "--bind":
@@ -283,6 +309,6 @@ def _build_environment(profile: ServerProfile, env: Mapping[str, str], declared:
         return _STRICT_NAMES.fullmatch(name) is not None if profile.is_strict else _WITHHELD.fullmatch(name) is None
 
     # Package managers use what they have at once, instead of waiting for the network.
-    offline = {} if profile.reaches_all or profile.hosts else {"npm_config_offline": "true", "UV_OFFLINE": "1"}
+    offline = {} if profile.reaches_all or profile.needs_proxy else {"npm_config_offline": "true", "UV_OFFLINE": "1"}
     named = {name: os.environ[name] for name in profile.env if name in os.environ}
     return {name: value for name, value in {**named, **env}.items() if is_kept(name)} | offline

@@ -58,9 +58,14 @@ class RunningSandbox:
             await to_thread.run_sync(prepared.remove)
 
         sandbox = self._sandbox = await run_shielded(to_thread.run_sync(prepare), "prepare a sandbox", undo)
+        observer = self._profile.observer
         try:
             if sandbox.socket_path is not None:
                 await self._open_proxy(sandbox.socket_path)
+            if observer is not None and sandbox.trace_path is not None:
+                if self.proxy is not None:
+                    observer.hosts, observer.blocked = self.proxy.asked, self.proxy.blocked
+                await to_thread.run_sync(observer.trace.open, sandbox.trace_path)
             await child.start(sandbox.argv, sandbox.env, cwd, gentle=gentle, confine=sandbox.confine)
         except BaseException:
             await self.aclose()
@@ -81,6 +86,8 @@ class RunningSandbox:
         with CancelScope(shield=True):
             if self.proxy is not None:
                 await self.proxy.aclose()
+            if self._profile.observer is not None:
+                await to_thread.run_sync(self._profile.observer.trace.close)
             if sandbox is not None:
                 await to_thread.run_sync(sandbox.remove)
 

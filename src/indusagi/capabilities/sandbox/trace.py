@@ -1,0 +1,329 @@
+"""Trace of a sandbox: the paths a server opens, changes and runs, and the addresses it connects to.
+
+A thread answers the notifications of the filter that `trace_run` installs (seccomp_unotify(2)). It reads the arguments
+from the memory of the waiting process and lets the call go on, so the trace can be fooled and holds nobody: mounts and
+the egress proxy do. It tells apart what was there from what the sandbox hid by looking through the sandbox's own root.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import select
+import socket
+import struct
+from contextlib import suppress
+from threading import Lock, Thread
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+Use: TypeAlias = Literal["probe", "read", "write", "program", "socket", "address"]
+"""What a call does with its target. A `probe` only asks whether a path exists."""
+
+SOCKET_NAME = ".trace.sock"
+_ACCEPT_S = 30.0
+_MAX_TARGETS = 5_000
+_MAX_PATH = 4_096
+_RECEIVE, _SEND, _IS_VALID = 0xC0502100, 0xC0182101, 0x40082102
+"""ioctls of linux/seccomp.h."""
+_CONTINUE = 1
+_NOTICE = struct.Struct("=QIIiIQ6Q")
+_ANSWER = struct.Struct("=QqiI")
+_AT_FDCWD = 2**32 - 100
+_WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+class _Call(NamedTuple):
+    """The arguments of one system call that matter."""
+
+    use: Use
+    path: int
+    """The index of the path, or of the address."""
+    folder: int = -1
+    """The index of the directory's descriptor."""
+    flags: int = -1
+    """The index of the flags of open(2): they tell a read from a write."""
+
+
+_AT: Final = {
+    "openat": _Call("read", 1, 0, 2),
+    "openat2": _Call("read", 1, 0, 2),
+    "execve": _Call("program", 0),
+    "execveat": _Call("program", 1, 0),
+    "connect": _Call("address", 1),
+    "mkdirat": _Call("write", 1, 0),
+    "unlinkat": _Call("write", 1, 0),
+    "symlinkat": _Call("write", 2, 1),
+    "linkat": _Call("write", 3, 2),
+    "renameat": _Call("write", 3, 2),
+    "renameat2": _Call("write", 3, 2),
+    "truncate": _Call("write", 0),
+    "faccessat": _Call("probe", 1, 0),
+    "faccessat2": _Call("probe", 1, 0),
+    "newfstatat": _Call("probe", 1, 0),
+    "statx": _Call("probe", 1, 0),
+    "sendto": _Call("address", 4),
+}
+_OLD: Final = {
+    "open": _Call("read", 0, -1, 1),
+    "creat": _Call("write", 0),
+    "mkdir": _Call("write", 0),
+    "rmdir": _Call("write", 0),
+    "unlink": _Call("write", 0),
+    "symlink": _Call("write", 1),
+    "link": _Call("write", 1),
+    "rename": _Call("write", 1),
+    "access": _Call("probe", 0),
+    "stat": _Call("probe", 0),
+    "lstat": _Call("probe", 0),
+}
+"""Calls that newer machines don't have."""
+_NUMBERS: Final[dict[str, dict[str, int]]] = {
+    "x86_64": {
+        "openat": 257,
+        "openat2": 437,
+        "execve": 59,
+        "execveat": 322,
+        "connect": 42,
+        "mkdirat": 258,
+        "unlinkat": 263,
+        "symlinkat": 266,
+        "linkat": 265,
+        "renameat": 264,
+        "renameat2": 316,
+        "truncate": 76,
+        "faccessat": 269,
+        "faccessat2": 439,
+        "newfstatat": 262,
+        "statx": 332,
+        "sendto": 44,
+        "open": 2,
+        "creat": 85,
+        "mkdir": 83,
+        "rmdir": 84,
+        "unlink": 87,
+        "symlink": 88,
+        "link": 86,
+        "rename": 82,
+        "access": 21,
+        "stat": 4,
+        "lstat": 6,
+    },
+    "aarch64": {
+        "openat": 56,
+        "openat2": 437,
+        "execve": 221,
+        "execveat": 281,
+        "connect": 203,
+        "mkdirat": 34,
+        "unlinkat": 35,
+        "symlinkat": 36,
+        "linkat": 37,
+        "renameat": 38,
+        "renameat2": 276,
+        "truncate": 45,
+        "faccessat": 48,
+        "faccessat2": 439,
+        "newfstatat": 79,
+        "statx": 291,
+        "sendto": 206,
+    },
+}
+"""System call numbers: asm/unistd_64.h, and asm-generic/unistd.h."""
+
+
+def list_calls() -> dict[int, _Call]:
+    """Return the calls to report on this machine, by number; empty if there's no table for it."""
+    known = {**_AT, **_OLD}
+    return {number: known[name] for name, number in _NUMBERS.get(platform.machine(), {}).items()}
+
+
+class Sighting(NamedTuple):
+    """One target a server asked for."""
+
+    use: Use
+    target: str
+    """A path in the sandbox, or `address:port` as the server connected to it."""
+    allowed: bool
+    """Whether the sandbox shows the path, and lets the server write to it if it wanted to."""
+
+
+class SandboxTrace:
+    """Watches one server from its start to `close`, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.missing = "the server hasn't started"
+        """Why nothing was observed; empty once the trace works."""
+        self._sightings: dict[tuple[Use, str], bool] = {}
+        self._calls = list_calls()
+        self._lock = Lock()
+        self._stop: tuple[int, int] | None = None
+        self._thread: Thread | None = None
+        self._root = -1
+        """The root directory of the sandbox."""
+        self._proxy = ""
+        """The address of the proxy's forwarder, which isn't worth noting."""
+
+    @property
+    def sightings(self) -> list[Sighting]:
+        """Everything seen so far, in order, each target once per use."""
+        with self._lock:
+            return [Sighting(use, target, allowed) for (use, target), allowed in self._sightings.items()]
+
+    def open(self, path: str) -> None:
+        """Listen for the launcher on the Unix socket `path`. Blocks.
+
+        Raises:
+            OSError: The socket can't be created.
+        """
+        self.close()
+        listener = socket.socket(socket.AF_UNIX)
+        folder = os.open(os.path.dirname(path), os.O_PATH | os.O_CLOEXEC)
+        try:  # the name of a socket has 107 bytes at most (unix(7))
+            listener.bind(f"/proc/self/fd/{folder}/{os.path.basename(path)}")
+            listener.listen(1)
+        except OSError:
+            listener.close()
+            raise
+        finally:
+            os.close(folder)
+        self._stop = os.pipe2(os.O_CLOEXEC)
+        self._thread = Thread(target=self._run, args=(listener, self._stop[0]), name="trace of a sandbox", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread. Blocks for the call it's about."""
+        stop, self._stop = self._stop, None
+        if stop is None or self._thread is None:
+            return
+        os.close(stop[1])
+        self._thread.join()
+        os.close(stop[0])
+
+    def _run(self, listener: socket.socket, stop: int) -> None:
+        handle = -1
+        try:
+            with listener:
+                handle = self._receive_handle(listener, stop)
+            if handle >= 0:
+                self.missing = ""
+                self._serve(handle, stop)
+        except OSError as exc:
+            self.missing = str(exc)
+        finally:
+            for one in (handle, self._root):
+                if one >= 0:
+                    os.close(one)
+            self._root = -1
+
+    def _receive_handle(self, listener: socket.socket, stop: int) -> int:
+        """Wait for the descriptor of the filter; -1 if there's none."""
+        if listener not in select.select([listener, stop], [], [], _ACCEPT_S)[0]:
+            return -1
+        with listener.accept()[0] as channel:
+            channel.settimeout(_ACCEPT_S)
+            text, handles, _, _ = socket.recv_fds(channel, 1024, 1)
+        self._proxy = text.decode("utf-8", "replace").rpartition("/")[2]
+        if not handles:
+            self.missing = text.decode("utf-8", "replace") or "the launcher gave no descriptor"
+            return -1
+        return handles[0]
+
+    def _serve(self, handle: int, stop: int) -> None:
+        """Answer calls until the last process of the sandbox has ended, or `close`."""
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        poll.register(stop, select.POLLIN)
+        while True:
+            events = dict(poll.poll())
+            if stop in events or events.get(handle, 0) & (select.POLLHUP | select.POLLERR):
+                return
+            notice = bytearray(_NOTICE.size)
+            try:
+                fcntl.ioctl(handle, _RECEIVE, notice)
+            except (FileNotFoundError, InterruptedError):  # it ended, or a signal came
+                continue
+            identity, pid, _, number, _, _, *arguments = _NOTICE.unpack(notice)
+            found = None
+            try:
+                with suppress(OSError, ValueError):
+                    found = self._read_call(pid, number, arguments)
+                if found is not None and found not in self._sightings:
+                    # While it waits: afterwards the path may exist because of this very call.
+                    self._note(pid, *found)
+            finally:
+                with suppress(OSError):  # it ended
+                    fcntl.ioctl(handle, _SEND, _ANSWER.pack(identity, 0, 0, _CONTINUE))
+
+    # -- one call ---------------------------------------------------------------------------
+
+    def _read_call(self, pid: int, number: int, arguments: list[int]) -> tuple[Use, str] | None:
+        """Read what a call is about; None if that's nothing to note.
+
+        Raises:
+            OSError: The process has ended, or we may not read its memory.
+        """
+        call = self._calls.get(number)
+        if call is None:
+            return None
+        address = arguments[call.path]
+        if call.use == "address":
+            return _parse_address(_read_memory(pid, address, 128)) if address else None
+        use: Use = call.use
+        if call.flags >= 0:
+            flags = arguments[call.flags]
+            if call.path == 1 and self._calls[number] is _AT["openat2"]:
+                flags = int.from_bytes(_read_memory(pid, flags, 8), "little")
+            use = "write" if flags & _WRITES else "read"
+        path = os.fsdecode(_read_memory(pid, address, _MAX_PATH).partition(b"\0")[0])
+        if not path:
+            return None  # fstat(2) in the clothes of newfstatat
+        if not path.startswith("/"):
+            at = arguments[call.folder] & 0xFFFFFFFF if call.folder >= 0 else _AT_FDCWD
+            path = os.path.join(os.readlink(f"/proc/{pid}/cwd" if at == _AT_FDCWD else f"/proc/{pid}/fd/{at}"), path)
+        return use, os.path.normpath(path)
+
+    def _note(self, pid: int, use: Use, target: str) -> None:
+        if len(self._sightings) >= _MAX_TARGETS or target == self._proxy:
+            return
+        if self._root < 0:
+            self._root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
+        allowed = use == "address" or self._is_allowed(use, target)
+        with self._lock:
+            self._sightings[use, target] = allowed
+
+    def _is_allowed(self, use: Use, path: str) -> bool:
+        if use != "write":
+            return self._exists(path) or self._exists(os.path.realpath(path))
+        while not self._exists(path) and path != "/":
+            path = os.path.dirname(path)
+        return os.access(path.lstrip("/") or ".", os.W_OK, dir_fd=self._root)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            os.stat(path.lstrip("/") or ".", dir_fd=self._root, follow_symlinks=False)
+        except OSError:
+            return False
+        return True
+
+
+def _read_memory(pid: int, address: int, size: int) -> bytes:
+    handle = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(handle, size, address)
+    finally:
+        os.close(handle)
+
+
+def _parse_address(data: bytes) -> tuple[Use, str] | None:
+    """Parse a socket address (sockaddr(3type)); None for families that reach nothing else."""
+    family = int.from_bytes(data[:2], "little")
+    if family == socket.AF_UNIX:
+        path = data[2:110]
+        return ("socket", os.fsdecode(path.partition(b"\0")[0])) if path[:1] == b"/" else None
+    port = int.from_bytes(data[2:4], "big")
+    if family == socket.AF_INET:
+        return "address", f"{socket.inet_ntop(socket.AF_INET, data[4:8])}:{port}"
+    if family == socket.AF_INET6:
+        return "address", f"[{socket.inet_ntop(socket.AF_INET6, data[8:24])}]:{port}"
+    return None

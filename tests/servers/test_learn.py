@@ -1,0 +1,97 @@
+"""Learning a server's behaviour, with a real server in bubblewrap."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.sandboxes import offer_bubblewrap, skip_without
+
+from indusagi.capabilities.sandbox.profile import format_profile
+from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from induscode.servers.learn import learn_behaviour
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.process
+
+SERVER = r"""
+import json, os, subprocess, sys, urllib.request
+from contextlib import suppress
+
+home = os.path.expanduser("~")
+def fetch():
+    with suppress(OSError):
+        urllib.request.urlopen("https://api.learned.invalid/x", timeout=5)
+def save():
+    with open("report.txt", "w") as file:
+        file.write("x")
+def direct():
+    import socket
+    with suppress(OSError):
+        socket.create_connection(("192.0.2.7", 443), 5)
+TOOLS = {
+    "fetch": fetch, "save": save, "direct": direct, "notes": lambda: os.listdir(home + "/notes"),
+    "key": lambda: open(home + "/.ssh/id_ed25519").read(), "run": lambda: subprocess.run(["uname"]),
+}
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    result = {}
+    if asked["method"] == "initialize":
+        result = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "s", "version": "1"}}
+    elif asked["method"] == "tools/list":
+        result = {"tools": [{"name": name, "inputSchema": {"type": "object"},
+                  "annotations": {"readOnlyHint": name == "run"}} for name in TOOLS]}
+    elif asked["method"] == "tools/call":
+        try:
+            TOOLS[asked["params"]["name"]]()
+            result = {"content": []}
+        except OSError as exc:
+            result = {"content": [{"type": "text", "text": str(exc)}], "isError": True}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StdioServerConfig:
+    """A server in a directory of its own, started in a project of a home with notes and a key."""
+    home = tmp_path / "home"
+    for name in ("notes/today.md", ".ssh/id_ed25519", "project/README.md", "servers/server.py"):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    (home / "servers/server.py").write_text(SERVER)
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "PYTHONPATH"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "bin").mkdir()
+    offer_bubblewrap(tmp_path / "bin", monkeypatch)
+    skip_without("bubblewrap")
+    argv = ("-I", "-S", str(home / "servers/server.py"))
+    return StdioServerConfig("lib", sys.executable, argv, cwd=str(home / "project"))
+
+
+async def test_what_a_server_used_becomes_the_smallest_profile_that_works(config: StdioServerConfig) -> None:
+    run = await learn_behaviour(config, [("fetch", {}), ("save", {}), ("direct", {})])
+    assert run.note == ""
+    assert [(call.tool, call.failure) for call in run.calls] == [
+        ("fetch", None),
+        ("save", None),
+        ("direct", None),
+        ("run", None),
+    ]
+    assert format_profile(run.profile) == {"profile": "strict", "write": ["."], "hosts": ["api.learned.invalid:443"]}
+    assert "uname" in run.behaviour.programs
+    assert any("192.0.2.7:443" in str(one) for one in run.refusals)  # it ignores the proxy
+
+
+async def test_your_files_are_proposed_not_given_and_credentials_neither(config: StdioServerConfig) -> None:
+    run = await learn_behaviour(config, [("notes", {}), ("key", {})])
+    assert [call.failure is None for call in run.calls] == [False, False, True]
+    assert run.is_blocked
+    assert format_profile(run.profile) == {"profile": "strict", "read": ["~/notes"]}
+    assert [(one.target, one.key) for one in run.refusals if one.reason] == [("~/.ssh/id_ed25519", "read")]
