@@ -58,7 +58,9 @@ class Leases:
         return self.entries.get(key)
 
     async def delete(self, key: str, revision: int) -> None:
-        assert self.entries.pop(key).revision == revision
+        if self.entries[key].revision != revision:
+            raise LostRaceError("it has changed")
+        del self.entries[key]
 
     async def read_all(self) -> dict[str, SimpleNamespace]:
         return self.entries
@@ -237,6 +239,20 @@ async def test_leaving_releases_the_lease_and_says_so() -> None:
     assert (stage.leases.entries, stage.sent[-1]) == ({}, {"gone": stage.node.info.instance, "number": 2})
     assert stage.node.list_nodes() == []
     assert ("lost",) not in stage.told
+
+
+async def test_leaving_while_a_renewal_is_on_its_way_releases_the_lease() -> None:
+    stage = Stage()
+    await stage.node.join()
+    lease = stage.node.info.lease
+    await stage.leases.put(lease, stage.node._build_value(stage.clock.now), stage.leases.revision)  # its answer is lost
+    await stage.node.leave()
+    assert (stage.leases.entries, stage.sent[-1]["gone"]) == ({}, stage.node.info.instance)
+    await stage.node.join()
+    stage.leases.write(stage.node.info.lease, b"{}")  # someone else's
+    await stage.node.leave()
+    assert [*stage.leases.entries] == [stage.node.info.lease]
+    assert stage.sent[-1]["gone"] == stage.node.info.instance
 
 
 async def test_a_lease_that_has_run_out_is_ended_for_good() -> None:

@@ -331,8 +331,18 @@ class Membership:
         lease, self._lease = self._lease, self._lease.lose()
         with suppress(ClusterFault, LostRaceError):
             if lease.revision is not None:
-                await self._leases.delete(self.info.lease, lease.revision)
+                await self._delete_lease(lease.revision)
+        with suppress(ClusterFault):
             await self._publish({"gone": self.info.instance})
+
+    async def _delete_lease(self, revision: int) -> None:
+        try:
+            await self._leases.delete(self.info.lease, revision)
+        except LostRaceError:
+            entry = await self._leases.get(self.info.lease)
+            # Cancelled while the broker applied our last renewal.
+            if entry is not None and (await self._open_entry(self.info.lease, entry)).get("beat") in self._sent:
+                await self._leases.delete(self.info.lease, entry.revision)
 
     async def end_lease(self, lease: str) -> bool:
         """End another node's lease at the broker if it has expired, and return whether it's over.
