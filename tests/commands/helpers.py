@@ -42,9 +42,7 @@ def held(hold: Path, *flags: object, command: Path | None = None) -> dict[str, A
 
     It is started by way of a shell; `command` is where the script for it is written, if its name matters.
     """
-    line = (
-        f"while test -e {shlex.quote(str(hold))}; do sleep 0.02; done; exec {shlex.join([*HONEST, *map(str, flags)])}"
-    )
+    line = f"exec {shlex.join([*HONEST, '--hold', str(hold), *map(str, flags)])}"
     if command is None:
         return {"command": "sh", "args": ["-c", line]}
     command.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")

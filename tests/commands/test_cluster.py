@@ -369,6 +369,9 @@ def test_finding_w3_the_password_of_the_brokers_comes_by_file_or_variable_and_is
         assert run(["cluster", "status", *words]) == 0
         assert run(["settings"]) == 0
         assert run(["settings", "show", "--json"]) == 0
+    defaults = ClusterSettings.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "connect_s", 0.05)
     assert run(["cluster", "status", *words]) == 1  # nobody is there
     said = capsys.readouterr()
     assert not any(secret in said.out + said.err for secret in (PASSWORD, quote(PASSWORD), SEED))

@@ -26,7 +26,7 @@ SOON_S = 0.05
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     """Configure a server that never answers and leaves a file when it's started, and one without faults."""
-    silent = {"command": "sh", "args": ["-c", f"touch '{tmp_path}/started'; exec sleep 1000"]}
+    silent = {"command": "sh", "args": ["-c", f"touch '{tmp_path}/started'; cat >/dev/null"]}
     return str(configured(tmp_path / "mcp.json", {"silent": silent, "good": row(), "silent-too": silent}))
 
 
@@ -133,7 +133,7 @@ def test_finding_u1_first_prompt_goes_on_without_the_silent_server(
     monkeypatch.setitem(CONSTANTS, "induscode.conversations.servers:FIRST_PROMPT_LIMIT_S", SOON_S)
     with model_server() as server:
         setup = SessionSetup(tmp_path, server)
-        setup.rows["silent"] = {"command": "sleep", "args": ["1000"]}
+        setup.rows["silent"] = {"command": "sh", "args": ["-c", "cat >/dev/null"]}
         server.script[:] = [says("done")]
         assert setup.run_in_process(monkeypatch, output_format="json") == 0
     notes = json.loads(capfd.readouterr().out)["notes"]

@@ -450,7 +450,8 @@ async def test_broken_connection_is_reported() -> None:
     assert "broke" in said
 
 
-async def test_request_is_retried_after_transient_errors() -> None:
+async def test_request_is_retried_after_transient_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("induscode.conversations.model_loop.chat._FIRST_DELAY_S", 0.01)
     waits = {"retry-after": "0"}
     passing = [Answer("", status, JSON, waits) for status in (503, 429)]
     with serve(*passing, stream(chunk({"content": "yes"}, "stop"))) as peer:

@@ -2,13 +2,14 @@
 
 Options: `--era legacy|modern|both`, `--version V` (answered to `initialize`), `--pages N` (its
 lists come in N pages), `--tools N` (so many more tools, `tool_0` …), `--rich JSON` (one more tool,
-`rich`, with these fields), `--log FILE`.
+`rich`, with these fields), `--log FILE`, `--hold FILE` (does nothing while it is there, until the end of its input).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import sys
 
 # Started with -I as well, when Python does not look beside the script by itself.
@@ -193,8 +194,19 @@ def set_level(call: Call) -> Json:
     return {}
 
 
+def wait_while(hold: str) -> None:
+    """Wait until the file is gone, or the client."""
+    ended = select.poll()
+    ended.register(0, 0)  # no event but the end, which leaves what is to be read
+    while os.path.exists(hold):
+        if ended.poll(20):
+            sys.exit()
+
+
 def main() -> None:
     _, options = split(sys.argv[1:])
+    if "hold" in options:
+        wait_while(options["hold"])
     peer = Peer("honest", options)
     output = {"type": "object", "properties": {"sum": NUMBER}, "required": ["sum"]}
     read_only = {"readOnlyHint": True, "title": "Adder"}
