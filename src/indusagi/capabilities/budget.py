@@ -21,12 +21,11 @@ from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.json import compact_json
 from indusagi.core.records import record
 from indusagi.core.time import find_safe_now, now_ms
-from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock
+from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolContentBlock, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from indusagi.runtime.contract import ToolContentBlock, ToolResult
 
 STANDARD_BYTES = 50 * 1024
 STANDARD_LINES = 2_000

@@ -8,12 +8,8 @@ from __future__ import annotations
 
 import os
 from threading import RLock
-from typing import TYPE_CHECKING
 
-from indusagi.core.time import SYSTEM_CLOCK
-
-if TYPE_CHECKING:
-    from indusagi.core.time import Clock
+from indusagi.core.time import SYSTEM_CLOCK, Clock
 
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import anyio
 from anyio import CancelScope
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
 
 T = TypeVar("T")
 

@@ -19,14 +19,11 @@ characters are escaped instead.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, TypeVar, cast
+from typing import TypeAlias, TypeGuard, TypeVar, cast
 
 from indusagi.core.json import JsonValue
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _ESCAPES = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # control sequences: colours, cursor moves

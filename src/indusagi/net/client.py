@@ -27,7 +27,7 @@ from indusagi.net.address import (
     shorten_url,
 )
 from indusagi.net.dial import BodyEndedEarly, open_network, parse_proxy, shared_tls, system_resolver
-from indusagi.net.policy import FetchError
+from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonValue
     from indusagi.net.address import WebUrl
     from indusagi.net.dial import HttpAnswer, Network
-    from indusagi.net.policy import HttpPolicy
 
     Cap: TypeAlias = Callable[[Mapping[str, str]], int]
     """Maps the headers of a response to the number of bytes to read."""

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Final, cast
 import httpcore2
 from anyio import CancelScope, to_thread
 
-from indusagi.net.address import classify_address, is_loopback, parse_url
+from indusagi.net.address import WebUrl, classify_address, is_loopback, parse_url
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import AsyncGeneratorType
 
-    from indusagi.net.address import WebUrl
 
 _MAX_ADDRESSES: Final = 4
 """How many addresses of a name to try, one after the other."""

@@ -20,21 +20,19 @@ import anyio
 
 from indusagi.capabilities.registry import prepare_arguments, run_tool
 from indusagi.core.faults import CoreError, Note, describe_error
-from indusagi.core.json import NotJson, compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.runtime.calls import current_check, waiting_for_user
 from indusagi.runtime.contract import ToolCall, ToolResult, clean_result
 from induscode.addons.contract import Addon, AddonError, Allow, Deny, InterceptedCall, Interceptor, Replace
-from induscode.deck.contract import CardWrapper, is_foreign, iter_layers
+from induscode.deck.contract import Capability, CardWrapper, is_foreign, iter_layers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from indusagi.capabilities.context import ContextId, ToolContext
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.contract import Capability
 
 DENIED = "denied"
 REFUSED = "addon_failed"

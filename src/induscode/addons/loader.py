@@ -15,7 +15,7 @@ import os
 import re
 import site
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, cast
@@ -24,23 +24,19 @@ from anyio import to_thread
 
 from indusagi.core.app_dirs import PrivateJsonFile, read_small_file, state_dir
 from indusagi.core.faults import Note, describe_error
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.addons.chain import InterceptorChain, LoadedAddon, call_hook
 from induscode.addons.contract import Addon, AddonContext, AddonError, Interceptor
-from induscode.core.consent import Consent
-from induscode.deck.contract import DeckFault, capability_id, find_missing_members
+from induscode.core.consent import Consent, ConsentState
+from induscode.deck.contract import Capability, DeckFault, capability_id, find_missing_members
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from importlib.metadata import EntryPoint
 
     from indusagi.capabilities.context import ContextId
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.core.consent import ConsentState
-    from induscode.deck.contract import Capability
 
 
 GROUP = "induscode.addons"

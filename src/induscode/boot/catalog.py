@@ -12,7 +12,7 @@ from indusagi.core.faults import Note
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote, may_own_tool, model_name
-from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, RemoteToolRef, is_usable_phase
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ItemKind, RemoteTool, RemoteToolRef, is_usable_phase
 from induscode.boot.plans import (
     FIRST_PROMPT_LIMIT_S,
     LOOK_LIMIT_S,
@@ -26,7 +26,7 @@ from induscode.boot.plans import (
     usage_errors,
 )
 from induscode.deck.catalog import capability_cards, capability_ids, find_missing_backend
-from induscode.deck.contract import SECOND_NAMES, DeckContext, DeckFramework, describe
+from induscode.deck.contract import SECOND_NAMES, Capability, DeckContext, DeckFramework, describe
 from induscode.deck.mcp.store.events import filter_texts
 from induscode.deck.mcp.store.pins import read_disabled_tools, read_known_tools
 from induscode.deck.provision import ToolDeck, base_context
@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool
     from indusagi.runtime.contract import ToolDescriptor
-    from induscode.deck.contract import Capability
     from induscode.deck.mcp.drift import DisabledTool
     from induscode.deck.mcp.store import LedgerStore
     from induscode.launch.invocation import Invocation

@@ -6,7 +6,7 @@ Commands use this to plan their servers without importing the code that starts t
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,9 +19,9 @@ from indusagi.capabilities.arguments import find_similar_name
 from indusagi.core.config_file import read_config_file
 from indusagi.core.faults import CoreError, Note
 from indusagi.core.json import JsonObject, is_json_object
-from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, RemoteToolRef
 from induscode.cli.output import print_notes
-from induscode.core.consent import digest_facts
+from induscode.core.consent import ConsentState, digest_facts
 from induscode.deck.contract import BackendFault, BridgeFault, UnknownCapability
 from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock
 from induscode.launch.invocation import Invocation
@@ -35,20 +35,15 @@ from induscode.servers.config import (
     read_rows,
     resolve_rows,
 )
-from induscode.servers.config.rows import ServerRow
+from induscode.servers.config.rows import Scope, ServerRow
 from induscode.servers.config.trust import TrustStore, consent_facts
 from induscode.servers.plan import ServerPlan, list_run_files
 from induscode.servers.remedies import format_command, format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
-
-    from indusagi.interop.protocol_bridge.contract import ProtocolFault
     from induscode.cli.process import SignalState
-    from induscode.core.consent import ConsentState
     from induscode.deck.mcp.store import ThreadedStore
     from induscode.deck.provision import ToolDeck
-    from induscode.servers.config.rows import Scope
 
 
 LOOK_LIMIT_S = 10.0

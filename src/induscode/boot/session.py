@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from anyio import to_thread
 
 from indusagi.capabilities.ports import WebSettings
-from indusagi.runtime.contract import CallsByName
+from indusagi.runtime.contract import CallsByName, ToolDescriptor
 from induscode.addons.loader import AddonSet, load_addons
 from induscode.boot.plans import canon_tool_name, select_tools
 from induscode.boot.runners import attach_servers, load_mcp_capabilities
@@ -22,21 +22,15 @@ from induscode.connectors.live import SAAS_CARD, LiveConnectors, web_settings
 from induscode.deck.cards.memory import MEMORY_NAME, FileMemory
 from induscode.deck.catalog import capability_ids, cards_for_profile, find_missing_backend
 from induscode.deck.contract import BackendFault, Capability, DeckContext, DeckFramework, Profile
-from induscode.deck.mcp.boot import BootOptions
-from induscode.deck.provision import ToolDeck, base_context, provision_deck
+from induscode.deck.mcp.boot import BootedBridge, BootOptions
+from induscode.deck.provision import DeckRunner, DeckToolBox, ToolDeck, base_context, provision_deck
 from induscode.launch.invocation import Invocation
 from induscode.launch.settings import ADDONS_REQUIRED, CODE_ENABLED
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-    from contextlib import AbstractAsyncContextManager
-
     from indusagi.core.faults import Note
-    from indusagi.runtime.contract import ToolDescriptor
-    from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.mcp.store import LedgerStore, ThreadedStore
-    from induscode.deck.provision import DeckRunner, DeckToolBox
     from induscode.servers.plan import ServerPlan
 
 

@@ -21,13 +21,12 @@ from indusagi.core.records import record
 from indusagi.core.sqlite import DatabaseFormat, connect_read_only, create_or_replace, read_pragma, transaction
 from indusagi.core.text import matches_parts
 from indusagi.core.time import DAY_MS, find_safe_now, now_ms
-from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOMES, CallRecord
+from induscode.calls.record import CALLS_FILE, COLUMNS, DECLINED, FAILED_OUTCOMES, CallRecord, CallRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
-    from induscode.calls.record import CallRow
 
 T = TypeVar("T")
 MOST_ROWS = 200_000

@@ -10,14 +10,13 @@ from bisect import bisect_left
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from indusagi.runtime.calls import current_completion, current_wait
+from indusagi.runtime.calls import UserWait, current_completion, current_wait
 from induscode.calls.record import DECLINED, classify_end, find_tool_ref
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-    from indusagi.runtime.calls import UserWait
     from indusagi.runtime.contract import ToolCall, ToolOutcome
 
 BUCKETS_S = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc
-from indusagi.runtime.contract import TextContentBlock
+from indusagi.runtime.contract import TextContentBlock, ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
-    from indusagi.runtime.contract import ToolOutcome, ToolResult
 
 Outcome: TypeAlias = Literal["ok", "error", "fault", "denied", "cancelled"]
 """The tool answered, it returned an error, its server failed, the user or a rule declined the call, or it was

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict, deque
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from hashlib import blake2b
 from json import JSONEncoder
 from time import monotonic, perf_counter_ns, sleep
@@ -20,7 +20,7 @@ from anyio import to_thread
 
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.faults import Note, describe_error
-from indusagi.core.json import BYTES_PER_TOKEN
+from indusagi.core.json import BYTES_PER_TOKEN, JsonValue
 from indusagi.core.records import record
 from indusagi.core.secrets import hide_secrets
 from indusagi.core.tasks import Listeners
@@ -34,7 +34,7 @@ from indusagi.runtime.calls import (
     current_trace,
     current_wait,
 )
-from indusagi.runtime.contract import ToolCall
+from indusagi.runtime.contract import ToolCall, ToolOutcome
 from induscode.calls.record import (
     CALLS_FILE,
     CallOrigin,
@@ -44,20 +44,16 @@ from induscode.calls.record import (
     measure_result,
     report_new_notes,
 )
-from induscode.launch.settings import CALLS_KEEP_DAYS, CALLS_PAYLOAD_HOURS, CALLS_RECORD
+from induscode.launch.settings import CALLS_KEEP_DAYS, CALLS_PAYLOAD_HOURS, CALLS_RECORD, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from contextlib import AsyncExitStack
 
-    from indusagi.core.json import JsonValue
     from indusagi.runtime.calls import CallObserver
-    from indusagi.runtime.contract import ToolOutcome
     from induscode.calls.database import CallDatabase, Payload
     from induscode.calls.record import CallRow
     from induscode.calls.telemetry import CallTelemetry
     from induscode.deck.mcp.boot import BootedBridge
-    from induscode.launch.settings import Settings
 
 MOST_QUEUED = 16_384
 """Queue size, a few seconds of a busy gateway. Further calls are dropped."""

@@ -6,11 +6,10 @@ import os
 import select
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
-    from typing import TextIO
 
     from rich.console import Console
 

@@ -17,7 +17,7 @@ from anyio import to_thread
 
 from indusagi.capabilities.tool import ToolSpec, define_tool
 from indusagi.core.faults import CoreError
-from indusagi.core.json import NotJson, compact_json
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.tasks import ReadWriteLock
 from indusagi.core.text import format_count
 from indusagi.runtime.calls import CallEntry, current_entry
@@ -35,7 +35,7 @@ from induscode.code_mode.process import MontyEngine, find_engine_problem
 from induscode.code_mode.stubs import FunctionTable, ToolFunction, format_stub, list_descriptors
 from induscode.deck.contract import BackendFault, CardWrapper
 from induscode.deck.provision import DeckToolBox
-from induscode.launch.settings import CODE_CALLS, CODE_MEMORY_MB, CODE_TIMEOUT_S
+from induscode.launch.settings import CODE_CALLS, CODE_MEMORY_MB, CODE_TIMEOUT_S, Settings
 from induscode.search.options import FIND_TOOLS
 
 if TYPE_CHECKING:
@@ -43,9 +43,7 @@ if TYPE_CHECKING:
     from contextlib import AsyncExitStack
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject, JsonValue
     from induscode.code_mode.contract import FunctionCall, ScriptFault, ScriptResult
-    from induscode.launch.settings import Settings
     from induscode.search.index import ToolIndex
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
-from indusagi.core.json import NotJson, compact_json, is_json_object
+from indusagi.core.json import JsonValue, NotJson, compact_json, is_json_object
 from indusagi.core.process.child import ChildProcess
 from indusagi.core.text import clean_json
 from induscode.code_mode import monty_host
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from indusagi.core.json import JsonValue
     from induscode.code_mode.contract import CallFunction, CodeLimits, FaultKind, Message
 
 _START_S = 30.0

@@ -13,19 +13,17 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from indusagi.capabilities.arguments import find_similar_name
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import make_visible
-from induscode.code_mode.contract import RUN_CODE, ScriptCallError
+from induscode.code_mode.contract import RUN_CODE, FunctionCall, ScriptCallError
 from induscode.deck.provision import DeckToolBox
 from induscode.search.options import FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import JsonSchema, ToolBox, ToolDescriptor
-    from induscode.code_mode.contract import FunctionCall
 
 _MAX_DEPTH = 5
 _MAX_CHOICES = 20

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from indusagi.core.text import escape_unseen
-from induscode.addons.contract import AddonError, Interceptor
+from induscode.addons.contract import Addon, AddonError, Interceptor
 from induscode.addons.loader import PROJECT_DIR, AddonConsentStore, ProjectAddon, discover_addons
 from induscode.cli.listing import Listing
 from induscode.cli.output import (
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from induscode.addons.contract import Addon
     from induscode.addons.loader import DiscoveredAddons, InstalledAddon
     from induscode.core.consent import ConsentState
 

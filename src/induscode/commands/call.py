@@ -17,7 +17,7 @@ from indusagi.capabilities.budget import UNLIMITED
 from indusagi.capabilities.context import Framework
 from indusagi.core.ids import new_ulid
 from indusagi.runtime.calls import CallEntry, current_entry
-from indusagi.runtime.contract import ToolCall, ToolOutcome
+from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress
 from induscode.boot.catalog import find_possible_owners, find_server_of_tool
 from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, load_plan, opened_store, usage_errors
 from induscode.calls.record import FAULT_CODES, CallOrigin, find_tool_ref
@@ -39,7 +39,7 @@ from induscode.commands.call_data import (
 )
 from induscode.commands.groups import complete_tool, output_option
 from induscode.deck.catalog import capability_cards, has_capability
-from induscode.deck.contract import Profile
+from induscode.deck.contract import Capability, Profile
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.enrolment import refuse_disabled
 from induscode.deck.provision import ToolDeck
@@ -54,10 +54,8 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import ToolProgress
     from induscode.boot.session import Session
     from induscode.conversations.line_dialog import LineDialog
-    from induscode.deck.contract import Capability
     from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import ServerRow
 

@@ -17,8 +17,8 @@ from induscode.cli.output import as_json, write_json
 from induscode.cli.terminal import print_line, print_status
 from induscode.cluster.contract import ClusterFault, NodeInfo
 from induscode.cluster.jetstream import open_bucket
-from induscode.cluster.key import create_key, read_key
-from induscode.cluster.membership import open_membership
+from induscode.cluster.key import ClusterKey, create_key, read_key
+from induscode.cluster.membership import Membership, open_membership
 from induscode.cluster.opening import (
     broker_option,
     describe_fault,
@@ -31,7 +31,7 @@ from induscode.cluster.opening import (
 )
 from induscode.cluster.placement import Placements, find_replica
 from induscode.cluster.proofs import check_key
-from induscode.cluster.report import read_report
+from induscode.cluster.report import BrokerReport, read_report
 from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import read_invocation
 
@@ -40,10 +40,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
-    from induscode.cluster.key import ClusterKey
-    from induscode.cluster.membership import Membership
     from induscode.cluster.opening import Prepared
-    from induscode.cluster.report import BrokerReport
 
 _ROLES = {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}
 _STATE = "induscode.commands.cluster_state"

@@ -31,12 +31,12 @@ from induscode.cluster.opening import (
     run_with_broker,
 )
 from induscode.cluster.proofs import issue_offer_key, revoke_offer_key
-from induscode.cluster.shared.ledger import verify_cluster
+from induscode.cluster.shared.ledger import ClusterReport, verify_cluster
 from induscode.cluster.shared.rotation import rotate_key
-from induscode.cluster.shared.table import open_table
+from induscode.cluster.shared.table import SharedTable, open_table
 from induscode.commands.cluster import cluster_options
 from induscode.commands.groups import CommandGroup, LazyCommand
-from induscode.core.consent import build_consent
+from induscode.core.consent import Consent, build_consent
 from induscode.deck.mcp.store import open_store
 from induscode.deck.mcp.store.database import store_path
 from induscode.launch.options import read_invocation
@@ -46,9 +46,6 @@ from induscode.servers.config.trust import describe_row
 
 if TYPE_CHECKING:
     from induscode.cluster.broker import Broker
-    from induscode.cluster.shared.ledger import ClusterReport
-    from induscode.cluster.shared.table import SharedTable
-    from induscode.core.consent import Consent
 
 _FAILED = 1
 

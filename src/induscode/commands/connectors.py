@@ -41,7 +41,7 @@ from induscode.connectors.auth import (
     parse_scopes,
 )
 from induscode.connectors.openapi import ConnectorFault
-from induscode.connectors.store import ConnectorStore, check_name
+from induscode.connectors.store import ConnectorRow, ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.connectors.auth import ConnectorAuth, ConnectorGrant, SecretMethod
     from induscode.connectors.sources import DocumentChange, SourceReading
-    from induscode.connectors.store import ConnectorRow
     from induscode.servers.sign_in import SignInWay
 
 _PROBLEM = 1

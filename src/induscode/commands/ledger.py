@@ -16,16 +16,14 @@ from induscode.cli.output import as_json, build_unknown_name, print_notes, write
 from induscode.cli.signals import run_async
 from induscode.cli.terminal import format_age, print_line, print_status, print_text, stdout_console
 from induscode.commands.groups import CommandGroup, LazyCommand
-from induscode.deck.mcp.store.events import document_addresses
-from induscode.deck.mcp.store.history import deck_at
+from induscode.deck.mcp.store.events import Row, RunFacts, document_addresses
+from induscode.deck.mcp.store.history import DeckRecord, deck_at
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store import ThreadedStore
-    from induscode.deck.mcp.store.events import Row, RunFacts
-    from induscode.deck.mcp.store.history import DeckRecord
 
 _DAMAGED = 1
 _KEY_LENGTH = 15

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from indusagi.core.text import cut_text, format_count
-from induscode.boot.catalog import ListedTool, list_tools
+from induscode.boot.catalog import ListedTool, ToolListing, list_tools
 from induscode.boot.plans import canon_tool_name
 from induscode.cli.listing import Listing, print_table
 from induscode.cli.output import as_json, build_unknown_name, can_ask_user, confirm, print_notes, write_json
@@ -27,7 +27,6 @@ from induscode.servers.remedies import format_command
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
-    from induscode.boot.catalog import ToolListing
     from induscode.search.items import SearchKind
 
 _NOTHING_FOUND = 1

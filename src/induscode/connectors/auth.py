@@ -16,7 +16,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
 from urllib.parse import quote, quote_plus, urljoin
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_json
 from indusagi.interop.auth.contract import AuthFault, AuthMethod, AuthSettings
@@ -25,8 +25,6 @@ from induscode.connectors.openapi import ConnectorFault, DocumentFault, resolve_
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from indusagi.core.json import JsonObject, JsonValue
 
 
 AuthKind: TypeAlias = Literal["bearer", "header", "query", "basic"]

@@ -22,18 +22,18 @@ from indusagi.capabilities.web.page import decode_text
 from indusagi.core.app_dirs import create_private_file, make_private_dir
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import compact_json, content_hash
+from indusagi.core.json import JsonObject, JsonValue, compact_json, content_hash
 from indusagi.core.records import record
 from indusagi.core.text import clean_json, cut_text, make_visible
 from indusagi.core.time import now_ms
-from indusagi.interop.auth.contract import AuthFault, SignInRequired
+from indusagi.interop.auth.contract import AuthFault, CredentialStore, SignInRequired
 from indusagi.interop.auth.storage import CredentialFiles
-from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest, get_media_type
+from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest, WebResponse, get_media_type
 from indusagi.net.policy import FetchError
 from induscode.connectors.auth import AuthReference, Credentials
 from induscode.connectors.openapi import ConnectorFault, abbreviate_schema
-from induscode.connectors.operations import OperationIndex, build_arguments_schema
-from induscode.connectors.requests import build_request
+from induscode.connectors.operations import OperationIndex, OperationSpec, build_arguments_schema
+from induscode.connectors.requests import ApiRequest, build_request
 from induscode.connectors.sources import find_change, is_url, list_approved_operations, read_bytes
 from induscode.deck.contract import ActionError, ActionTarget
 
@@ -41,11 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.capabilities.ports import WebSettings
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.auth.contract import CredentialStore
-    from indusagi.net.client import WebResponse
-    from induscode.connectors.operations import OperationSpec
-    from induscode.connectors.requests import ApiRequest
     from induscode.connectors.store import ConnectorRow, ConnectorStore
     from induscode.connectors.tokens import ConnectorTokens
 

@@ -10,16 +10,12 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 from urllib.parse import unquote, urljoin, urlsplit
 
 from indusagi.core.faults import CoreError
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.text import cut_text
-
-if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
-
 
 LARGEST_BYTES: Final = 32 * 1024 * 1024
 _MAX_YAML_BYTES: Final = 8 * 1024 * 1024

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from indusagi.core.faults import Note
-from indusagi.core.json import exact_hash, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, exact_hash, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.auth import is_public, list_alternatives
 from induscode.connectors.openapi import DocumentFault, SchemaBuilder, expand_server, find_path_problem, resolve_object
@@ -20,7 +20,6 @@ from induscode.search.items import HUMP, SearchItem, build_item
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
 
 Place: TypeAlias = Literal["path", "query", "header"]
 """Where a parameter is sent."""

@@ -10,16 +10,14 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, urlencode
 
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.openapi import ConnectorFault, find_path_problem
-from induscode.connectors.operations import BODY
+from induscode.connectors.operations import BODY, OperationSpec, Parameter, RequestBody
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.operations import OperationSpec, Parameter, RequestBody
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _SEPARATORS: Final = {"spaceDelimited": " ", "pipeDelimited": "|"}

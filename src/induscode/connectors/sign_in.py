@@ -9,12 +9,12 @@ from anyio import to_thread
 
 from indusagi.interop.auth.metadata import canonical_resource
 from indusagi.interop.auth.storage import CredentialFiles
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from induscode.connectors.auth import check_values
 from induscode.connectors.openapi import ConnectorFault
 from induscode.connectors.operations import list_operations
-from induscode.connectors.store import ConnectorStore
-from induscode.servers.sign_in import read_facts, sign_in_again, sign_out
+from induscode.connectors.store import ConnectorRow, ConnectorStore
+from induscode.servers.sign_in import SignInFacts, read_facts, sign_in_again, sign_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from indusagi.interop.auth.contract import CredentialStore, SignInPrompt
     from indusagi.interop.auth.driver import AuthDriver
     from indusagi.interop.auth.steps import Challenge
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.connectors.store import ConnectorRow
-    from induscode.servers.sign_in import SignInFacts
 
 
 class ConnectorSignIn:

@@ -16,7 +16,7 @@ from indusagi.interop.auth.metadata import is_loopback
 from indusagi.net.address import parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient
 from indusagi.net.policy import FetchError
-from induscode.connectors.auth import OAuthReference, choose_scheme
+from induscode.connectors.auth import ConnectorAuth, OAuthReference, choose_scheme
 from induscode.connectors.openapi import (
     LARGEST_BYTES,
     ConnectorFault,
@@ -24,9 +24,9 @@ from induscode.connectors.openapi import (
     find_server_url,
     parse_document,
 )
-from induscode.connectors.operations import digest_definitions, list_definition, list_operations
+from induscode.connectors.operations import OperationSpec, digest_definitions, list_definition, list_operations
 from induscode.connectors.store import ConnectorRow
-from induscode.core.consent import build_consent
+from induscode.core.consent import Consent, build_consent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.connectors.auth import ConnectorAuth
-    from induscode.connectors.operations import OperationSpec
-    from induscode.core.consent import Consent
 
 _OK: Final = 200
 _MAX_NAMED: Final = 3

@@ -12,14 +12,13 @@ import re
 from typing import TYPE_CHECKING, Final, cast
 
 from indusagi.core.app_dirs import PrivateJsonFile, make_private_dir, read_small_file, replace_file, state_dir
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.openapi import LARGEST_BYTES, ConnectorFault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from indusagi.core.json import JsonObject, JsonValue
     from induscode.connectors.auth import ConnectorAuth, OAuthReference
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from anyio import to_thread
 
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
-from indusagi.interop.auth.contract import Refusal, ServerAuth
+from indusagi.interop.auth.contract import CredentialStore, Refusal, ServerAuth, SignInPrompt
 from indusagi.interop.auth.driver import AuthDriver
 from indusagi.interop.auth.steps import Challenge, find_oauth_challenge, parse_challenges
 from induscode.connectors.auth import Credentials, check_values, choose_scheme
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.auth.contract import CredentialStore, SignInPrompt
     from indusagi.net.client import WebResponse
     from induscode.connectors.operations import OperationSpec
     from induscode.connectors.store import ConnectorRow

@@ -11,17 +11,15 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import CoreError
-from indusagi.core.json import BYTES_PER_TOKEN, compact_json, estimate_tokens, is_json_object
+from indusagi.core.json import BYTES_PER_TOKEN, JsonObject, compact_json, estimate_tokens, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import cut_text, format_count
 from indusagi.core.time import iso_utc, now_ms
-from induscode.conversations.transcript import COMPACT_OP, build_row
+from induscode.conversations.transcript import COMPACT_OP, Transcript, build_row
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from indusagi.core.json import JsonObject
-    from induscode.conversations.transcript import Transcript
 
 AUTOMATIC_SHARE = 0.85
 """Share of a known context window that triggers a compaction before the next turn."""

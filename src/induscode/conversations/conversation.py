@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import estimate_tokens
+from indusagi.core.json import JsonObject, estimate_tokens
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from induscode.cli.terminal import print_status
@@ -28,10 +28,10 @@ from induscode.conversations.compaction import (
     compact_transcript,
     measure_context,
 )
-from induscode.conversations.contract import RequestBudget, RunPlan, Usage
+from induscode.conversations.contract import EventSink, RequestBudget, RunPlan, RunResult, Usage
 from induscode.conversations.deck_limit import DeckLimit, DeckSearch, list_shown_names
 from induscode.conversations.kept_state import KeptState
-from induscode.conversations.models import choose_agent_model, choose_model
+from induscode.conversations.models import ModelChoice, choose_agent_model, choose_model
 from induscode.conversations.prompt import SystemPrompt
 from induscode.conversations.server_requests import SamplingModel
 from induscode.conversations.servers import LateServers, SessionServers
@@ -47,14 +47,11 @@ if TYPE_CHECKING:
 
     from indusagi.adapters.calls import Attachment
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.boot.session import Session
     from induscode.conversations.agents.files import AgentDefinition, AgentFiles
     from induscode.conversations.compaction import CompactionReport
-    from induscode.conversations.contract import EventSink, RunResult
     from induscode.conversations.model_loop import ModelLoop
-    from induscode.conversations.models import ModelChoice
     from induscode.launch.invocation import Invocation
     from induscode.permissions import PermissionSetup
 

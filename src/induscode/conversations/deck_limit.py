@@ -20,10 +20,10 @@ from induscode.calls.record import find_tool_ref
 from induscode.code_mode.contract import RUN_CODE
 from induscode.conversations.prompt import list_names
 from induscode.deck.catalog import has_capability
-from induscode.deck.contract import SECOND_NAMES, LeanCard, describe
+from induscode.deck.contract import SECOND_NAMES, Capability, LeanCard, describe
 from induscode.deck.provision import DeckRunner, DeckToolBox, ToolDeck
 from induscode.search.background import BackgroundIndex
-from induscode.search.cards import ToolFinder, build_search_cards, resolve_call
+from induscode.search.cards import SearchReport, ToolFinder, build_search_cards, resolve_call
 from induscode.search.options import SearchOptions, estimate_definition
 
 if TYPE_CHECKING:
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
     from indusagi.capabilities.context import ToolContext
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolCall, ToolDescriptor
-    from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.search.cards import SearchReport
 
 SMALL_WINDOW = 32_768
 """The largest context window, in tokens, that limits listed cards to a quarter."""

@@ -12,18 +12,16 @@ from typing import TYPE_CHECKING, cast
 
 from anyio import to_thread
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
-from induscode.conversations.transcript import build_row
+from induscode.conversations.transcript import Transcript, build_row
 from induscode.permissions.rules import Rule, RuleOrigin, dump_rule, parse_rule_row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.conversations.transcript import Transcript
     from induscode.permissions.check import Permissions
     from induscode.permissions.plan_mode import PlanMode
 

@@ -18,13 +18,12 @@ import anyio
 from anyio import to_thread
 
 from indusagi.core.cancel import CancelToken
-from induscode.cli.dialog import Reply
+from induscode.cli.dialog import Choice, Question, Reply
 from induscode.cli.terminal import held_status_lines, print_status
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from induscode.cli.dialog import Choice, Question
 
 _TERMINAL = "/dev/tty"
 _MAX_ATTEMPTS = 20

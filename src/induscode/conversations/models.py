@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 import anyio
 
 from indusagi.core.faults import CoreError
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.core.json import JsonValue
     from induscode.launch.invocation import Invocation
 
 ModelApi: TypeAlias = Literal["anthropic", "openai", "compatible"]

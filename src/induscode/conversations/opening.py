@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.leftovers import find_leftover_jobs, make_owned_dir
+from indusagi.capabilities.leftovers import Receipt, find_leftover_jobs, make_owned_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.tasks import BackgroundTask
 from indusagi.core.text import clean_text, cut_text, format_count
@@ -37,18 +37,16 @@ from induscode.conversations.transcript import Transcript, open_transcript
 from induscode.deck.contract import DeckFramework
 from induscode.deck.mcp.boot import BootOptions
 from induscode.deck.mcp.content import CONTENT_KINDS
-from induscode.permissions import load_permissions
+from induscode.permissions import PermissionSetup, load_permissions
 from induscode.permissions.plan_mode import PlanMode
 from induscode.search.options import read_search_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
 
-    from indusagi.capabilities.leftovers import Receipt
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.cli.dialog import Dialog
     from induscode.launch.invocation import Invocation
-    from induscode.permissions import PermissionSetup
 
 _SAVE_TIMEOUT_S = 2.0
 _MAX_COMMAND_CHARS = 60

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import select
 import stat
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import CoreError
@@ -18,7 +18,6 @@ from indusagi.core.text import clean_text, cut_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
-    from typing import IO
 
 # -- the system prompt --------------------------------------------------------------------------
 

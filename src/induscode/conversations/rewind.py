@@ -14,17 +14,15 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
-from induscode.conversations.transcript import REWIND_OP, remove_session_note
+from induscode.conversations.transcript import REWIND_OP, Transcript, remove_session_note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from indusagi.capabilities.ports import Fs
-    from indusagi.core.json import JsonObject
-    from induscode.conversations.transcript import Transcript
     from induscode.deck.stores.checkpoints import FileCheckpoints, RestoreResult, RestoreStep
 
 RewindScope: TypeAlias = Literal["files", "talk", "both"]

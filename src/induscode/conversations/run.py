@@ -21,12 +21,12 @@ import sys
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import IO, TYPE_CHECKING, TypeAlias
 
 import anyio
 from anyio import to_thread
 
-from indusagi.core.cancel import ending_signals
+from indusagi.core.cancel import CancelToken, ending_signals
 from indusagi.core.faults import CoreError
 from induscode.boot.plans import ConfigPathError
 from induscode.cli.signals import signal_code
@@ -46,18 +46,15 @@ from induscode.conversations.opening import open_conversation
 from induscode.conversations.prompt import InvalidPromptError, read_prompt
 from induscode.conversations.transcript import ConversationError
 from induscode.deck.contract import BackendFault, UnknownCapability
-from induscode.permissions import InvalidRuleError
+from induscode.permissions import InvalidRuleError, PermissionSetup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import IO
 
-    from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation
     from induscode.launch.invocation import Invocation, OutputFormat
-    from induscode.permissions import PermissionSetup
 
 
 _CLOSING_S = 5.0

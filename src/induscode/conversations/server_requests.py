@@ -17,19 +17,16 @@ from urllib.parse import urlsplit
 import anyio
 
 from indusagi.core.faults import CoreError
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import asks_for_secret
 from indusagi.interop.protocol_bridge.client.handlers import Handlers, current_server
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
-from induscode.cli.dialog import Choice, Question
+from induscode.cli.dialog import Choice, Dialog, Question, Reply
 from induscode.cli.terminal import escape_unprintable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.cli.dialog import Dialog, Reply
 
     Sampling: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
 

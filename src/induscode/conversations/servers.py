@@ -14,14 +14,13 @@ from anyio import to_thread
 
 from indusagi.core.tasks import BackgroundTask, run_shielded
 from indusagi.interop.protocol_bridge.contract import EndpointPhase
-from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, BrokenConfigError, ConsentedRows, reread_plan
+from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, BrokenConfigError, ConfigFiles, ConsentedRows, reread_plan
 from induscode.boot.runners import explain_slow_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
-    from induscode.boot.plans import ConfigFiles
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.launch.invocation import Invocation
     from induscode.servers.config.rows import ServerRow

@@ -16,10 +16,10 @@ import anyio
 
 from indusagi.adapters.calls import ModelContent, to_model_content
 from indusagi.core.faults import CoreError
-from indusagi.core.json import NotJson, compact_json
+from indusagi.core.json import JsonValue, NotJson, compact_json
 from indusagi.core.tasks import ReadWriteLock
 from indusagi.runtime.calls import CallEntry, UserWait, current_entry, current_wait
-from induscode.conversations.contract import ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.conversations.contract import EventSink, ToolAdvanced, ToolAnswered, ToolCalled
 from induscode.conversations.deck_limit import find_denied_tools, resolve_deck_call
 from induscode.conversations.transcript import add_session_note
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonValue
     from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress
-    from induscode.conversations.contract import EventSink
     from induscode.deck.provision import DeckToolBox
 
 _PROGRESS_BUFFER = 64

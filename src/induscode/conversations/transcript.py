@@ -20,7 +20,7 @@ from indusagi.capabilities.context import ReadState
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import is_ulid, new_ulid
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from indusagi.core.time import DAY_MS, find_safe_now, iso_utc, now_ms
@@ -29,7 +29,6 @@ from induscode.deck.stores.line_log import LineLog, decode_line, read_lines
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
 
 KEEP = 200
 """Conversations to keep: this many from scripts (`-p`), and as many others."""

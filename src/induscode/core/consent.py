@@ -10,14 +10,13 @@ import hashlib
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from indusagi.core.faults import CoreError
-from indusagi.core.json import compact_json
+from indusagi.core.json import JsonValue, compact_json
 from indusagi.core.records import record
 from indusagi.core.text import escape_unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from indusagi.core.json import JsonValue
 
 ConsentState: TypeAlias = Literal["trusted", "unknown", "changed"]
 """The user agreed to it as it is, never agreed, or agreed to an earlier version."""

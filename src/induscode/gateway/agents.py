@@ -8,7 +8,7 @@ has the view's tools. Task logs last as long as the gateway.
 from __future__ import annotations
 
 import os
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
 from shutil import rmtree
@@ -20,21 +20,17 @@ from indusagi.capabilities.leftovers import make_owned_dir
 from indusagi.runtime.calls import current_entry
 from induscode.cli.terminal import print_status
 from induscode.conversations.agents.delegate import MOST_KEPT, SubSessions
-from induscode.conversations.agents.files import load_agents
+from induscode.conversations.agents.files import AgentDefinition, load_agents
 from induscode.conversations.agents.sub_session import ParentSession
-from induscode.conversations.contract import RequestBudget
-from induscode.conversations.models import choose_agent_model, choose_model
+from induscode.conversations.contract import RequestBudget, RunPlan, RunResult
+from induscode.conversations.models import ModelChoice, choose_agent_model, choose_model
 from induscode.conversations.prompt import SystemPrompt, read_project_instructions
 from induscode.gateway.view_box import ViewBox
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Sequence
-    from contextlib import AsyncExitStack
 
     from indusagi.runtime.contract import ToolDescriptor
-    from induscode.conversations.agents.files import AgentDefinition
-    from induscode.conversations.contract import RunPlan, RunResult
-    from induscode.conversations.models import ModelChoice
     from induscode.deck.provision import ToolDeck
     from induscode.gateway.gateway import Gateway
     from induscode.launch.invocation import Invocation

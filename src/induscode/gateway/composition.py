@@ -7,7 +7,7 @@ everything it serves, `open_gateway` opens the session behind it. A `GatewayOpen
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,6 @@ from induscode.launch.settings import SERVE_VIEWS
 from induscode.permissions import build_gateway_checks
 
 if TYPE_CHECKING:
-    from contextlib import AsyncExitStack
-
     from indusagi.core.cancel import CancelToken
     from induscode.calls.metrics import CallMetrics
     from induscode.cluster.sessions import TaskHandles

@@ -9,7 +9,7 @@ go to the client whose call caused them, or are dropped if that's unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, cast
 
@@ -42,8 +42,6 @@ from indusagi.interop.protocol_bridge.uris import (
 from induscode.deck.mcp.content import ContentRefused, ServerContent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Coroutine, Iterable
-
     from anyio.abc import TaskGroup
 
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool

@@ -27,14 +27,13 @@ from induscode.launch.options import PROFILES
 from induscode.launch.settings import CODE_ENABLED, SERVE_VIEWS
 from induscode.launch.views import View
 from induscode.search.cards import list_search_cards
-from induscode.search.options import SEARCH_CARDS, estimate_definition
+from induscode.search.options import SEARCH_CARDS, SearchOptions, estimate_definition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from induscode.gateway.options import ServeOptions
     from induscode.launch.invocation import Invocation
-    from induscode.search.options import SearchOptions
 
 _LISTED_WITH_BACKEND = {"saas-action", "websearch"}
 """Tools whose backend `list_tools` has looked for already."""

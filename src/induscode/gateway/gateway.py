@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,48 +14,40 @@ from indusagi.capabilities.budget import UNLIMITED
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, format_count
 from indusagi.core.time import now_ms
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
-from indusagi.interop.protocol_bridge.uris import convert_block, convert_meta
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef, ServerConfig, needs_sign_in
+from indusagi.interop.protocol_bridge.uris import Convert, convert_block, convert_meta
 from indusagi.runtime.calls import CallEntry, current_entry
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
-from induscode.boot.plans import BrokenConfigError, reread_plan
-from induscode.boot.session import graft_addon_cards
+from induscode.boot.plans import BrokenConfigError, ConfigFiles, ConsentedRows, reread_plan
+from induscode.boot.session import Session, graft_addon_cards
 from induscode.calls.record import find_tool_ref
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
-from induscode.deck.mcp.enrolment import refuse_disabled
-from induscode.deck.provision import ToolDeck
+from induscode.deck.mcp.enrolment import DisabledTool, refuse_disabled
+from induscode.deck.provision import DeckToolBox, ToolDeck
 from induscode.gateway.content import GatewayContent, choose_plain_names
-from induscode.gateway.recursion import drop_own_address
+from induscode.gateway.recursion import GatewayInfo, ListenAddress, drop_own_address
 from induscode.search.options import SEARCH_CARDS
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskGroup
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerConfig
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
-    from indusagi.interop.protocol_bridge.uris import Convert
     from indusagi.runtime.contract import ProgressSink, ToolCall, ToolDescriptor, ToolResult
-    from induscode.boot.plans import ConfigFiles, ConsentedRows
-    from induscode.boot.session import Session
     from induscode.cli.process import SignalState
     from induscode.cluster.node import ClusterNode
     from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootOptions
     from induscode.deck.mcp.capability import BridgeCapability
-    from induscode.deck.mcp.enrolment import DisabledTool
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.mcp.store import LedgerStore, ThreadedStore
-    from induscode.deck.provision import DeckToolBox
     from induscode.gateway.options import Schemas, ServeOptions
-    from induscode.gateway.recursion import GatewayInfo, ListenAddress
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
     from induscode.launch.invocation import Invocation

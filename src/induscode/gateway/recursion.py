@@ -17,7 +17,7 @@ from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
 from indusagi.core.process.tree import read_descriptor, read_proc_file, read_process
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 from indusagi.interop.protocol_bridge.host import ProviderHostInfo
 from induscode.servers.config.trust import server_identity
 
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.session import ServerFacts
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
     from induscode.servers.plan import ServerPlan
 
 ANCESTRY = "INDUS_SERVED_BY"

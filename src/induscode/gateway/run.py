@@ -19,16 +19,16 @@ import click
 
 from indusagi import __version__
 from indusagi.core.faults import CoreError
-from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
 from indusagi.interop.protocol_bridge.host.boundary import handle_loop_error
 from induscode.boot.plans import ConfigFiles, ConsentedRows, list_config_files, load_plan, usage_errors
 from induscode.cli.output import can_ask_user
-from induscode.cli.process import handle_signals, non_blocking_stderr
+from induscode.cli.process import SignalState, handle_signals, non_blocking_stderr
 from induscode.cli.terminal import print_status
 from induscode.conversations.contract import ExitCode
 from induscode.deck.mcp.boot import BootOptions
 from induscode.gateway.composition import GatewayParts, open_gateway, print_note
-from induscode.gateway.gateway import FIRST_S, GatewayContext
+from induscode.gateway.gateway import FIRST_S, Gateway, GatewayContext
 from induscode.gateway.recursion import (
     EVERYWHERE,
     GatewayInfo,
@@ -41,21 +41,17 @@ from induscode.gateway.recursion import (
 from induscode.gateway.search_box import report_idle_patterns
 from induscode.gateway.view_box import report_unknown_servers
 from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
-from induscode.servers.plan import name_trust_command
+from induscode.servers.plan import ServerPlan, name_trust_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.relay import RelayHost
-    from induscode.cli.process import SignalState
-    from induscode.gateway.gateway import Gateway
     from induscode.gateway.options import ServeOptions
     from induscode.gateway.page.site import PageSite
     from induscode.launch.invocation import Invocation
-    from induscode.servers.plan import ServerPlan
 
 _SERVING_COLLECTION = 5_000
 """New objects between collections. A call holds a few hundred until we send its response."""

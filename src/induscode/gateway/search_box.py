@@ -6,30 +6,26 @@ calls may run.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.capabilities.registry import ToolRegistry
 from indusagi.interop.protocol_bridge.bridge import make_inert_context
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
-from induscode.deck.layers import ToolBoxLayer
+from induscode.deck.layers import ServedBox, ToolBoxLayer
 from induscode.deck.provision import DeckRunner
-from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST
-from induscode.search.options import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
+from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST, Settings
+from induscode.search.options import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS, SearchOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
-    from typing import TypeAlias
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome
-    from induscode.deck.layers import ServedBox
-    from induscode.launch.settings import Settings
     from induscode.search.background import BackgroundIndex
     from induscode.search.cards import SearchReport
     from induscode.search.index import ToolIndex
-    from induscode.search.options import SearchOptions
 
     BoxSource: TypeAlias = Callable[[], ServedBox | None]
 

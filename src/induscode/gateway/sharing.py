@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.app_dirs import make_private_dir, replace_file, state_dir
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, compact_json, is_json_object
 from induscode.boot.plans import plan_servers
 from induscode.cli.terminal import print_status
-from induscode.cluster.contract import ClusterFault
+from induscode.cluster.contract import ClusterFault, ClusterSettings
 from induscode.cluster.node import open_node
 from induscode.cluster.opening import describe_fault
 from induscode.cluster.server_sessions import open_session
 from induscode.cluster.sessions import open_sessions
 from induscode.cluster.shared.state import KIND as CONSENT
-from induscode.cluster.shared.state import CallPublisher, SharedTrust, keep_running, open_shared_state
+from induscode.cluster.shared.state import CallPublisher, SharedState, SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
-from induscode.gateway.gateway import NodeHooks
+from induscode.gateway.gateway import Gateway, GatewayContext, NodeHooks
 from induscode.gateway.recursion import drop_own_address
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from indusagi.core.json import JsonObject
-    from induscode.cluster.contract import ClusterSettings
-    from induscode.cluster.shared.state import SharedState
     from induscode.deck.contract import Capability
-    from induscode.gateway.gateway import Gateway, GatewayContext
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks, Wrap
 

@@ -17,8 +17,8 @@ from anyio import to_thread
 
 from indusagi.core.ids import new_ulid
 from indusagi.interop.auth.callback import listen_for_redirect
-from indusagi.interop.auth.contract import AuthFault
-from indusagi.interop.protocol_bridge.client.handlers import current_caller
+from indusagi.interop.auth.contract import AuthFault, AuthSettings, DeviceCode, RedirectReceiver
+from indusagi.interop.protocol_bridge.client.handlers import Caller, current_caller
 from indusagi.interop.protocol_bridge.contract import (
     EndpointPhase,
     RemoteToolRef,
@@ -33,8 +33,6 @@ from induscode.servers.remedies import format_server_command
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
-    from indusagi.interop.auth.contract import AuthSettings, DeviceCode, RedirectReceiver
-    from indusagi.interop.protocol_bridge.client.handlers import Caller
     from induscode.deck.mcp.boot import BootedBridge
 
 _TOOL = "sign_in"

@@ -16,7 +16,7 @@ import logging
 import secrets
 import sqlite3
 import threading
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, TypeVar, cast
@@ -31,22 +31,18 @@ from indusagi.core.sqlite import DatabaseFormat, create_or_replace
 from indusagi.core.text import clean_json
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.client.handlers import current_server
-from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, is_task, read_task, read_task_support
+from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, TaskExchange, is_task, read_task, read_task_support
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, parse_call_result, to_tool_result
 from indusagi.interop.protocol_bridge.fleet import send_past_move
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
 from indusagi.interop.protocol_bridge.uris import convert_blocks, convert_result
-from indusagi.runtime.contract import ToolOutcome, ToolResult
+from indusagi.runtime.contract import ProgressSink, ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from indusagi.interop.protocol_bridge.host.catalog import TaskListener
     from indusagi.runtime.calls import CallCompletion
-    from indusagi.runtime.contract import ProgressSink
     from induscode.cluster.sessions import SealedTask, TaskHandles
     from induscode.gateway.content import GatewayContent
 

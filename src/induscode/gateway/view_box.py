@@ -15,18 +15,18 @@ import click
 
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, READ_DIRECTORY, list_directory
 from indusagi.interop.protocol_bridge.client.tools import is_accepted_name
-from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ItemKind, RemoteToolRef
 from indusagi.interop.protocol_bridge.host.catalog import ServedView
-from indusagi.interop.protocol_bridge.host.content import ContentListing
+from indusagi.interop.protocol_bridge.host.content import ContentClient, ContentListing
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
-from indusagi.runtime.calls import CallEntry, current_entry
-from indusagi.runtime.contract import ToolOutcome, ToolResult
+from indusagi.runtime.calls import CallEntry, CallingClient, current_entry
+from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome, ToolResult
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
-from induscode.deck.layers import ToolBoxLayer
-from induscode.gateway.content import build_not_found
+from induscode.deck.layers import ServedBox, ToolBoxLayer
+from induscode.gateway.content import GatewayContent, KnownItems, build_not_found
 from induscode.gateway.search_box import serve_current
-from induscode.launch.views import NATIVE, find_view, matches
+from induscode.launch.views import NATIVE, View, find_view, matches
 from induscode.search.options import SEARCH_CARDS
 from induscode.servers.remedies import format_command
 
@@ -35,16 +35,9 @@ if TYPE_CHECKING:
 
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
-    from indusagi.interop.protocol_bridge.host.content import ContentClient
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
-    from indusagi.runtime.calls import CallingClient
-    from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor
-    from induscode.deck.layers import ServedBox
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.gateway.content import GatewayContent, KnownItems
     from induscode.gateway.search_box import BoxSource
-    from induscode.launch.views import View
 
 _CALLERS = frozenset({RUN_CODE, "task"})
 """Cards that call other tools."""

@@ -18,29 +18,24 @@ from typing import TYPE_CHECKING, Final
 from anyio import to_thread
 
 from indusagi.capabilities.arguments import coerce_to
-from indusagi.capabilities.tool import ToolSpec, define_tool
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.capabilities.tool import DefinedTool, RunTool, ToolSpec, define_tool
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import cut_text, format_count
 from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from indusagi.interop.protocol_bridge.host.catalog import build_tool_row
-from indusagi.runtime.contract import ToolCall, ToolResult
+from indusagi.runtime.contract import ToolCall, ToolDescriptor, ToolResult
 from induscode.deck.mcp.store.events import filter_texts
-from induscode.search.index import FOUND, LONGEST_NAME, list_query_words, normalize_name
-from induscode.search.items import build_tool_item, format_signature
+from induscode.search.index import FOUND, LONGEST_NAME, ItemHit, ToolIndex, list_query_words, normalize_name
+from induscode.search.items import SearchItem, build_tool_item, format_signature
 from induscode.search.options import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.tool import DefinedTool, RunTool
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.layers import ToolSource
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.search.index import ItemHit, ToolIndex
-    from induscode.search.items import SearchItem
 
 
 _SIGNATURE_CHARS: Final = 200

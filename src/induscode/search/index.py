@@ -25,15 +25,13 @@ from typing import TYPE_CHECKING, Final
 from unicodedata import normalize
 from weakref import finalize
 
-from indusagi.core.faults import CoreError
+from indusagi.core.faults import CoreError, Note
 from indusagi.core.records import record
-from induscode.search.items import HUMP, SEARCH_KINDS
+from induscode.search.items import HUMP, SEARCH_KINDS, SearchItem, SearchKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from indusagi.core.faults import Note
-    from induscode.search.items import SearchItem, SearchKind
     from induscode.search.semantic import Array, SemanticIndex
 
 

@@ -7,18 +7,15 @@ client may use: quarantined, disabled or denied ones never become items.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.json import content_hash
+from indusagi.core.json import JsonLike, content_hash
 from indusagi.core.records import record
 from indusagi.core.text import make_visible
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from indusagi.core.json import JsonLike
     from indusagi.runtime.contract import JsonSchema, ToolDescriptor
 
 SearchKind: TypeAlias = Literal["tool", "prompt", "resource", "template", "skill", "action"]

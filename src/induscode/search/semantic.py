@@ -29,15 +29,13 @@ from indusagi.core.sqlite import (
     transaction,
 )
 from induscode.search.encoder import np
-from induscode.search.items import HUMP
+from induscode.search.items import HUMP, SearchItem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy import float32
     from numpy.typing import NDArray
-
-    from induscode.search.items import SearchItem
 
     Array: TypeAlias = NDArray[float32]
     from collections.abc import Collection

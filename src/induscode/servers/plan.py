@@ -17,15 +17,15 @@ import click
 
 from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.core.config_file import read_config_file
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import QUALIFIER, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, ServerConfig, StdioServerConfig
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import print_status
-from induscode.core.consent import digest_facts
+from induscode.core.consent import ConsentState, digest_facts
 from induscode.servers.config import list_all_paths, read_rows, resolve_rows
 from induscode.servers.config.dialects import detect_dialect
-from induscode.servers.config.rows import InvalidRowError, Origin, is_switched_off, parse_row
+from induscode.servers.config.rows import InvalidRowError, Origin, Scope, ServerRow, is_switched_off, parse_row
 from induscode.servers.config.trust import find_references, show_url
 from induscode.servers.config.writer import change_row, own_config_path, read_own_config
 
@@ -33,11 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from indusagi.core.faults import Note
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerConfig
-    from induscode.core.consent import ConsentState
     from induscode.launch.invocation import Invocation
-    from induscode.servers.config.rows import Scope, ServerRow
 
 
 RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unresolved"]

@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
 from indusagi.core.faults import CoreError
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.secrets import looks_secret
 from indusagi.core.text import clean_text, cut_text
 from indusagi.net.address import parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient
 from indusagi.net.policy import FetchError, HttpPolicy
-from induscode.core.consent import build_consent
+from induscode.core.consent import Consent, build_consent
 from induscode.servers.config.trust import steers_code
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.core.consent import Consent
 
 _EXACT_VERSIONS = {
     # A partial version (`1.2`) is a range on npm and exact on PyPI: https://semver.org/,

@@ -16,13 +16,12 @@ from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig, StdioServerConfig
 from induscode.launch.options import list_server_words
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
 
 _REASONS = {
     "auth": "it refuses the credentials: check the header in its row, or sign in again: {login}",

@@ -22,9 +22,9 @@ from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.auth.callback import CALLBACK_PATH, SIGN_IN_WAIT_S, listen_for_redirect, read_redirect, read_state
 from indusagi.interop.auth.contract import AuthFault, ServerAuth
 from indusagi.interop.auth.metadata import canonical_resource
-from indusagi.interop.auth.storage import CredentialFiles
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.cli.dialog import Question, Reply
+from indusagi.interop.auth.storage import CredentialFiles, StoredRow
+from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
+from induscode.cli.dialog import Dialog, Question, Reply
 from induscode.cli.terminal import print_status
 
 if TYPE_CHECKING:
@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     )
     from indusagi.interop.auth.driver import AuthDriver
     from indusagi.interop.auth.steps import Challenge
-    from indusagi.interop.auth.storage import StoredRow
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
-    from induscode.cli.dialog import Dialog
 
 
 SignInWay: TypeAlias = Literal["browser", "paste", "device"]

@@ -12,7 +12,7 @@ import io
 import os
 import re
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from indusagi.capabilities.files.codec import (
     CHUNK_BYTES,
@@ -29,7 +29,6 @@ from indusagi.core.text import clean_text, find_invisible_kinds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import BinaryIO
 
     from indusagi.core.json import JsonValue
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING
 
 from indusagi.capabilities.budget import DEFAULT_PAGES, MAX_PAGES
 from indusagi.capabilities.files.codec import HEAD_BYTES, sniff
-from indusagi.capabilities.files.lines import DOCUMENTS, LONGEST_LINE, ReadFailure
+from indusagi.capabilities.files.lines import DOCUMENTS, LONGEST_LINE, LineRange, ReadFailure
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_thread, run_in_worker
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text
 
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-    from indusagi.capabilities.files.lines import LineRange
-    from indusagi.core.json import JsonObject, JsonValue
 
 LONGEST_SIDE = 1_568
 """In pixels. Every provider scales down larger images itself."""

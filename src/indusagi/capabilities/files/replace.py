@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.files.codec import encode_piece
+from indusagi.capabilities.files.codec import TextForm, encode_piece
 from indusagi.capabilities.files.diff import format_line, format_visible, number_lines
 from indusagi.capabilities.files.lines import has_line_numbers, strip_line_numbers
 from indusagi.capabilities.files.match import (
@@ -31,9 +31,6 @@ from indusagi.core.records import record
 from indusagi.core.text import common_end, common_start
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from indusagi.capabilities.files.codec import TextForm
     from indusagi.capabilities.files.match import Span
     from indusagi.core.json import JsonValue
 

@@ -16,7 +16,7 @@ from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.files.codec import HEAD_BYTES, is_binary
 from indusagi.capabilities.files.lines import describe_invisible
 from indusagi.capabilities.local.shell import LocalProcess
-from indusagi.capabilities.ports import STOP_GRACE_MS
+from indusagi.capabilities.ports import STOP_GRACE_MS, ShellProcess
 from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYTES
 from indusagi.core.process.tree import ProcessTree, ResourceUsage, measure_usage, signal_group, signal_processes
 from indusagi.core.records import record
@@ -25,7 +25,6 @@ from indusagi.runtime.contract import Keep
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from indusagi.capabilities.ports import ShellProcess
 
 _POLL_INTERVAL_S = 0.05
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import anyio
 from anyio import to_thread
 
-from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.context import CleanupStack, PerContext, ToolContext
 from indusagi.capabilities.jobs.job import Job
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.core.app_dirs import create_private_file, make_private_dir
@@ -18,7 +18,6 @@ from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from indusagi.capabilities.budget import SessionDir
-    from indusagi.capabilities.context import CleanupStack, ToolContext
     from indusagi.capabilities.ports import ShellProcess
 
 LIVE_JOBS = 32

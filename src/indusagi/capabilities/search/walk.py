@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from anyio import to_thread
 
-from indusagi.capabilities.files.ignore import REPOSITORY
+from indusagi.capabilities.files.ignore import REPOSITORY, IgnoreRules
 from indusagi.capabilities.files.lines import format_path, join_path
 from indusagi.capabilities.files.policy import default_protected_paths
-from indusagi.capabilities.ports import FileKind, PathRefused
+from indusagi.capabilities.ports import FileKind, Fs, PathRefused
 from indusagi.core.app_dirs import is_within, parts_below
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Sequence
 
-    from indusagi.capabilities.files.ignore import IgnoreRules
-    from indusagi.capabilities.ports import Fs
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH = 200

@@ -16,18 +16,16 @@ from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.atomic_write import file_lock
 from indusagi.capabilities.files.diff import replace_surrogates
 from indusagi.capabilities.files.lines import format_path, format_path_below
-from indusagi.capabilities.files.plan import EditRequest, plan_edit
+from indusagi.capabilities.files.plan import EditPlan, EditRequest, plan_edit
 from indusagi.capabilities.files.replace import MAX_FILE_BYTES, EditRefusal, Replacement, ShownLines
 from indusagi.capabilities.tools.paths import path_given, path_trouble
-from indusagi.core.json import JsonObject
+from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import find_invisible_kinds
 from indusagi.runtime.contract import ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.capabilities.files.plan import EditPlan
-    from indusagi.core.json import JsonValue
 
 _EDIT_TEXTS = ("oldText", "newText", "replaceAll")
 """The arguments of a single edit."""

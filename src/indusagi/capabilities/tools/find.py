@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
@@ -18,7 +17,7 @@ from indusagi.capabilities.files.ignore import IgnoreRules, compile_glob
 from indusagi.capabilities.files.lines import format_path, format_path_below, join_path
 from indusagi.capabilities.ports import FileKind
 from indusagi.capabilities.search.request import TooManyAlternatives, expand_braces, path_key
-from indusagi.capabilities.search.walk import DirHandle, Walk, describe_secrets, find_secrets_below, is_dir
+from indusagi.capabilities.search.walk import DirHandle, DirListing, Walk, describe_secrets, find_secrets_below, is_dir
 from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given, path_trouble, report_missing_path
 from indusagi.core.app_dirs import sort_in_chunks
@@ -26,11 +25,6 @@ from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.runtime.contract import JsonSchema, ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from indusagi.capabilities.search.walk import DirListing
 
 _KINDS = {
     "any": None,

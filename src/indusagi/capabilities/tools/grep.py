@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from anyio import to_thread
 
@@ -40,9 +40,6 @@ from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
 from indusagi.runtime.contract import JsonSchema, ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 ALIASES = {
     **PATH_ALIASES,

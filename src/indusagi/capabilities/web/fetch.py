@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar, cast
 
 from anyio import current_time, to_thread
 
-from indusagi.capabilities.budget import OutputBudget, clip
-from indusagi.capabilities.context import PerContext
+from indusagi.capabilities.budget import OutputBudget, SessionDir, clip
+from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.lines import ReadFailure
 from indusagi.capabilities.files.media import fit_image
 from indusagi.capabilities.ports import WebSettings
@@ -36,18 +36,15 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text, format_count
 from indusagi.net.address import parse_url
-from indusagi.net.client import CrossSiteRedirect, WebClient
+from indusagi.net.client import CrossSiteRedirect, Truncation, WebClient, WebResponse
 from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
-    from indusagi.capabilities.budget import SessionDir
-    from indusagi.capabilities.context import ToolContext
     from indusagi.capabilities.web.page import Format
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.net.client import Truncation, WebResponse
 
 
 PageT = TypeVar("PageT")

@@ -19,20 +19,16 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.codec import shorten_words, sniff
 from indusagi.capabilities.files.lines import ReadFailure
-from indusagi.capabilities.files.media import read_pdf_pages
-from indusagi.capabilities.web.html_worker import convert_html
+from indusagi.capabilities.files.media import PdfPages, read_pdf_pages
+from indusagi.capabilities.web.html_worker import Style, convert_html
 from indusagi.capabilities.worker import WorkerError, WorkerLimits, run_in_thread, run_in_worker
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible, format_count, remove_break_hints
-from indusagi.net.client import get_media_type
+from indusagi.net.client import WebResponse, get_media_type
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from indusagi.capabilities.files.media import PdfPages
-    from indusagi.capabilities.web.html_worker import Style
-    from indusagi.net.client import WebResponse
 
 
 Medium: TypeAlias = Literal["html", "json", "text", "image", "binary"]

@@ -14,13 +14,13 @@ from urllib.parse import parse_qsl, urlencode
 
 from anyio import fail_after, move_on_after, to_thread
 
-from indusagi.capabilities.ports import SearchError, SearchHit, SearchQuery, WebSettings
+from indusagi.capabilities.ports import Freshness, SearchError, SearchHit, SearchProvider, SearchQuery, WebSettings
 from indusagi.capabilities.web.fetch import fence_text
 from indusagi.capabilities.web.page import show_invisible
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
-from indusagi.net.address import is_subdomain, parse_host_and_port, parse_url
+from indusagi.net.address import WebUrl, is_subdomain, parse_host_and_port, parse_url
 from indusagi.net.client import CrossSiteRedirect, WebClient
 from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from indusagi.capabilities.context import ToolContext
-    from indusagi.capabilities.ports import Freshness, SearchProvider
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.net.address import WebUrl
 
 
 # -- providers --------------------------------------------------------------------------------

@@ -16,19 +16,16 @@ import anyio
 
 from indusagi.core.faults import describe_error
 from indusagi.core.tasks import Attempt, BackgroundTask
-from indusagi.interop.auth.contract import AuthFault, SignInRequired
+from indusagi.interop.auth.contract import AuthFault, Refusal, SignInRequired, StoredCredentials, TokenSet
 from indusagi.interop.auth.metadata import get_origin_of
-from indusagi.interop.auth.steps import find_oauth_challenge, parse_challenges
+from indusagi.interop.auth.steps import Challenge, find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.token_endpoint import ProofKey
-from indusagi.runtime.calls import acting_subject
+from indusagi.runtime.calls import SubjectToken, acting_subject
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from indusagi.interop.auth.contract import Refusal, StoredCredentials, TokenSet
     from indusagi.interop.auth.driver import AuthDriver
-    from indusagi.interop.auth.steps import Challenge
-    from indusagi.runtime.calls import SubjectToken
 
 UNAUTHORIZED = 401
 FORBIDDEN = 403

@@ -17,13 +17,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
-from indusagi.interop.auth.contract import AuthFault
+from indusagi.interop.auth.contract import AuthFault, AuthSettings
 from indusagi.interop.auth.metadata import check_endpoint, split_address
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
-    from indusagi.interop.auth.contract import AuthSettings
 
 CALLBACK_PATH: Final = "/callback"
 SIGN_IN_WAIT_S: Final = 300.0

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 import anyio
 
 from indusagi.core.tasks import run_shielded
-from indusagi.core.time import SYSTEM_CLOCK
+from indusagi.core.time import SYSTEM_CLOCK, Clock
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.grants import exchange_subject
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
-from indusagi.interop.auth.metadata import canonical_resource, get_origin_of, split_address
+from indusagi.interop.auth.metadata import IssuerMetadata, canonical_resource, get_origin_of, split_address
 from indusagi.interop.auth.steps import (
     AuthorizeStep,
     DeviceStep,
@@ -40,7 +40,6 @@ from indusagi.net.policy import FetchError, HttpPolicy
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.core.time import Clock
     from indusagi.interop.auth.contract import (
         AuthSettings,
         RedirectReceiver,
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
         StoredCredentials,
         TokenSet,
     )
-    from indusagi.interop.auth.metadata import IssuerMetadata
     from indusagi.interop.auth.steps import Challenge, Reply, Step, Steps
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from urllib.parse import urlencode
 
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, ClientRegistration, DeviceCode
-from indusagi.interop.auth.metadata import check_endpoint, get_origin_of
-from indusagi.interop.auth.steps import DeviceStep, WaitStep, authorize, build_reply_fault, post_form
+from indusagi.interop.auth.metadata import IssuerMetadata, check_endpoint, get_origin_of
+from indusagi.interop.auth.steps import DeviceStep, Steps, WaitStep, authorize, build_reply_fault, post_form
 from indusagi.interop.auth.token_endpoint import (
     TokenClient,
     TokenGrant,
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indusagi.core.json import JsonObject
-    from indusagi.interop.auth.metadata import IssuerMetadata
-    from indusagi.interop.auth.steps import Steps
 
 _URN = "urn:ietf:params:oauth"
 JWT_BEARER = f"{_URN}:grant-type:jwt-bearer"

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, parse_texts
 
 if TYPE_CHECKING:
-    from urllib.parse import SplitResult
-
     from indusagi.core.json import JsonObject
 
 

@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import field
 from http import HTTPStatus
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 from indusagi.core.backoff import TRANSIENT_STATUSES, Backoff, parse_retry_after
-from indusagi.core.json import JsonObject, is_json_object, parse_strict_json
+from indusagi.core.json import JsonLike, JsonObject, is_json_object, parse_strict_json
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, CredentialKey, DeviceCode, StoredCredentials
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from indusagi.core.json import JsonLike
 
 T = TypeVar("T")
 

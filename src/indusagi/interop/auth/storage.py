@@ -23,17 +23,15 @@ from anyio import to_thread
 from indusagi.capabilities.files.atomic_write import file_lock
 from indusagi.core.app_dirs import locked_directory, make_private_dir, read_small_file, replace_file, state_dir
 from indusagi.core.faults import Note
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.core.time import now_ms
-from indusagi.interop.auth.contract import AuthFault, CredentialKey, parse_credentials
+from indusagi.interop.auth.contract import AuthFault, CredentialKey, StoredCredentials, parse_credentials
 from indusagi.interop.auth.vaults import KEY_VARIABLE, VaultKind, find_keyring, find_sealing_key
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
-    from indusagi.core.json import JsonValue
-    from indusagi.interop.auth.contract import StoredCredentials
     from indusagi.interop.auth.vaults import KeyringVault, SealedVault
 
 _VERSION: Final = 1

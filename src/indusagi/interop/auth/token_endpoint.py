@@ -12,21 +12,18 @@ import secrets
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import quote
 
-from indusagi.core.json import is_json_object, parse_strict_json
+from indusagi.core.json import JsonObject, JsonValue, is_json_object, parse_strict_json
 from indusagi.core.records import record
-from indusagi.interop.auth.contract import AuthFault, TokenSet
+from indusagi.interop.auth.contract import AuthFault, AuthMethod, AuthSettings, ClientRegistration, TokenSet
 from indusagi.interop.auth.metadata import get_origin_of
-from indusagi.interop.auth.steps import build_reply_fault, post_form
+from indusagi.interop.auth.steps import HttpReply, Steps, build_reply_fault, post_form
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from joserfc.jwk import DictKey, Key
 
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.core.time import Clock
-    from indusagi.interop.auth.contract import AuthMethod, AuthSettings, ClientRegistration
-    from indusagi.interop.auth.steps import HttpReply, Steps
 
 _ASSERTION_TYPE = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _TEXT_LIMIT = 64 * 1024

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from indusagi.core.secrets import REDACTED, hide_secrets, holds_secret, is_secret_name
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from indusagi.interop.auth.contract import ServerAuth
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
 
 _MIN_CHARS = 4
 """Shorter values occur in any text by chance, and can be guessed."""

@@ -22,7 +22,7 @@ from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.tasks import BackgroundTask, ReadWriteLock
 from indusagi.runtime.calls import current_client
-from induscode.conversations.agents.files import BUILT_IN, GENERAL
+from induscode.conversations.agents.files import BUILT_IN, GENERAL, AgentDefinition, AgentFiles
 from induscode.conversations.agents.sub_session import (
     AGENT_OP,
     CLOSING_S,
@@ -35,16 +35,14 @@ from induscode.conversations.agents.sub_session import (
     select_deck,
 )
 from induscode.conversations.transcript import ConversationError, Transcript
-from induscode.deck.contract import DelegateReport
+from induscode.deck.contract import DelegateReport, DelegateRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from indusagi.capabilities.context import ContextId, ToolContext
     from indusagi.runtime.contract import ToolProgress
-    from induscode.conversations.agents.files import AgentDefinition, AgentFiles
     from induscode.conversations.agents.sub_session import ParentSession
-    from induscode.deck.contract import DelegateRequest
 
 MOST_AT_ONCE = 4
 """Concurrent sub-agents in total; others wait."""

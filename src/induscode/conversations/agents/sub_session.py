@@ -20,17 +20,17 @@ from indusagi.capabilities.context import CleanupStack, ContextId
 from indusagi.core.faults import CoreError
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
-from indusagi.core.tasks import ReadWriteLock
+from indusagi.core.tasks import BackgroundTask, ReadWriteLock
 from indusagi.core.text import clean_text, cut_text, escape_invisible, format_count
 from indusagi.runtime.calls import current_agent
-from indusagi.runtime.contract import ToolProgress
+from indusagi.runtime.contract import ToolDescriptor, ToolProgress
 from induscode.boot.plans import canon_tool_name
 from induscode.conversations.contract import RequestBudget, RunPlan, ToolAnswered, ToolCalled, Usage
 from induscode.conversations.deck_limit import DeckSearch, list_shown_names
-from induscode.conversations.transcript import ConversationReadState
+from induscode.conversations.transcript import ConversationReadState, Transcript
 from induscode.deck.cards.checkpoint import CHECKPOINTED_TOOLS, path_of
 from induscode.deck.cards.task import describe_work, format_report
-from induscode.deck.contract import DelegateReport, only_reads
+from induscode.deck.contract import Capability, DelegateReport, DelegateRequest, only_reads
 from induscode.permissions.plan_mode import ENTER, EXIT
 
 if TYPE_CHECKING:
@@ -38,14 +38,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.tasks import BackgroundTask
     from indusagi.interop.protocol_bridge.owner import ServerLeases
-    from indusagi.runtime.contract import ToolDescriptor
     from induscode.conversations.agents.files import AgentDefinition
     from induscode.conversations.contract import EndReason, EventSink, RunEvent, RunResult
     from induscode.conversations.prompt import SystemPrompt
-    from induscode.conversations.transcript import Transcript
-    from induscode.deck.contract import Capability, DelegateRequest
     from induscode.deck.provision import ToolDeck
     from induscode.permissions.rules import Rule
 

@@ -22,15 +22,15 @@ import anyio
 from anyio import to_thread
 from pydantic_ai import exceptions as failures
 from pydantic_ai.messages import FinishReason, PartStartEvent, TextPart, ThinkingPart
-from pydantic_ai.models import Model, StreamedResponse
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.usage import RequestUsage
 
 from indusagi.core.backoff import Backoff, parse_retry_after
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.time import now_ms
-from indusagi.net.address import parse_url
+from indusagi.net.address import WebUrl, parse_url
 from indusagi.net.client import EventParser, get_media_type
-from indusagi.net.dial import find_proxy, open_network, shared_tls
+from indusagi.net.dial import HttpAnswer, Network, find_proxy, open_network, shared_tls
 from indusagi.net.policy import FetchError, HttpPolicy
 from induscode.conversations.model_loop.chat_messages import (
     REASONING_FIELDS,
@@ -47,14 +47,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 
     from pydantic_ai.messages import ModelMessage, ModelResponse, ModelResponseStreamEvent
-    from pydantic_ai.models import ModelRequestParameters
     from pydantic_ai.profiles import ModelProfile
     from pydantic_ai.settings import ModelSettings
     from pydantic_ai.tools import RunContext
 
-    from indusagi.core.json import JsonObject
-    from indusagi.net.address import WebUrl
-    from indusagi.net.dial import HttpAnswer, Network
 
 _END = "[DONE]"
 _FINISH_REASONS: dict[str, FinishReason] = {

@@ -32,17 +32,17 @@ from pydantic_ai.messages import (
     UserPromptPart,
     repair_messages,
 )
-from pydantic_ai.models import ModelRequestParameters
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
-from pydantic_ai.tools import RunContext
+from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.usage import RunUsage, UsageLimits
 
 from indusagi.adapters.pydantic_ai import ToolBoxToolset
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError
-from indusagi.runtime.contract import ToolCall
-from induscode.conversations.contract import RunResult, TextDelta, Usage
+from indusagi.runtime.contract import ToolCall, ToolDescriptor
+from induscode.conversations.contract import RequestBudget, RunPlan, RunResult, TextDelta, Usage
 from induscode.conversations.model_loop.chat_messages import describe_file, is_image_refusal, replace_images
 from induscode.conversations.model_loop.providers import open_model, to_model_fault
 from induscode.conversations.tool_calls import RepeatedCallError, ToolCalls
@@ -54,15 +54,10 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
     from pydantic_ai.agent import AgentRun
-    from pydantic_ai.models import Model, StreamedResponse
-    from pydantic_ai.tools import ToolDefinition
     from pydantic_ai.toolsets.abstract import ToolsetTool
 
     from indusagi.adapters.calls import ModelContent
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.runtime.contract import ToolDescriptor
     from induscode.calls.telemetry import CallTelemetry
-    from induscode.conversations.contract import RequestBudget, RunPlan
     from induscode.conversations.models import ModelChoice
     from induscode.deck.provision import DeckToolBox
 

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from pydantic_ai import exceptions as failures
 from pydantic_ai.profiles import ModelProfile
 
-from induscode.conversations.contract import ModelFault
+from induscode.conversations.contract import FaultKind, ModelFault
 from induscode.conversations.model_loop.chat import ChatModel
 from induscode.conversations.model_loop.chat_messages import find_message
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
 
-    from induscode.conversations.contract import FaultKind
     from induscode.conversations.models import ModelChoice
 
 VERBATIM = ModelProfile(json_schema_transformer=None, supports_inline_system_prompts=True)

@@ -17,14 +17,14 @@ from anyio import to_thread
 from indusagi.core.records import record
 from indusagi.core.secrets import hide_secrets
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.protocol_bridge.client.connect import open_client_session
-from indusagi.interop.protocol_bridge.client.start import StartHistory
+from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
+from indusagi.interop.protocol_bridge.client.start import StartHistory, Supervision
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, BridgeConfig, FaultDetail, ProtocolFault
-from indusagi.interop.protocol_bridge.fleet import ServerFleetImpl
+from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
 from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger
-from induscode.deck.mcp.store import SilentStoreError
+from induscode.deck.mcp.store import LedgerStore, SilentStoreError
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import LATE, STANDARD_ERROR, Journal
 from induscode.deck.mcp.store.pins import (
@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from indusagi.core.faults import Note
-    from indusagi.interop.protocol_bridge.client.connect import OpenSession
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.client.start import Supervision
     from indusagi.interop.protocol_bridge.contract import (
         EndpointStatus,
         FleetStatus,
@@ -52,10 +50,8 @@ if TYPE_CHECKING:
         RemoteToolRef,
         ServerConfig,
     )
-    from indusagi.interop.protocol_bridge.fleet import FleetEvent, Waiting
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.drift import DisabledTool
-    from induscode.deck.mcp.store import LedgerStore
     from induscode.servers.plan import ServerPlan
 
 _MAX_STDERR_CHARS = 1_900

@@ -35,7 +35,7 @@ from indusagi.runtime.contract import (
     ToolResult,
     project_content,
 )
-from induscode.deck.contract import BridgeFault
+from induscode.deck.contract import BridgeFault, Capability
 from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.enrolment import refuse_disabled
 
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.contract import ItemKind
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
     from indusagi.runtime.contract import ProgressSink, ToolContentBlock
-    from induscode.deck.contract import Capability
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.drift import DisabledTool
 

@@ -18,20 +18,18 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from anyio import to_thread
 
-from indusagi.capabilities.ports import FileKind
+from indusagi.capabilities.ports import FileKind, Fs
 from indusagi.core.app_dirs import make_private_dir, replace_file
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
 from induscode.deck.stores.line_log import LineLog, read_lines
-from induscode.deck.stores.tree import FileImage, put_image, put_mode, read_image, store_content
+from induscode.deck.stores.tree import FileImage, TreeEntry, put_image, put_mode, read_image, store_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from indusagi.capabilities.ports import Fs
     from indusagi.core.json import JsonObject, JsonValue
-    from induscode.deck.stores.tree import TreeEntry
     from induscode.deck.stores.worktree import Snapshot, TreeChange, WorktreeSnapshots
 
 _INDEX = "index.log"

@@ -11,12 +11,11 @@ import zlib
 from typing import TYPE_CHECKING, cast
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
 
 _PRIVATE = 0o600
 

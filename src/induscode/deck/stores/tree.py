@@ -10,20 +10,15 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from anyio import to_thread
 
-from indusagi.capabilities.ports import FileKind, PathRefused
+from indusagi.capabilities.ports import FileKind, FileStat, Fs, PathRefused
 from indusagi.core.app_dirs import replace_file
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from indusagi.capabilities.ports import FileStat, Fs
 
 LARGEST_FILE = 20 * 1024 * 1024
 """Maximum size of a file to copy, in bytes."""

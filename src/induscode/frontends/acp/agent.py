@@ -19,7 +19,7 @@ from anyio import to_thread
 
 from indusagi import __version__
 from indusagi.adapters.calls import IMAGE_TYPES, Attachment
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.interop.protocol_bridge.rpc.connection import (
     METHOD_NOT_FOUND,
     PARSE_ERROR,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from indusagi.core.cancel import CancelToken
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.host.stdio import StdioHostTransport
     from induscode.launch.invocation import Invocation
 

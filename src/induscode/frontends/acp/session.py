@@ -19,7 +19,7 @@ from anyio import to_thread
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import CoreError, describe_error
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INTERNAL_ERROR,
@@ -30,7 +30,7 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RpcError,
 )
 from induscode.boot.plans import ConfigPathError
-from induscode.cli.dialog import Reply
+from induscode.cli.dialog import Question, Reply
 from induscode.cli.terminal import escape_controls, escape_unprintable, print_status
 from induscode.conversations.mentions import attach_resources
 from induscode.conversations.models import NoModelError
@@ -39,7 +39,7 @@ from induscode.conversations.run import USAGE_ERRORS
 from induscode.conversations.tool_calls import current_call
 from induscode.conversations.transcript import find_cwd
 from induscode.frontends.acp.updates import SessionUpdates, UpdateChannel, build_text, replay_messages
-from induscode.frontends.terminal.slash import SlashError, parse_line
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, parse_line
 from induscode.frontends.terminal.slash.session import load_commands
 from induscode.permissions.policy import ApprovalMode
 
@@ -47,12 +47,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from indusagi.adapters.calls import Attachment
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
-    from induscode.cli.dialog import Question
     from induscode.conversations.contract import RunResult
     from induscode.conversations.conversation import Conversation
-    from induscode.frontends.terminal.slash import SlashCommand
     from induscode.launch.invocation import Invocation
 
 

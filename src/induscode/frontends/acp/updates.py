@@ -20,24 +20,21 @@ from anyio import to_thread
 from indusagi.capabilities.tools.paths import PATH_ALIASES
 from indusagi.core.app_dirs import is_within
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import NotJson, compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json, is_json_object
 from indusagi.core.text import cut_text
 from indusagi.core.time import iso_utc
 from induscode.cli.terminal import escape_unprintable
 from induscode.conversations.compaction import list_parts
-from induscode.conversations.contract import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
-from induscode.conversations.transcript import list_conversations, remove_session_note
+from induscode.conversations.contract import RunEvent, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.conversations.transcript import Transcript, list_conversations, remove_session_note
 from induscode.permissions.plan_mode import ENTER, EXIT
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Collection, Iterator, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
-    from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation
-    from induscode.conversations.transcript import Transcript
 
 
 _CHECKLISTS = frozenset({"todo_set", "todo"})

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
-from prompt_toolkit.completion import DynamicCompleter
+from prompt_toolkit.completion import Completer, DynamicCompleter
 
 from indusagi import __version__
 from indusagi.core.cancel import CancelToken
@@ -29,21 +29,18 @@ from indusagi.core.text import cut_text, format_count
 from induscode.cli.terminal import escape_unprintable, redirected_status_lines
 from induscode.frontends.terminal.blocks import cut_to_cells
 from induscode.frontends.terminal.complete import open_history
-from induscode.frontends.terminal.render import format_status
+from induscode.frontends.terminal.render import EventRenderer, format_status
 from induscode.frontends.terminal.screen import Screen
-from induscode.frontends.terminal.slash import SlashError, find_command, name_slash_commands, parse_line
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, find_command, name_slash_commands, parse_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from anyio.abc import TaskGroup
-    from prompt_toolkit.completion import Completer
 
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation
-    from induscode.frontends.terminal.render import EventRenderer
-    from induscode.frontends.terminal.slash import SlashCommand
     from induscode.launch.invocation import Invocation
 
 _LEAVE_WINDOW_S = 2.0

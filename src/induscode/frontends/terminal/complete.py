@@ -13,8 +13,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
-from prompt_toolkit.completion import Completer, Completion
-from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
 from indusagi.capabilities.files.ignore import REPOSITORY, IgnoreRules
 from indusagi.capabilities.files.openat import real_path
@@ -25,9 +25,7 @@ from induscode.cli.terminal import escape_unprintable
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
-    from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
-    from prompt_toolkit.history import History
 
 MAX_ENTRIES = 2_000
 MAX_WALK_S = 0.05

@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markdown import CodeBlock, Heading, ListItem, Markdown, MarkdownElement, TableElement
 from rich.segment import Segment
 from rich.syntax import Syntax
@@ -25,14 +25,11 @@ from rich.text import Text
 from rich.theme import Theme
 
 from induscode.cli.terminal import escape_controls
-from induscode.frontends.terminal.blocks import wrap_to_cells
+from induscode.frontends.terminal.blocks import MarkdownBlock, wrap_to_cells
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from rich.console import ConsoleOptions, RenderResult
-
-    from induscode.frontends.terminal.blocks import MarkdownBlock
 
 _TAB = 4
 _RULE_WIDTH = 40

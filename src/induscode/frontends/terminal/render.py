@@ -15,20 +15,17 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from induscode.cli.terminal import escape_controls, escape_unprintable
-from induscode.conversations.contract import TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
-from induscode.frontends.terminal.blocks import BlockSplitter, cut_to_cells, measure_cells, wrap_to_cells
+from induscode.conversations.contract import RunEvent, TextDelta, ToolAdvanced, ToolAnswered, ToolCalled
+from induscode.frontends.terminal.blocks import BlockSplitter, MarkdownBlock, cut_to_cells, measure_cells, wrap_to_cells
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from indusagi.core.json import JsonValue
-    from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation
-    from induscode.frontends.terminal.blocks import MarkdownBlock
     from induscode.frontends.terminal.markdown import BlockRenderer
 
 

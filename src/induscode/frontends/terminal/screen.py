@@ -21,8 +21,8 @@ from prompt_toolkit.buffer import Buffer
 from prompt_toolkit.data_structures import Size
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.formatted_text import ANSI
-from prompt_toolkit.input import create_input
-from prompt_toolkit.key_binding import KeyBindings
+from prompt_toolkit.input import Input, create_input
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 from prompt_toolkit.layout import ConditionalContainer, HSplit, Layout, Window
 from prompt_toolkit.layout.controls import BufferControl, FormattedTextControl
@@ -38,7 +38,7 @@ from prompt_toolkit.output import ColorDepth
 from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.utils import get_cwidth
 
-from induscode.cli.dialog import Reply
+from induscode.cli.dialog import Question, Reply
 from induscode.cli.terminal import escape_controls, escape_unprintable, redirect_to_null
 
 if TYPE_CHECKING:
@@ -46,11 +46,8 @@ if TYPE_CHECKING:
 
     from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
-    from prompt_toolkit.input import Input
-    from prompt_toolkit.key_binding import KeyPressEvent
     from prompt_toolkit.layout.processors import TransformationInput
 
-    from induscode.cli.dialog import Question
 
 REGION_ROWS = 8
 """Maximum height of the live region."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from urllib.parse import urlencode
 
@@ -18,8 +18,6 @@ from indusagi.core.time import iso_utc, now_ms
 from induscode.cli.terminal import format_age
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.core.json import JsonValue
     from induscode.gateway.page.access import PageUser
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
@@ -20,27 +20,24 @@ from anyio import to_thread
 from indusagi import __version__
 from indusagi.core.faults import CoreError
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, SiteResponse, refuse_method
-from indusagi.interop.protocol_bridge.host.identity import BROWSER, find_rights
+from indusagi.interop.protocol_bridge.host.identity import BROWSER, PageMode, find_rights
 from indusagi.runtime.calls import CallingClient, current_client
 from induscode.calls.database import CallDatabase, UnreadableCallsError, use_calls
 from induscode.cli.output import can_ask_user
 from induscode.cli.terminal import print_status
 from induscode.gateway.page.access import PageAccess, PageRequest, PageUser
-from induscode.gateway.page.html import PREFIX, Html, PageError, PageView, address, render, shorten_path, tag
+from induscode.gateway.page.html import PREFIX, Html, PageError, PageView, Topic, address, render, shorten_path, tag
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-    from contextlib import AsyncExitStack
 
     from indusagi.interop.protocol_bridge.host.http.request import Headers, HttpRequest
-    from indusagi.interop.protocol_bridge.host.identity import PageMode
     from induscode.gateway.gateway import Gateway
     from induscode.gateway.options import ServeOptions
     from induscode.gateway.page.source import GatewayPage
 
     ShowView: TypeAlias = Callable[[PageRequest], Awaitable[PageView]]
 
-    from induscode.gateway.page.html import Topic
 
 _VIEWS: Mapping[str, tuple[str, str]] = {
     "": ("servers", "show_servers"),

@@ -15,21 +15,21 @@ from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.auth.contract import AuthFault
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, needs_sign_in
-from indusagi.runtime.contract import ToolCall
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, ItemKind, RemoteToolRef, needs_sign_in
+from indusagi.runtime.contract import ToolCall, ToolOutcome
 from induscode.calls.record import find_tool_ref
-from induscode.core.consent import build_consent
-from induscode.deck.contract import BridgeFault, describe
+from induscode.core.consent import Consent, build_consent
+from induscode.deck.contract import BridgeFault, Capability, describe
 from induscode.deck.mcp.content import ServerContent
 from induscode.gateway.sign_in import PagePrompt
 from induscode.permissions.check import CheckedCard, Permissions
-from induscode.permissions.confirm import ApprovalScope, InstantApprover, PermissionAnswer
+from induscode.permissions.confirm import ApprovalScope, Approver, InstantApprover, PermissionAnswer, PermissionRequest
 from induscode.permissions.rules import RuleStore, load_startup_rules
 from induscode.search.background import BackgroundIndex
-from induscode.search.items import build_content_item, build_tool_item
+from induscode.search.items import SearchItem, SearchKind, build_content_item, build_tool_item
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
-from induscode.servers.plan import STATE_REMEDIES, list_secret_warnings, name_transport, name_trust_command
+from induscode.servers.plan import STATE_REMEDIES, ServerPlan, list_secret_warnings, name_transport, name_trust_command
 from induscode.servers.remedies import advise, format_server_command
 from induscode.servers.sign_in import sign_in_to_server
 
@@ -37,18 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
-    from indusagi.runtime.contract import ToolOutcome
-    from induscode.core.consent import Consent
-    from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.provision import ToolDeck
     from induscode.gateway.gateway import Gateway
     from induscode.permissions import Wrap
-    from induscode.permissions.confirm import Approver, PermissionRequest
-    from induscode.search.items import SearchItem, SearchKind
     from induscode.servers.config.rows import ServerRow
-    from induscode.servers.plan import ServerPlan
 
 _SIGN_IN_START_S: Final = 30.0
 """How long an issuer may take to provide the sign-in address."""

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,8 +18,6 @@ from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from induscode.servers.config.rows import Scope
 
 

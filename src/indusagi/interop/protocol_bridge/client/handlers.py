@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, cast
+from typing import Literal, Protocol, TypeAlias, cast
 
-from indusagi.core.json import JsonObject, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.text import clean_json, cut_text
 from indusagi.interop.protocol_bridge.client.tasks import RELATED_TASK, TaskExchange
@@ -22,15 +22,8 @@ from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.rpc.mcp_headers import SUBSCRIPTION
-from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, encode_object, get_object
-from indusagi.runtime.calls import waiting_for_user
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable
-
-    from indusagi.core.json import JsonValue
-    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
-    from indusagi.runtime.calls import UserWait
+from indusagi.interop.protocol_bridge.rpc.transport import EncodeError, RequestId, encode_object, get_object
+from indusagi.runtime.calls import UserWait, waiting_for_user
 
 Handler: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
 

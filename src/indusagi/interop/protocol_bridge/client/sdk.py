@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import anyio
@@ -34,8 +34,8 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import TypeAdapter, ValidationError
 
-from indusagi.interop.protocol_bridge.client.session import ClientSession, ServerFacts
-from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.interop.protocol_bridge.client.session import ClientSession, Era, ServerFacts
+from indusagi.interop.protocol_bridge.contract import FaultDetail, ServerConfig
 from indusagi.interop.protocol_bridge.rpc.transport import (
     QueuedTransport,
     find_cancelled_id,
@@ -45,15 +45,12 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterable, Generator
-    from contextlib import AbstractAsyncContextManager
 
     from anyio.abc import TaskGroup
     from mcp.client.session import IncomingMessage, MessageHandlerFnT
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
-    from indusagi.interop.protocol_bridge.client.session import Era
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from indusagi.capabilities.ports import SandboxMissing
 from indusagi.core.process.child import ChildProcess
 from indusagi.core.secrets import holds_secret, is_secret_name
 from indusagi.interop.protocol_bridge.client.sandbox import RunningSandbox
-from indusagi.interop.protocol_bridge.client.start import find_package_manager
+from indusagi.interop.protocol_bridge.client.start import StartAllowance, find_package_manager
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetail, FaultReason, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode_frame, encode_frame
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.core.process.tree import Activity, CpuDemand
-    from indusagi.interop.protocol_bridge.client.start import StartAllowance
     from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig
 
 _SETTLE_S = 0.05

@@ -16,7 +16,7 @@ import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard
+from typing import TypeAlias, TypeGuard
 
 from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
@@ -31,11 +31,8 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     parse_error,
 )
 from indusagi.interop.protocol_bridge.rpc.mcp_headers import MISSING_CAPABILITY
-from indusagi.interop.protocol_bridge.rpc.transport import get_object
+from indusagi.interop.protocol_bridge.rpc.transport import RequestId, get_object
 from indusagi.runtime.calls import CallCompletion
-
-if TYPE_CHECKING:
-    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
 TASKS = "io.modelcontextprotocol/tasks"
 """Identifier of the extension."""

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.core.backoff import Backoff
 from indusagi.core.json import JsonObject, JsonValue
-from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from indusagi.interop.protocol_bridge.contract import ItemKind, ProtocolFault, ServerLimits
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, RpcError, get_retry_after, is_transient
 
 if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.client.session import ClientSession
-    from indusagi.interop.protocol_bridge.contract import ItemKind, ServerLimits
 
     SendRequest: TypeAlias = Callable[[str, JsonObject], Awaitable[JsonObject]]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
 from indusagi.core.tasks import BackgroundTask
-from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER
+from indusagi.interop.protocol_bridge.client.handlers import HOPS, UNKNOWN_CALLER, InputExchange
 from indusagi.interop.protocol_bridge.host.outgoing import BUSY
 from indusagi.interop.protocol_bridge.rpc.connection import (
     HANDLER_EXIT_S,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.client.handlers import InputExchange
     from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, RequestDispatcher
     from indusagi.runtime.contract import ProgressSink, ToolProgress

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard
+from collections.abc import Callable, Generator
+from typing import Protocol, TypeAlias, TypeGuard
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import describe_error
@@ -26,9 +26,6 @@ from indusagi.interop.protocol_bridge.host.outgoing import (
 )
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, INVALID_REQUEST, PARSE_ERROR, RpcError
 from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, EncodeError, RequestId, decode_frame
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 NO_PARAMS: JsonObject = {}
 """Stands in for missing params."""

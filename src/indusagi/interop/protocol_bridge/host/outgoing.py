@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import json
 import os
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 from indusagi.interop.protocol_bridge.rpc.connection import (
@@ -24,7 +24,6 @@ from indusagi.interop.protocol_bridge.rpc.transport import EncodedObject, Transp
 
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import BinaryIO
 
     from indusagi.core.json import JsonObject
 

@@ -20,7 +20,7 @@ from indusagi.core.text import clean_text
 from indusagi.interop.protocol_bridge.client.handlers import ACKNOWLEDGED, UNKNOWN_CALLER, InputExchange, current_caller
 from indusagi.interop.protocol_bridge.client.skills import ITEM_LISTS, READ_DIRECTORY
 from indusagi.interop.protocol_bridge.client.tasks import TaskExchange, to_core_task
-from indusagi.interop.protocol_bridge.contract import LISTED_KINDS
+from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ItemKind
 from indusagi.interop.protocol_bridge.host.catalog import (
     CORE_TASK_METHODS,
     CORE_TASKS,
@@ -42,9 +42,9 @@ from indusagi.interop.protocol_bridge.host.client_requests import (
     new_sink,
     read_hops,
 )
-from indusagi.interop.protocol_bridge.host.content import LIST_CHANGES, LOG_LEVELS, cut_page
-from indusagi.interop.protocol_bridge.host.dispatcher import RequestDispatcher
-from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS
+from indusagi.interop.protocol_bridge.host.content import LIST_CHANGES, LOG_LEVELS, ContentSource, cut_page
+from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult, RequestDispatcher
+from indusagi.interop.protocol_bridge.host.identity import ANONYMOUS, ClientIdentity
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
     METHOD_NOT_FOUND,
@@ -66,7 +66,7 @@ from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
 )
 from indusagi.interop.protocol_bridge.rpc.transport import encode_object
 from indusagi.runtime.calls import CallingClient, current_client, current_completion, current_trace, read_trace
-from indusagi.runtime.contract import ToolCall, ToolResult
+from indusagi.runtime.contract import ProgressSink, ToolCall, ToolResult
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -74,13 +74,8 @@ if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.handlers import Caller
-    from indusagi.interop.protocol_bridge.contract import ItemKind
     from indusagi.interop.protocol_bridge.host.catalog import Catalog, Ready, TaskSource
-    from indusagi.interop.protocol_bridge.host.content import ContentSource
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits, HostRequest, PendingResult
-    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
     from indusagi.interop.protocol_bridge.host.outgoing import ResponseChannel
-    from indusagi.runtime.contract import ProgressSink
 
     Method: TypeAlias = Callable[[HostRequest], JsonObject | PendingResult]
     RunRequest: TypeAlias = Callable[[Caller, CancelToken, ProgressSink | None], PendingResult]

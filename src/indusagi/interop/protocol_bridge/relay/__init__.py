@@ -21,7 +21,7 @@ from indusagi.interop.protocol_bridge.client.start import Supervision
 from indusagi.interop.protocol_bridge.contract import ServerConfig
 from indusagi.interop.protocol_bridge.host import ServingHost
 from indusagi.interop.protocol_bridge.host.boundary import RateLimitedLog
-from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, HostLimits, RequestDispatcher
+from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, HostLimits, HostRequest, RequestDispatcher
 from indusagi.interop.protocol_bridge.host.http import open_http
 from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
@@ -46,7 +46,6 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest
     from indusagi.interop.protocol_bridge.host.outgoing import ResponseChannel
     from indusagi.interop.protocol_bridge.relay.upstream import RelayedRequest
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId

@@ -19,7 +19,7 @@ from indusagi.interop.protocol_bridge.client.connect import open_transport
 from indusagi.interop.protocol_bridge.client.faults import FaultSite, to_protocol_fault
 from indusagi.interop.protocol_bridge.client.start import RestartRecord, Supervision
 from indusagi.interop.protocol_bridge.host.boundary import RateLimitedLog, log_failure
-from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError
+from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, ForwardedError, HostRequest
 from indusagi.interop.protocol_bridge.rpc.connection import INTERNAL_ERROR, ConnectionClosedError, RpcError, parse_error
 from indusagi.interop.protocol_bridge.rpc.mcp_headers import SUBSCRIPTION
 from indusagi.interop.protocol_bridge.rpc.transport import (
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
-    from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId, Transport, TransportEnd
 
 _log = logging.getLogger(__name__)

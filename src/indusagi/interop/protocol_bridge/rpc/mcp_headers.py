@@ -14,7 +14,7 @@ from binascii import a2b_base64, b2a_base64
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias, cast
 
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.rpc.connection import (
     INVALID_PARAMS,
@@ -28,7 +28,6 @@ from indusagi.interop.protocol_bridge.rpc.transport import get_object
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
 
 MODERN_VERSIONS = ("2026-07-28",)
 LEGACY_VERSIONS = ("2024-10-07", "2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25")

@@ -14,15 +14,13 @@ import json
 import re
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
-from indusagi.core.json import build_object, refuse_constant
+from indusagi.core.json import JsonObject, JsonValue, build_object, refuse_constant
 from indusagi.core.records import record
 from indusagi.core.text import clean_json
 from indusagi.interop.protocol_bridge.contract import FaultDetail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from indusagi.core.json import JsonObject, JsonValue
 
 
 T = TypeVar("T")

@@ -15,14 +15,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, cast
 from urllib.parse import unquote
 
-from indusagi.core.json import NotJson, compact_json
+from indusagi.core.json import JsonLike, NotJson, compact_json
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.schema.normalize import KNOWN_TYPES, find_type, has_faults, is_dict, is_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from indusagi.core.json import JsonLike
     from indusagi.interop.protocol_bridge.schema.normalize import AnyObject
 
 

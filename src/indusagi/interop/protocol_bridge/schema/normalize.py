@@ -10,14 +10,11 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import TYPE_CHECKING, TypeAlias, TypeGuard, cast
+from typing import TypeAlias, TypeGuard, cast
 
 from indusagi.core.json import JsonObject, JsonValue, NotJson
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 KNOWN_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 

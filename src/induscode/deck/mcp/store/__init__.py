@@ -22,12 +22,11 @@ import anyio
 from indusagi.core.faults import Note
 from indusagi.core.records import record
 from induscode.deck.contract import BridgeFault
-from induscode.deck.mcp.store.database import store_path
+from induscode.deck.mcp.store.database import ChainEnd, ChainPart, LedgerDb, store_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from induscode.deck.mcp.store.database import ChainEnd, ChainPart, LedgerDb
     from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, Row, RunFacts
     from induscode.deck.mcp.store.fallback import FallbackStore
 

@@ -12,14 +12,13 @@ import json
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
-from indusagi.core.json import compact_json
+from indusagi.core.json import JsonLike, JsonObject, JsonValue, compact_json
 from indusagi.core.records import record
 from indusagi.runtime.contract import ToolDescriptor
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from indusagi.core.json import JsonLike, JsonObject, JsonValue
 
 RowOp: TypeAlias = Literal[
     "run", "enroll", "retire", "connect", "ready", "fault", "drift", "approve",

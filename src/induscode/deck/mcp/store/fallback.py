@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeVar
 from indusagi.core.app_dirs import create_private_file, locked_directory, read_small_file, replace_file
 from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.sqlite import (
     ForeignDatabaseError,
@@ -45,7 +45,6 @@ from induscode.deck.mcp.store.verify import find_damage, find_end_damage, find_s
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.store.events import PruneResult, Retention, Row
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import anyio.to_thread
 
 from indusagi.core.faults import Note
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import ITEM_KINDS, RemoteToolRef, freeze_definition
 from induscode.deck.contract import DeckFault
@@ -25,7 +25,6 @@ from induscode.deck.mcp.store.events import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.mcp.store.events import Row

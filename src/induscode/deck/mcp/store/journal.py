@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from indusagi.core.ids import new_ulid
-from indusagi.core.json import NotJson, compact_json
+from indusagi.core.json import JsonObject, JsonValue, NotJson, compact_json
 from indusagi.core.time import iso_utc
 from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.runtime.calls import current_client
@@ -28,7 +28,6 @@ from induscode.servers.config.trust import server_identity
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, RemoteToolRef, ServerConfig
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.mcp.drift import DisabledTool

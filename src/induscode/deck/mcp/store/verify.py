@@ -10,7 +10,7 @@ import json
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from induscode.deck.mcp.store.database import ChainEnd, DamagedStoreError, parse_facts
+from induscode.deck.mcp.store.database import ChainEnd, DamagedStoreError, LedgerDb, parse_facts
 from induscode.deck.mcp.store.events import (
     chain_digest,
     content_address,
@@ -22,7 +22,6 @@ from induscode.deck.mcp.store.events import (
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-    from induscode.deck.mcp.store.database import LedgerDb
 
 _MAX_PROBLEMS = 20
 """Problems to list; further ones are only counted."""

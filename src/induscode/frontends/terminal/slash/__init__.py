@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
 from indusagi.core.text import escape_unseen
-from induscode.cli.dialog import Choice, Question
+from induscode.cli.dialog import Choice, Question, Reply
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from induscode.cli.dialog import Reply
     from induscode.conversations.conversation import Conversation
     from induscode.launch.invocation import Invocation
 

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 from anyio import to_thread
 
 from indusagi.core.text import format_count
 from indusagi.interop.auth.contract import AuthFault
-from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
+from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, ProtocolFault
 from induscode.boot.plans import BrokenConfigError
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import escape_controls
-from induscode.conversations.servers import RELOAD
+from induscode.conversations.servers import RELOAD, SessionServers
 from induscode.deck.mcp.drift import build_approval, describe_causes, name_item
 from induscode.frontends.terminal.render import format_duration
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, name_slash_commands, split_words
@@ -38,10 +38,7 @@ from induscode.servers.sign_in import PersonPrompt, read_sign_in, sign_in_to_ser
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
-    from typing import TypeAlias
 
-    from indusagi.interop.protocol_bridge.contract import EndpointStatus
-    from induscode.conversations.servers import SessionServers
     from induscode.frontends.terminal.slash import SlashHost
     from induscode.servers.config.rows import ServerRow
     from induscode.servers.plan import ServerPlan

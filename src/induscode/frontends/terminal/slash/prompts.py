@@ -7,24 +7,21 @@ import re
 from functools import partial
 from typing import TYPE_CHECKING
 
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.text import cut_text, format_count
-from indusagi.interop.protocol_bridge.contract import ProtocolFault
+from indusagi.interop.protocol_bridge.contract import ProtocolFault, RemoteToolRef
 from induscode.cli.terminal import escape_controls
 from induscode.conversations.agents.files import find_folders, read_markdown
 from induscode.conversations.mentions import open_server_content
 from induscode.deck.cards.memory import LARGEST_BYTES, MEMORY_NAME, append_note_line
 from induscode.deck.mcp.content import ContentRefused, find_text
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm, split_words
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm, split_words
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from induscode.conversations.conversation import Conversation
     from induscode.deck.mcp.capability import BridgeCapability
-    from induscode.frontends.terminal.slash import SlashHost
 
 
 # -- custom commands --------------------------------------------------------------------------

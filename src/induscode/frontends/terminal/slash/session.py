@@ -11,7 +11,7 @@ from anyio import to_thread
 
 from indusagi.core.cancel import CancelToken
 from indusagi.core.ids import is_ulid
-from indusagi.core.json import estimate_tokens
+from indusagi.core.json import JsonObject, estimate_tokens
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
@@ -19,13 +19,13 @@ from induscode.cli.dialog import Choice, Question
 from induscode.cli.terminal import escape_unprintable, format_age
 from induscode.conversations.compaction import CompactionError, estimate_message
 from induscode.conversations.contract import Usage
-from induscode.conversations.conversation import USAGE_OP
+from induscode.conversations.conversation import USAGE_OP, Conversation
 from induscode.conversations.models import InvalidAddressError, NoModelError
 from induscode.conversations.prompt import list_names
 from induscode.conversations.rewind import list_rewind_points, preview_rewind, rewind
 from induscode.conversations.transcript import list_conversations
 from induscode.frontends.terminal.render import format_tokens
-from induscode.frontends.terminal.slash import SlashCommand, SlashError
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost
 from induscode.frontends.terminal.slash.mcp import MCP
 from induscode.frontends.terminal.slash.prompts import MEMORY, list_prompt_commands, load_custom_commands
 from induscode.frontends.terminal.slash.tasks import TASKS, confirm_end_of_jobs
@@ -35,10 +35,7 @@ from induscode.search.options import estimate_definition
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from indusagi.core.json import JsonObject
-    from induscode.conversations.conversation import Conversation
     from induscode.conversations.rewind import RewindPoint, RewindPreview, RewindScope
-    from induscode.frontends.terminal.slash import SlashHost
 
 
 # -- rewind -----------------------------------------------------------------------------------

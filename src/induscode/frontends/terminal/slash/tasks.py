@@ -12,17 +12,15 @@ from indusagi.core.ids import is_ulid
 from indusagi.core.records import record
 from indusagi.core.text import format_count
 from induscode.cli.terminal import format_age
-from induscode.conversations.agents.sub_session import find_objective
+from induscode.conversations.agents.sub_session import DelegatedTask, find_objective
 from induscode.conversations.transcript import Transcript, find_answer_text, list_by_age, summarise_log
 from induscode.deck.cards.task import describe_work, format_report
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, confirm
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from indusagi.capabilities.jobs.job import Job
-    from induscode.conversations.agents.sub_session import DelegatedTask
-    from induscode.frontends.terminal.slash import SlashHost
 
 _LINES = 40
 _MAX_SESSIONS = 20

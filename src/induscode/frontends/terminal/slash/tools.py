@@ -12,14 +12,13 @@ from indusagi.core.text import format_count
 from induscode.addons.loader import describe_refusal, discover_addons
 from induscode.boot.catalog import NATIVE
 from induscode.deck.contract import describe
-from induscode.frontends.terminal.slash import SlashCommand, SlashError, name_slash_commands, split_words
+from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, name_slash_commands, split_words
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from induscode.frontends.terminal.slash import SlashHost
     from induscode.permissions.check import Permissions
 
 _SAVE = "--save"

@@ -19,7 +19,7 @@ from induscode.calls.database import (
     read_statistics,
     use_calls,
 )
-from induscode.calls.record import DECLINED, FAILED_OUTCOMES, format_name
+from induscode.calls.record import DECLINED, FAILED_OUTCOMES, CallRecord, format_name
 from induscode.gateway.page.html import (
     FAILED,
     Html,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from induscode.calls.database import CallDatabase, Payload
-    from induscode.calls.record import CallRecord
     from induscode.gateway.page.access import PageRequest
 
 _WINDOWS = {"15min": ("15 minutes", 15_000), "1h": ("1 hour", 60_000), "24h": ("24 hours", 1_440_000),

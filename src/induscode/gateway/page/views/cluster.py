@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from induscode.gateway.page.html import PageError, PageView, live, show_nothing, show_state, table, tag
+from induscode.gateway.page.html import Html, PageError, PageView, live, show_nothing, show_state, table, tag
 
 if TYPE_CHECKING:
     from induscode.cluster.contract import Placement
     from induscode.cluster.node import ClusterNode
     from induscode.gateway.page.access import PageRequest
-    from induscode.gateway.page.html import Html
 
 _ROLES = {"all": "serves clients, runs servers", "doors": "serves clients", "offers": "offers its own servers"}
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Final, cast
 from anyio import to_thread
 
 from indusagi.core.faults import CoreError
-from indusagi.core.json import is_json_object
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.text import format_count
-from indusagi.runtime.contract import TextContentBlock
+from indusagi.runtime.contract import TextContentBlock, ToolOutcome
 from induscode.calls.record import find_tool_ref
-from induscode.deck.contract import describe
+from induscode.deck.contract import Capability, describe
 from induscode.deck.mcp.content import find_text
 from induscode.gateway.page.html import (
     Html,
@@ -38,10 +38,7 @@ from induscode.search.options import estimate_definition
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ItemKind
-    from indusagi.runtime.contract import ToolOutcome
-    from induscode.deck.contract import Capability
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.gateway.page.access import PageRequest
     from induscode.gateway.page.source import CallReply

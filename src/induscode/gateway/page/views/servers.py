@@ -9,9 +9,9 @@ from anyio import to_thread
 from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
-from induscode.calls.database import CallSeries, format_duration, read_series, use_calls
+from induscode.calls.database import CallDatabase, CallSeries, format_duration, read_series, use_calls
 from induscode.core.consent import ConsentChangedError
-from induscode.deck.mcp.drift import build_approval, name_item
+from induscode.deck.mcp.drift import Drift, build_approval, name_item
 from induscode.gateway.page.html import (
     Html,
     PageError,
@@ -33,15 +33,12 @@ from induscode.gateway.page.html import (
     table,
     tag,
 )
-from induscode.gateway.page.source import ServerAction
+from induscode.gateway.page.source import ServerAction, ServerSummary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from induscode.calls.database import CallDatabase
-    from induscode.deck.mcp.drift import Drift
     from induscode.gateway.page.access import PageRequest
-    from induscode.gateway.page.source import ServerSummary
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")
 _STEPS, _STEP_MS = 30, 120_000

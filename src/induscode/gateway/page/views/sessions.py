@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from anyio import to_thread
 
 from indusagi.core.ids import is_ulid
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.text import cut_text
 from induscode.conversations.kept_state import CHECKLIST_OP, PLAN_OP
-from induscode.conversations.rewind import find_rewind_points
+from induscode.conversations.rewind import RewindPoint, find_rewind_points
 from induscode.conversations.transcript import (
     COMPACT_OP,
     FORK_OP,
@@ -43,8 +43,6 @@ from induscode.gateway.page.html import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from induscode.conversations.rewind import RewindPoint
     from induscode.gateway.page.access import PageRequest
 
 _MAX_CONVERSATIONS = 100

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import anyio
 
 from indusagi.core.faults import describe_error
-from indusagi.interop.auth.contract import AuthFault, Refusal
+from indusagi.interop.auth.contract import AuthFault, Refusal, RequestAuthorizer
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     HttpRequestError,
@@ -33,9 +33,9 @@ from indusagi.interop.protocol_bridge.client.http.failures import (
 )
 from indusagi.interop.protocol_bridge.client.http.header_command import HeaderCommand, is_valid_header
 from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
-from indusagi.net.address import parse_url
-from indusagi.net.client import REDIRECTS, SAME_METHOD, EventTooLargeError, get_media_type
-from indusagi.net.dial import BodyEndedEarly, find_proxy, open_network, parse_proxy, shared_tls
+from indusagi.net.address import WebUrl, parse_url
+from indusagi.net.client import REDIRECTS, SAME_METHOD, EventParser, EventTooLargeError, ServerEvent, get_media_type
+from indusagi.net.dial import BodyEndedEarly, HttpAnswer, Network, find_proxy, open_network, parse_proxy, shared_tls
 from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
@@ -44,11 +44,7 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from indusagi.interop.auth.contract import RequestAuthorizer
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
-    from indusagi.net.address import WebUrl
-    from indusagi.net.client import EventParser, ServerEvent
-    from indusagi.net.dial import HttpAnswer, Network
 
 _MAX_REDIRECTS = 3
 _REFUSALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})

@@ -7,7 +7,7 @@ closes in the task that entered it, and owns the tasks it starts.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.interop.protocol_bridge.client.http.sse import SseTransport, sse_transport
@@ -17,7 +17,6 @@ from indusagi.interop.protocol_bridge.rpc.connection import ConnectionClosedErro
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
-    from contextlib import AbstractAsyncContextManager
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.handlers import Handlers

@@ -8,16 +8,13 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from indusagi.core.backoff import parse_retry_after
-from indusagi.core.json import build_object, is_json_object
-from indusagi.interop.auth.contract import SignInRequired
-from indusagi.interop.protocol_bridge.contract import FaultDetail
+from indusagi.core.json import JsonObject, build_object, is_json_object
+from indusagi.interop.auth.contract import AuthFault, SignInRequired
+from indusagi.interop.protocol_bridge.contract import FaultDetail, FaultReason
 from indusagi.net.client import get_media_type
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.auth.contract import AuthFault
-    from indusagi.interop.protocol_bridge.contract import FaultReason
     from indusagi.net.address import WebUrl
     from indusagi.net.dial import HttpAnswer
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, open_http_client
+from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, HttpClient, open_http_client
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     JSON,
@@ -27,7 +27,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_cancelled_id,
     find_request_id,
 )
-from indusagi.net.client import EventParser
+from indusagi.net.client import EventParser, ServerEvent
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
@@ -35,11 +35,9 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskGroup
 
-    from indusagi.interop.protocol_bridge.client.http.client import HttpClient
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId, TransportEnd
     from indusagi.net.address import WebUrl
-    from indusagi.net.client import ServerEvent
 
 _POST_HEADERS = {"content-type": JSON}
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from indusagi.core.backoff import Backoff
-from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, open_http_client
+from indusagi.core.json import JsonObject, is_json_object
+from indusagi.interop.protocol_bridge.client.http.client import INITIALIZED, FramePosts, HttpClient, open_http_client
 from indusagi.interop.protocol_bridge.client.http.failures import (
     EVENTS,
     JSON,
@@ -40,22 +40,18 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
     find_response_id,
     get_object,
 )
-from indusagi.net.client import EventParser
-from indusagi.runtime.calls import acting_subject
+from indusagi.net.client import EventParser, ServerEvent
+from indusagi.runtime.calls import SubjectToken, acting_subject
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
     from anyio.abc import TaskGroup
 
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.client.http.client import HttpClient
     from indusagi.interop.protocol_bridge.client.session import ClientSession
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId
-    from indusagi.net.client import ServerEvent
     from indusagi.net.dial import HttpAnswer
-    from indusagi.runtime.calls import SubjectToken
 
 _SESSION_HEADER = "mcp-session-id"
 _POST_HEADERS = {"accept": f"{JSON}, {EVENTS}", "content-type": JSON}

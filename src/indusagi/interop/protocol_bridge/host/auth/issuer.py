@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlencode, urlsplit
 
 from indusagi.core.faults import describe_error
-from indusagi.core.json import is_json_object, parse_strict_json
+from indusagi.core.json import JsonObject, is_json_object, parse_strict_json
 from indusagi.interop.auth.metadata import build_issuer_metadata_urls
 from indusagi.interop.protocol_bridge.host.auth.proofs import import_key, is_key_for
 from indusagi.interop.protocol_bridge.host.auth.resource import ALGORITHMS, IssuerError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from joserfc.jwk import Key
 
-    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ResourceSettings
 
 _DOCUMENT_BYTES = 512 * 1024

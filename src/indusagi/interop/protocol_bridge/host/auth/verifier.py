@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from indusagi.core.faults import Note, describe_error
-from indusagi.core.json import compact_json, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
-from indusagi.core.time import SYSTEM_CLOCK
-from indusagi.interop.protocol_bridge.host.auth.issuer import IssuerClient
+from indusagi.core.time import SYSTEM_CLOCK, Clock
+from indusagi.interop.protocol_bridge.host.auth.issuer import IssuerClient, KeySet
 from indusagi.interop.protocol_bridge.host.auth.proofs import (
     InvalidSignature,
     NonceSource,
@@ -33,9 +33,6 @@ from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
 if TYPE_CHECKING:
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.core.time import Clock
-    from indusagi.interop.protocol_bridge.host.auth.issuer import KeySet
     from indusagi.interop.protocol_bridge.host.auth.proofs import SignedText
     from indusagi.interop.protocol_bridge.host.auth.resource import (
         IntrospectionClient,

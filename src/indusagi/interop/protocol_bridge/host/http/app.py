@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, cast
 import anyio
 
 from indusagi.core.faults import describe_error
-from indusagi.core.json import compact_json, is_json_object
-from indusagi.interop.protocol_bridge.host.boundary import log_failure
-from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, is_request_id
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
+from indusagi.interop.protocol_bridge.host.boundary import HostTasks, log_failure
+from indusagi.interop.protocol_bridge.host.dispatcher import NO_PARAMS, Reader, ServerSession, is_request_id
 from indusagi.interop.protocol_bridge.host.http.request import (
     CLIENT_GONE,
     EVENTS,
@@ -46,9 +46,6 @@ from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.host.boundary import HostTasks
-    from indusagi.interop.protocol_bridge.host.dispatcher import Reader, ServerSession
     from indusagi.interop.protocol_bridge.host.http.quota import Place, Quota
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess

@@ -9,21 +9,18 @@ from urllib.parse import unquote
 
 import anyio
 
-from indusagi.core.json import compact_json
+from indusagi.core.json import JsonObject, compact_json
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.identity import NOBODY
 from indusagi.interop.protocol_bridge.host.outgoing import BUSY, SMALL_BYTES
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_REQUEST
-from indusagi.interop.protocol_bridge.rpc.transport import encode_frame
+from indusagi.interop.protocol_bridge.rpc.transport import RequestId, encode_frame
 
 if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Mapping, Sequence
 
     import h11
-
-    from indusagi.core.json import JsonObject
-    from indusagi.interop.protocol_bridge.rpc.transport import RequestId
 
     Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 

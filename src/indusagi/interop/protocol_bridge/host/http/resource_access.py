@@ -13,18 +13,15 @@ from indusagi.interop.protocol_bridge.host.auth.issuer import RateLimit
 from indusagi.interop.protocol_bridge.host.auth.proofs import ProofLimitError
 from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource, TokenRefusal, read_token
 from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
-from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS
-from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, CALL_SCOPE, LIST_SCOPE
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, HttpRequest
+from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS, FindTarget
+from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, CALL_SCOPE, LIST_SCOPE, ClientIdentity
 from indusagi.runtime.calls import SubjectToken, current_subject
 
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.auth.resource import PresentedToken, ResourceSettings
     from indusagi.interop.protocol_bridge.host.boundary import HostTasks
-    from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
-    from indusagi.interop.protocol_bridge.host.http.settings import FindTarget
-    from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
 
 _METADATA_HEADERS = [(b"cache-control", b"max-age=300")]
 _UNSCOPED = frozenset({"initialize", "ping", "server/discover", "logging/setLevel"})

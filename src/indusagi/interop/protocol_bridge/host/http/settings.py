@@ -16,16 +16,14 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
 from indusagi.core.json import JsonObject
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
+from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource, ResourceSettings
 from indusagi.interop.protocol_bridge.host.dispatcher import ServerSession
-from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, Site
+from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, HttpRequest, Site
 from indusagi.interop.protocol_bridge.host.identity import ClientIdentity, find_rights
 
 if TYPE_CHECKING:
     from ipaddress import IPv4Address, IPv6Address
 
-    from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource
-    from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
 
 NewSession: TypeAlias = Callable[[ClientIdentity], ServerSession]
 """Creates the session of a client."""
