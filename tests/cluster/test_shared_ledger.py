@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from induscode.cluster.shared.ledger import ClusterReport
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -47,7 +47,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.process]
 class LedgerNode:
     """A ledger with its publisher and auditor."""
 
-    def __init__(self, broker: Broker, settings: ClusterSettings, store: ThreadedStore) -> None:
+    def __init__(self, broker: Broker, settings: ClusterSettings, store: LedgerStore) -> None:
         assert settings.key is not None
         self.notes: list[str] = []
         self.counts: list[int] = []

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
     from induscode.cluster.contract import ClusterSettings
+    from induscode.deck.mcp.store import LedgerStore
     from induscode.servers.config.rows import ServerRow
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
@@ -139,17 +140,17 @@ async def test_bucket_that_was_lost_gets_the_entries_of_a_node_that_runs(broker:
 
 
 @asynccontextmanager
-async def open_states(settings: ClusterSettings, folder: Path) -> AsyncGenerator[list[SharedState]]:
-    """Open the shared states of two nodes, each with a ledger of its own."""
+async def open_states(settings: ClusterSettings, folder: Path) -> AsyncGenerator[list[tuple[SharedState, LedgerStore]]]:
+    """Open the shared states of two nodes, each with its ledger."""
     async with AsyncExitStack() as stack:
-        states: list[SharedState] = []
+        states: list[tuple[SharedState, LedgerStore]] = []
         for name in ("one", "two"):
             local = await stack.enter_async_context(stored(folder / name))
             node = await stack.enter_async_context(open_node(name_node(settings, name)))
             state = await open_shared_state(node)
             assert state is not None
-            await stack.enter_async_context(state.open_store(local))
-            states.append(state)
+            await stack.enter_async_context(state.share_store(local))
+            states.append((state, local))
         yield states
 
 
@@ -159,21 +160,20 @@ async def test_definition_approved_at_one_node_is_approved_at_all(broker: Broker
     first: JsonObject = {"name": "t", "description": "first"}
     changed: JsonObject = {"name": "t", "description": "changed"}
     third: JsonObject = {"name": "t", "description": "third"}
-    async with open_states(await new_cluster(broker), tmp_path) as (one, two):
-        assert one.store is not None
-        assert two.store is not None
-        for store in (one.store, two.store):
-            store.identities = lambda: [server_identity(server)]
+    async with open_states(await new_cluster(broker), tmp_path) as ((one, one_store), (two, two_store)):
+        for state in (one, two):
+            assert state.pins is not None
+            state.pins.identities = lambda: [server_identity(server)]
         heard = asyncio.Event()
         two.on_pins.add(heard.set)
-        pins = await open_pins(Journal(one.store, [server], node="one"), [server])
+        pins = await open_pins(Journal(one_store, [server], node="one"), [server])
         assert pins.judge(tool, first).drift is None
         pins.approve(tool, changed)
         async with asyncio.timeout(60):
             while len(two.table.list("pin")) < 2:
                 heard.clear()
                 await heard.wait()
-        others = await open_pins(Journal(two.store, [server], node="two"), [server])
+        others = await open_pins(Journal(two_store, [server], node="two"), [server])
         # The first definition of the one node is the first one of the other.
         assert others.judge(tool, first).drift is None
         assert others.judge(tool, changed).drift is None

@@ -36,8 +36,8 @@ async def open_cluster_store(broker: BrokerProcess, folder: Path) -> AsyncGenera
     async with stored(folder) as local, open_node(name_node(settings, "one")) as node:
         shared = await open_shared_state(node)
         assert shared is not None
-        async with shared.open_store(local) as store:
-            yield store
+        async with shared.share_store(local):
+            yield local
 
 
 @pytest.fixture(params=["file", "memory", "cluster"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable
     from pathlib import Path
 
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
 
 
 def store_file(folder: Path) -> Path:
@@ -24,7 +24,7 @@ def store_file(folder: Path) -> Path:
 
 
 @asynccontextmanager
-async def stored(folder: Path) -> AsyncGenerator[ThreadedStore]:
+async def stored(folder: Path) -> AsyncGenerator[LedgerStore]:
     """Open a store, and close it."""
     store = await open_store(str(store_file(folder)))
     try:

@@ -42,7 +42,7 @@ from induscode.servers.remedies import format_command, format_server_command
 
 if TYPE_CHECKING:
     from induscode.cli.process import SignalState
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.provision import ToolDeck
 
 
@@ -238,7 +238,7 @@ def load_plan(invocation: Invocation) -> ServerPlan:
 
 
 @asynccontextmanager
-async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[ThreadedStore]:
+async def opened_store(*, report_notes: bool = True) -> AsyncGenerator[LedgerStore]:
     """Open this user's ledger inside the block, and print notes about damage unless the caller does."""
     from induscode.deck.mcp.store import open_store  # noqa: PLC0415 — for commands with the ledger
 

@@ -30,7 +30,7 @@ from induscode.launch.settings import ADDONS_REQUIRED, CODE_ENABLED
 if TYPE_CHECKING:
     from indusagi.core.faults import Note
     from induscode.deck.mcp.ledger import BridgeLedger
-    from induscode.deck.mcp.store import LedgerStore, ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
     from induscode.servers.plan import ServerPlan
 
 
@@ -146,7 +146,7 @@ async def open_session(
     plan_mode: bool = False,
     origin: CallOrigin | None = None,
     on_note: Callable[[Note], None] | None = None,
-    share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None,
+    share_store: Callable[[LedgerStore], AbstractAsyncContextManager[None]] | None = None,
 ) -> AsyncGenerator[Session]:
     """Open the session of a run inside the block.
 
@@ -184,11 +184,10 @@ async def open_session(
         if invocation.tools:  # report an unknown name before starting anything
             native = _build_native_deck(invocation, profile, context, left_out, connectors)
             stack.push_async_callback(native.context.aclose)
-        file_store = await open_store()
-        stack.push_async_callback(file_store.aclose)
-        store: LedgerStore = file_store
+        store = await open_store()
+        stack.push_async_callback(store.aclose)
         if share_store is not None:  # closes before the file, but after everything that writes to it
-            store = await stack.enter_async_context(share_store(file_store))
+            await stack.enter_async_context(share_store(store))
         if plan is None:
             mcp = await load_mcp_capabilities(invocation, store, options, wait=wait)
         else:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from indusagi.core.json import JsonObject
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
 
 _DAMAGED = 1
 _KEY_LENGTH = 15
@@ -62,7 +62,7 @@ def with_store(command: Callable[..., Awaitable[int]]) -> Callable[..., int]:
     return run
 
 
-async def _find_run(store: ThreadedStore, name: str) -> RunFacts:
+async def _find_run(store: LedgerStore, name: str) -> RunFacts:
     """Find a run by its name or a unique prefix of it."""
     runs = await store.runs()
     matches = [run for run in runs if run.run.startswith(name.upper())]
@@ -74,12 +74,12 @@ async def _find_run(store: ThreadedStore, name: str) -> RunFacts:
     raise click.UsageError(f"There is no run {name!r}: 'indus ledger' lists them")
 
 
-async def _find_runs(store: ThreadedStore, name: str | None) -> Sequence[RunFacts]:
+async def _find_runs(store: LedgerStore, name: str | None) -> Sequence[RunFacts]:
     """Return the run of `--run`, or all runs without it."""
     return await store.runs() if name is None else [await _find_run(store, name)]
 
 
-async def _read_documents(store: ThreadedStore, rows: Sequence[Row]) -> dict[str, str]:
+async def _read_documents(store: LedgerStore, rows: Sequence[Row]) -> dict[str, str]:
     """Read the documents that these rows refer to."""
     return dict(await store.documents({one for row in rows for one in document_addresses(row.op, row.facts)}))
 
@@ -96,7 +96,7 @@ async def _read_documents(store: ThreadedStore, rows: Sequence[Row]) -> dict[str
 )  # fmt: skip
 @as_json
 @with_store
-async def timeline(store: ThreadedStore, /, *, run: str | None, server: str | None, limit: int, as_json: bool) -> int:
+async def timeline(store: LedgerStore, /, *, run: str | None, server: str | None, limit: int, as_json: bool) -> int:
     """List the events, the newest last."""
     rows = await _read_latest(store, run, server, limit)
     is_terminal, now = stdout_console() is not None, now_ms()
@@ -113,7 +113,7 @@ async def timeline(store: ThreadedStore, /, *, run: str | None, server: str | No
     return listing.show(as_json=as_json)
 
 
-async def _read_latest(store: ThreadedStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
+async def _read_latest(store: LedgerStore, run: str | None, server: str | None, limit: int) -> Sequence[Row]:
     events: list[Row] = []
     for facts in reversed(await _find_runs(store, run)):
         rows = await store.rows(facts.run)
@@ -176,7 +176,7 @@ def _format_detail(row: Row) -> str:
 @click.argument("key")
 @as_json
 @with_store
-async def show(store: ThreadedStore, /, key: str, *, as_json: bool) -> int:
+async def show(store: LedgerStore, /, key: str, *, as_json: bool) -> int:
     """Show the events of KEY: the key of an enrolment, a tool, or the number of a row."""
     rows = [row for run in await store.runs() for row in await store.rows(run.run)]
     matches: list[Row] = []
@@ -210,7 +210,7 @@ async def show(store: ThreadedStore, /, key: str, *, as_json: bool) -> int:
 @run_option
 @as_json
 @with_store
-async def at(store: ThreadedStore, /, time: str, *, run: str | None, as_json: bool) -> int:
+async def at(store: LedgerStore, /, time: str, *, run: str | None, as_json: bool) -> int:
     """Show the deck as it was at TIME, such as 2026-11-15T20:08 (UTC, unless it says otherwise)."""
     try:
         wanted = datetime.fromisoformat(time)  # RFC 3339 §5.6
@@ -237,7 +237,7 @@ async def at(store: ThreadedStore, /, time: str, *, run: str | None, as_json: bo
 @run_option
 @as_json
 @with_store
-async def turn(store: ThreadedStore, /, number: int, *, run: str | None, as_json: bool) -> int:
+async def turn(store: LedgerStore, /, number: int, *, run: str | None, as_json: bool) -> int:
     """Show the deck that a model saw at turn N, of the last run that had one."""
     runs = await _find_runs(store, run)
     for one in reversed(runs):
@@ -284,7 +284,7 @@ def _print_deck(record: DeckRecord, *, as_json: bool) -> int:
 @click.command("verify")
 @as_json
 @with_store
-async def verify(store: ThreadedStore, /, *, as_json: bool) -> int:
+async def verify(store: LedgerStore, /, *, as_json: bool) -> int:
     """Check that every row of the ledger is as it was written. Exit code 1 if not."""
     # Opening a damaged ledger sets it aside and leaves a note.
     damage = [str(note) for note in (*store.notes, *await store.verify())]
@@ -302,7 +302,7 @@ async def verify(store: ThreadedStore, /, *, as_json: bool) -> int:
 @run_option
 @as_json
 @with_store
-async def export(store: ThreadedStore, /, *, run: str | None, as_json: bool) -> int:
+async def export(store: LedgerStore, /, *, run: str | None, as_json: bool) -> int:
     """Write everything as JSON, one row per line and then the documents; one value with --json."""
     rows = [row for one in await _find_runs(store, run) for row in await store.rows(one.run)]
     documents = await _read_documents(store, rows)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.boot import BootOptions
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.ledger import BridgeLedger
-    from induscode.deck.mcp.store import LedgerStore, ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
     from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
@@ -70,7 +70,7 @@ _DEBOUNCE_S = 0.05
 class NodeHooks:
     """Hooks of a gateway that is a cluster node; they do nothing by default."""
 
-    share_store: Callable[[ThreadedStore], AbstractAsyncContextManager[LedgerStore]] | None = None
+    share_store: Callable[[LedgerStore], AbstractAsyncContextManager[None]] | None = None
     """Shares the ledger."""
     trust: TrustStore | None = None
     """Consents of this user and of the other nodes."""

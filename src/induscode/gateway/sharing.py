@@ -116,8 +116,8 @@ class GatewaySharing:
     def follow(self, gateway: Gateway, tasks: TaskGroup) -> None:
         """Share this node's approvals and consents, and apply other nodes' changes as they arrive."""
         state, loop = self.state, asyncio.get_running_loop()
-        if state.store is not None:
-            state.store.identities = lambda: build_identities(gateway.plan.configs.values()).values()
+        if state.pins is not None:
+            state.pins.identities = lambda: build_identities(gateway.plan.configs.values()).values()
         state.on_pins.add(lambda: tasks.start_soon(gateway.read_approvals))
         state.on_other.add(lambda: tasks.start_soon(self._apply, gateway))
         self.trust.on_checked.add(lambda: loop.call_soon_threadsafe(self._consented.set))
@@ -182,7 +182,7 @@ async def join_cluster(
             context.watch.poll_s = WATCH_S
         plan = drop_own_address(held_back, context.address)
         limit, follow = sharing.limit_checks, sharing.follow
-        hooks = NodeHooks(share_store=shared.open_store, trust=sharing.trust, limit_checks=limit, on_follow=follow)
+        hooks = NodeHooks(share_store=shared.share_store, trust=sharing.trust, limit_checks=limit, on_follow=follow)
         context = replace(context, plan=plan, hooks=hooks)
     boot = replace(context.boot, open_session=partial(open_session, node), node=node.info.node)
     if options.settings is not None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteTool, ServerConfig
-    from induscode.deck.mcp.store import LedgerStore, ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
 
 pytestmark = pytest.mark.anyio
 
@@ -139,7 +139,7 @@ async def enrolled(
 
 
 @asynccontextmanager
-async def in_memory() -> AsyncGenerator[ThreadedStore]:
+async def in_memory() -> AsyncGenerator[LedgerStore]:
     store = await memory_store()
     try:
         yield store
@@ -413,7 +413,7 @@ async def test_finding_a6_an_edited_row_is_compared_with_what_was_approved_befor
 class FailingStore:
     """A store whose nth reading fails."""
 
-    def __init__(self, store: ThreadedStore, failing: Iterable[int]) -> None:
+    def __init__(self, store: LedgerStore, failing: Iterable[int]) -> None:
         self._store = store
         self.failing = {*failing}
         self.readings = 0

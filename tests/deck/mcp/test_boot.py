@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from indusagi.runtime.contract import ToolResult
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.deck.mcp.enrolment import Enrolment
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
 
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 
@@ -47,7 +47,7 @@ ALL = tuple(f"h__{tool}" for tool in HONEST_TOOLS)
 
 @asynccontextmanager
 async def booted(
-    store: ThreadedStore,
+    store: LedgerStore,
     *servers: ServerConfig,
     lazy: Collection[str] = (),
     untrusted: Collection[str] = (),
@@ -164,7 +164,7 @@ async def test_a_server_whose_row_was_edited_keeps_its_tools(tmp_path: Path) -> 
             assert phase_of(bridge, "h") is EndpointPhase.IDLE
 
 
-async def pinned_otherwise(store: ThreadedStore, server: ServerConfig, tool: str) -> RemoteToolRef:
+async def pinned_otherwise(store: LedgerStore, server: ServerConfig, tool: str) -> RemoteToolRef:
     """Have the store believe that a tool said something else when it was seen."""
     async with booted(store, server) as bridge:
         found = enrolment_of(bridge).ledger.find(RemoteToolRef(server.id, tool))

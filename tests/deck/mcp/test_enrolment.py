@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from indusagi.core.json import JsonValue
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
 
 pytestmark = pytest.mark.anyio
 
@@ -39,14 +39,14 @@ OTHER = tool("y")
 A, B = tool(description="Allowed: ls, cat"), tool(description="Allowed: ls, cat, rm")
 
 
-async def enrolment_in(store: ThreadedStore) -> tuple[Enrolment, Journal]:
+async def enrolment_in(store: LedgerStore) -> tuple[Enrolment, Journal]:
     journal = Journal(store, [SERVER])
     pins = await open_pins(journal, [SERVER])
     fleet = ServerFleetImpl()
     return Enrolment(fleet, BridgeLedger.empty(), pins=pins, sink=journal), journal
 
 
-async def ops(store: ThreadedStore, journal: Journal) -> list[str]:
+async def ops(store: LedgerStore, journal: Journal) -> list[str]:
     await store.flush()
     return [row.op for row in await store.rows(journal.run)]
 

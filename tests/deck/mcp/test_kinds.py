@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from induscode.deck.mcp.boot import BootedBridge
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
 
 APP = "ui://shelf/app.html"
 
@@ -34,7 +34,7 @@ def library(state: Path) -> StdioServerConfig:
     return StdioServerConfig("lib", sys.executable, ["-I", "-S", script, "--state", str(state)])
 
 
-async def boot(store: ThreadedStore, config: StdioServerConfig, locked: Any = None) -> BootedBridge:
+async def boot(store: LedgerStore, config: StdioServerConfig, locked: Any = None) -> BootedBridge:
     plan = ServerPlan(configs={config.id: config}, locked=locked or {})
     bridge = await boot_bridge(store, plan, BootOptions(kinds=CONTENT_KINDS))
     await bridge.wake(["lib"])

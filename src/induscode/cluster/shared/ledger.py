@@ -24,7 +24,7 @@ from induscode.deck.mcp.store.database import ChainEnd, ChainPart, ChainRow
 if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
 
 _BATCH_ROWS = 256
 _BATCH_CHARACTERS = 512 * 1024
@@ -45,7 +45,7 @@ class LedgerPublisher:
         stream: Stream,
         settings: ClusterSettings,
         key: ClusterKey,
-        source: ThreadedStore,
+        source: LedgerStore,
         on_note: Callable[[str], None],
         largest_bytes: int,
         on_count: Callable[[int], None],
@@ -357,7 +357,7 @@ class ClusterReport:
         }
 
 
-async def verify_cluster(broker: Broker, source: ThreadedStore | None) -> ClusterReport:
+async def verify_cluster(broker: Broker, source: LedgerStore | None) -> ClusterReport:
     """Read and verify the whole ledger stream, and compare it with this machine's ledger."""
     settings, key = broker.settings, broker.settings.key
     assert key is not None
@@ -385,7 +385,7 @@ async def verify_cluster(broker: Broker, source: ThreadedStore | None) -> Cluste
     )
 
 
-async def _compare_file(book: ChainBook, source: ThreadedStore, chain: str) -> int:
+async def _compare_file(book: ChainBook, source: LedgerStore, chain: str) -> int:
     """Compare this machine's file with its chain in the stream, and return the number of compared rows."""
     state = book.chains.get(chain)
     part = await source.read_part(None, _PAGE_ROWS, _PAGE_CHARACTERS)

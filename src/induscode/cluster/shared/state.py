@@ -22,7 +22,7 @@ from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.jetstream import Stream
 from induscode.cluster.shared.ledger import LedgerAuditor, LedgerPublisher
-from induscode.cluster.shared.table import PIN, ClusterStore, SharedTable, open_table
+from induscode.cluster.shared.table import PIN, ClusterPins, SharedTable, open_table
 from induscode.servers.config.rows import ServerRow, find_project_dir
 from induscode.servers.config.trust import TrustStore, consent_facts
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from induscode.cluster.key import ClusterKey
     from induscode.cluster.node import ClusterNode
     from induscode.core.consent import ConsentState
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
 
 _log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class SharedState:
     def __init__(self, node: ClusterNode, table: SharedTable) -> None:
         self.node = node
         self.table = table
-        self.store: ClusterStore | None = None
+        self.pins: ClusterPins | None = None
         self.on_pins: Listeners[[]] = Listeners()
         """Called when a definition was approved, here or on another node."""
         self.on_other: Listeners[[]] = Listeners()
@@ -65,8 +65,8 @@ class SharedState:
         self._unshared.set()
 
     @asynccontextmanager
-    async def open_store(self, local: ThreadedStore) -> AsyncGenerator[ClusterStore]:
-        """Publish this machine's ledger inside the block, and share its pins."""
+    async def share_store(self, local: LedgerStore) -> AsyncGenerator[None]:
+        """Publish this machine's ledger inside the block, and share its pins in both directions."""
         node, broker = self.node, self.node.broker
         settings, key = broker.settings, broker.settings.key
         assert key is not None
@@ -82,12 +82,12 @@ class SharedState:
 
         publisher = LedgerPublisher(stream, settings, key, local, node.on_note, broker.payload_bytes, count)
         auditor = LedgerAuditor(stream, settings, key, node.on_note)
-        store = self.store = ClusterStore(local, self.table, settings.node)
+        local.shared = self.pins = ClusterPins(local, self.table, settings.node)
         forget = node.on_back.add(come_back)
         work: Sequence[Callable[[], Awaitable[None]]] = (publisher.run, auditor.run, self.table.run, self._share)
         running = [asyncio.create_task(keep_running(run), name="shared state") for run in work]  # noqa: TID251 — awaited below
         try:
-            yield store
+            yield
         finally:
             forget()
             for task in running:
@@ -96,14 +96,14 @@ class SharedState:
             if broker.is_connected:
                 await finish(publisher.publish_all)
                 await finish(auditor.anchor)
-            self.store = None
+            self.pins = local.shared = None
 
     async def _share(self) -> None:
         while True:
             await self._unshared.wait()
             self._unshared.clear()
             try:
-                if self.store is not None and await self.store.share_pins():
+                if self.pins is not None and await self.pins.share():
                     self.on_pins()  # another process on this machine may have approved them
             except ClusterFault:
                 self._unshared.set()

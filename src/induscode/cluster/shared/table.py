@@ -24,14 +24,13 @@ from induscode.cluster.broker import Broker
 from induscode.cluster.contract import ClusterFault, LostRaceError
 from induscode.cluster.jetstream import Bucket, BucketEntry, Stream, StreamMessage, open_bucket
 from induscode.cluster.proofs import check_key
-from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, Row, RunFacts, content_address
+from induscode.deck.mcp.store.events import Row, content_address
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from nats.aio.msg import Msg
 
-    from indusagi.core.faults import Note
     from induscode.cluster.key import ClusterKey
     from induscode.deck.mcp.store import LedgerStore
 
@@ -47,8 +46,8 @@ _log = logging.getLogger(__name__)
 PIN = "pin"
 
 
-class ClusterStore:
-    """A node's `LedgerStore`. The caller closes the machine's store."""
+class ClusterPins:
+    """The `SharedPins` of a node."""
 
     def __init__(self, local: LedgerStore, table: SharedTable, node: str) -> None:
         self.identities: Callable[[], Collection[str]] = tuple
@@ -59,33 +58,8 @@ class ClusterStore:
         self._texts: dict[str, str] = {}
         """Definitions of shared pins, by address."""
 
-    @property
-    def path(self) -> str | None:
-        """This machine's file, or None while the ledger is in memory."""
-        return self._local.path
-
-    @property
-    def notes(self) -> Sequence[Note]:
-        """Failures and removals."""
-        return self._local.notes
-
-    def append(self, make: Callable[[], Batch]) -> None:
-        """Queue a batch for this machine's file; publishing comes later."""
-        self._local.append(make)
-
-    async def flush(self) -> bool:
-        """Wait until all appended batches are in this machine's file. False if they're not in a file."""
-        return await self._local.flush()
-
-    async def rows(self, run: str) -> Sequence[Row]:
-        """Read the rows of one of this machine's runs, in order."""
-        return await self._local.rows(run)
-
-    async def latest(self, op: str) -> Sequence[Row]:
-        """Read the latest row of every subject of an op, other nodes' pins first."""
-        own = await self._local.latest(op)
-        if op != PIN:
-            return own
+    def merge(self, own: Sequence[Row]) -> Sequence[Row]:
+        """Return other nodes' pins that `own` lacks, followed by `own`."""
         forms = {_find_parts(row.facts) for row in own}
         return (*(row for row in self._read_pins() if _find_parts(row.facts) not in forms), *own)
 
@@ -100,33 +74,15 @@ class ClusterStore:
                 self._texts[address] = text
             yield Row(0, f"node {value.get('by')}", 0, str(value.get("at", "")), PIN, subject, facts, "")
 
-    async def runs(self) -> Sequence[RunFacts]:
-        """List this machine's runs, oldest first."""
-        return await self._local.runs()
+    def find_texts(self, addresses: Iterable[str]) -> Mapping[str, str]:
+        """Return definitions approved on other nodes."""
+        return {address: self._texts[address] for address in addresses if address in self._texts}
 
-    async def documents(self, addresses: Iterable[str]) -> Mapping[str, str]:
-        """Read this machine's documents, and definitions approved on other nodes."""
-        wanted = [*addresses]
-        found = await self._local.documents(wanted)
-        missing = [address for address in wanted if address not in found and address in self._texts]
-        return {**found, **{address: self._texts[address] for address in missing}} if missing else found
-
-    async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
-        """Check this machine's file. `indus cluster verify` checks all ledgers."""
-        return await self._local.verify(set_aside=set_aside)
-
-    async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
-        """Remove this machine's old, published runs."""
-        return await self._local.prune(keep, own_run)
-
-    async def aclose(self) -> None:
-        """Close this machine's store."""
-        await self._local.aclose()
-
-    async def share_pins(self) -> int:
+    async def share(self) -> int:
         """Share this node's pins that the other nodes don't have yet, and return their number."""
         wanted = frozenset(self.identities())
-        own = [row for row in await self._local.latest(PIN) if row.facts.get("identity") in wanted]
+        pins = await self._local.latest(PIN)
+        own = [row for row in pins if row.position and row.facts.get("identity") in wanted]  # other nodes' have none
         keys = {self._table.build_key(PIN, *name_pin(row.facts)): row for row in own}
         missing = {key: row for key, row in keys.items() if key not in self._table.list(PIN)}
         texts = await self._local.documents(str(row.facts.get("definition")) for row in missing.values())

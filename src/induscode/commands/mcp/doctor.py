@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import EndpointStatus, RemoteTool, ServerConfig
     from indusagi.interop.protocol_bridge.endpoint import EndpointEvent
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.mcp.store.events import Row
     from induscode.deck.mcp.store.pins import StorePins
     from induscode.launch.invocation import Invocation
@@ -360,7 +360,7 @@ async def logs(context: click.Context, name: str, *, as_json: bool, limit: int, 
     return 0
 
 
-async def _read_entries(store: ThreadedStore, name: str, limit: int) -> Sequence[Row]:
+async def _read_entries(store: LedgerStore, name: str, limit: int) -> Sequence[Row]:
     """Read the last `limit` events of a server, oldest first."""
     events: list[Row] = []
     for run in reversed(await store.runs()):

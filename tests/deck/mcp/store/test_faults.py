@@ -17,7 +17,7 @@ from tests.support.scripts import run
 from tests.support.stores import batch, fill_store, run_sql, store_file, stored
 
 from induscode.deck.mcp import store as stores
-from induscode.deck.mcp.store import SilentStoreError, ThreadedStore, open_store
+from induscode.deck.mcp.store import LedgerStore, SilentStoreError, open_store
 from induscode.deck.mcp.store import database as store_db
 from induscode.deck.mcp.store import fallback as store_keeper
 from induscode.deck.mcp.store.database import store_path
@@ -34,7 +34,7 @@ DEADLINE_S = 20
 PAGE = 4096
 
 
-async def use_everything(store: ThreadedStore) -> bool:
+async def use_everything(store: LedgerStore) -> bool:
     """Call every operation, within a deadline; tell whether any of it reported damage."""
     with anyio.fail_after(DEADLINE_S):
         for run_facts in await store.runs():
@@ -194,7 +194,7 @@ async def test_finding_d1_a_question_already_asked_is_answered_when_the_thread_e
         raise SystemExit(1)
 
     monkeypatch.setattr(stores, "_answer", end)
-    store = ThreadedStore(str(store_file(tmp_path)))
+    store = LedgerStore(str(store_file(tmp_path)))
     with anyio.fail_after(DEADLINE_S):
         async with anyio.create_task_group() as tasks:
             for _ in range(3):
@@ -213,7 +213,7 @@ async def test_finding_d1_a_process_without_a_free_thread_has_a_store(
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        store = ThreadedStore(str(store_file(tmp_path)))
+        store = LedgerStore(str(store_file(tmp_path)))
     with anyio.fail_after(DEADLINE_S):
         assert not await store.flush()
         await store.aclose()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.drift import Drift
-    from induscode.deck.mcp.store import ThreadedStore
+    from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.mcp.store.events import Row
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +47,7 @@ def remotes(*tools: str) -> list[RemoteTool]:
     return [RemoteTool(one.ref, one.descriptor, raw=one.raw) for one in made]
 
 
-async def seen(store: ThreadedStore, *tools: str) -> Journal:
+async def seen(store: LedgerStore, *tools: str) -> Journal:
     """Have a run that sees these tools for the first time."""
     journal = Journal(store, [SERVER])
     pins = await open_pins(journal, [SERVER])

@@ -11,7 +11,7 @@ from tests.commands.mcp.test_pins import Changing
 from tests.support.scripts import run
 from tests.support.stores import fill_store, query_file, run_sql, store_file, stored
 
-from induscode.deck.mcp.store import SilentStoreError, ThreadedStore
+from induscode.deck.mcp.store import LedgerStore, SilentStoreError
 from induscode.deck.mcp.store import fallback as store_pins
 from induscode.deck.mcp.store.database import store_path
 from induscode.deck.mcp.store.events import Batch, Event
@@ -24,7 +24,7 @@ def pins_file(folder: Path) -> Path:
     return store_file(folder).with_name("pins.jsonl")
 
 
-async def list_pinned_tools(store: ThreadedStore) -> list[str]:
+async def list_pinned_tools(store: LedgerStore) -> list[str]:
     rows = await store.latest("pin")
     documents = await store.documents([str(one.facts["definition"]) for one in rows])
     assert len(documents) == len(rows)

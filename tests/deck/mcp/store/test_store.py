@@ -27,7 +27,7 @@ from tests.support.stores import batch, fill_store, query_file, run_sql, store_f
 from indusagi.core import sqlite
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from induscode.deck.mcp import store as stores
-from induscode.deck.mcp.store import SilentStoreError, ThreadedStore, memory_store, open_store
+from induscode.deck.mcp.store import LedgerStore, SilentStoreError, memory_store, open_store
 from induscode.deck.mcp.store import database as ledger_database
 from induscode.deck.mcp.store import fallback as ledger_fallback
 from induscode.deck.mcp.store.database import LEDGER, DamagedStoreError, store_path
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-async def positions(store: ThreadedStore, run: str = "r1") -> list[tuple[int, int]]:
+async def positions(store: LedgerStore, run: str = "r1") -> list[tuple[int, int]]:
     return [(row.position, row.seq) for row in await store.rows(run)]
 
 

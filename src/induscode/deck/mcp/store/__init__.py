@@ -46,56 +46,15 @@ class SilentStoreError(BridgeFault):
     """The store doesn't answer: its thread is late or has ended, or its file is unreadable."""
 
 
-class LedgerStore(Protocol):
-    """Stores rows and documents. Reads see all earlier appends.
+class SharedPins(Protocol):
+    """The pins of other machines, next to a store's own."""
 
-    `rows`, `latest`, `runs` and `documents` raise `SilentStoreError` if the store doesn't answer.
-    """
-
-    @property
-    def path(self) -> str | None:
-        """The file, or `None` while the ledger is in memory."""
+    def merge(self, own: Sequence[Row]) -> Sequence[Row]:
+        """Return the pins that `own` lacks, followed by `own`."""
         ...
 
-    @property
-    def notes(self) -> Sequence[Note]:
-        """Notes on failures and removals."""
-        ...
-
-    def append(self, make: Callable[[], Batch]) -> None:
-        """Queue a batch. `make` runs once, in the store's thread."""
-        ...
-
-    async def flush(self) -> bool:
-        """Wait until all earlier appends are written. Returns `False` if they aren't in a file."""
-        ...
-
-    async def rows(self, run: str) -> Sequence[Row]:
-        """Read the rows of a run, in order."""
-        ...
-
-    async def latest(self, op: str) -> Sequence[Row]:
-        """Read the latest row of every subject of an op."""
-        ...
-
-    async def runs(self) -> Sequence[RunFacts]:
-        """List the runs in the order they began."""
-        ...
-
-    async def documents(self, addresses: Iterable[str]) -> Mapping[str, str]:
-        """Read documents, skipping missing and damaged ones."""
-        ...
-
-    async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
-        """Check everything and list the damage. With `set_aside`, replace a damaged file."""
-        ...
-
-    async def prune(self, keep: Retention, own_run: str) -> PruneResult | None:
-        """Remove old runs and record it. Returns `None` if there was nothing to remove."""
-        ...
-
-    async def aclose(self) -> None:
-        """Write pending batches and close."""
+    def find_texts(self, addresses: Iterable[str]) -> Mapping[str, str]:
+        """Return the definitions of shared pins at these addresses."""
         ...
 
 
@@ -112,10 +71,16 @@ class _StoreQuery:
             self.answer.set_exception(SilentStoreError(reason))
 
 
-class ThreadedStore:
-    """A store with a dedicated thread. Open one with `open_store` or `memory_store`."""
+class LedgerStore:
+    """Rows and documents, behind a dedicated thread. Reads see all earlier appends.
+
+    Open one with `open_store` or `memory_store`. `rows`, `latest`, `runs` and `documents` raise `SilentStoreError` if
+    the store doesn't answer.
+    """
 
     def __init__(self, path: str | None, *notes: Note) -> None:
+        self.shared: SharedPins | None = None
+        """Set while a node of a cluster shares its pins."""
         self._notes = [*notes]
         self._store: FallbackStore | None = None
         self._jobs: queue.SimpleQueue[Callable[[], Batch] | _StoreQuery | None] = queue.SimpleQueue()
@@ -156,8 +121,9 @@ class ThreadedStore:
         return await self._query(lambda store: store.use(lambda db: db.rows(run)))
 
     async def latest(self, op: str) -> Sequence[Row]:
-        """Read the latest row of every subject of an op."""
-        return await self._query(lambda store: store.latest(op))
+        """Read the latest row of every subject of an op, other machines' pins first."""
+        own = await self._query(lambda store: store.latest(op))
+        return own if self.shared is None or op != "pin" else self.shared.merge(own)
 
     async def runs(self) -> Sequence[RunFacts]:
         """List the runs in the order they began."""
@@ -166,7 +132,10 @@ class ThreadedStore:
     async def documents(self, addresses: Iterable[str]) -> Mapping[str, str]:
         """Read documents, skipping missing and damaged ones."""
         wanted = tuple(addresses)
-        return await self._query(lambda store: store.documents(wanted))
+        found = await self._query(lambda store: store.documents(wanted))
+        if self.shared is None:
+            return found
+        return {**found, **self.shared.find_texts(one for one in wanted if one not in found)}
 
     async def verify(self, *, set_aside: bool = False) -> Sequence[Note]:
         """Check everything and list the damage. With `set_aside`, replace a damaged file."""
@@ -330,19 +299,19 @@ def _answer(query: _StoreQuery, store: FallbackStore) -> None:
         query.fail(f"the ledger: {reason}")
 
 
-async def open_store(path: str | None = None) -> ThreadedStore:
+async def open_store(path: str | None = None) -> LedgerStore:
     """Open this user's store, or the one at `path`. Never fails, but may fall back to memory."""
     try:
-        store = ThreadedStore(path or store_path())
+        store = LedgerStore(path or store_path())
     except OSError as exc:
         message = f"it has no place ({exc}); what happens is kept until the session ends"
-        store = ThreadedStore(None, Note("the ledger", message))
+        store = LedgerStore(None, Note("the ledger", message))
     await store.flush()
     return store
 
 
-async def memory_store() -> ThreadedStore:
+async def memory_store() -> LedgerStore:
     """Open an in-memory store, which ends with the session."""
-    store = ThreadedStore(None)
+    store = LedgerStore(None)
     await store.flush()
     return store
