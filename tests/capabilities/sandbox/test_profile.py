@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indusagi.capabilities.sandbox.limits import ResourceLimits
 from indusagi.capabilities.sandbox.profile import InvalidProfileError, ServerProfile, format_profile, parse_profile
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
@@ -15,6 +16,8 @@ HOSTS = st.builds(
     st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True),
     st.integers(1, 65_535),
 )
+SIZES = st.integers(1, 1 << 20).map(lambda kibibytes: kibibytes << 10)
+LIMITS = st.builds(ResourceLimits, memory=SIZES, processes=st.integers(16, 1 << 20), disk=SIZES)
 PROFILES = st.builds(
     ServerProfile,
     name=st.sampled_from(["standard", "strict"]),
@@ -22,6 +25,7 @@ PROFILES = st.builds(
     write=st.lists(WORDS, max_size=3).map(tuple),
     hosts=st.none() | st.lists(HOSTS, max_size=3).map(tuple),
     env=st.lists(st.from_regex(r"[A-Z_][A-Z0-9_]{0,9}", fullmatch=True), max_size=3).map(tuple),
+    limits=st.just(ResourceLimits()) | LIMITS,
 )
 
 
@@ -55,6 +59,13 @@ def test_off_and_nothing_are_no_profile() -> None:
         ({"hosts": ["a.example:99999"]}, "names no host"),
         ({"hosts": ["*"], "env": ["A=b"]}, "names no variable: 'A=b'"),
         ({"hosts": ["a*.example"]}, "names no host"),
+        ({"limits": "2G"}, 'the limits must be an object such as {"memory": "2G"}'),
+        ({"limits": {"cpu": 1}}, "no limit of 'cpu'; there are memory, processes, disk"),
+        ({"limits": {"memory": "lots"}}, 'the limit of memory must be a size such as "512M" or "2G"'),
+        ({"limits": {"disk": 2048}}, "the limit of disk must be a size"),
+        ({"limits": {"disk": "0G"}}, "the limit of disk must be a size"),
+        ({"limits": {"processes": 1}}, "the limit of processes must be a number from 16"),
+        ({"limits": {"processes": True}}, "the limit of processes must be a number from 16"),
         ({"hosts": [""]}, "the hosts of its sandbox must be a list of strings"),
     ],
 )
@@ -92,4 +103,7 @@ def test_a_profile_says_in_one_line_what_it_allows() -> None:
         "also reads ~/x; also writes out; inherits A; reaches a.example:443"
     )
     assert ServerProfile(name="strict").describe().endswith("; no network")
+    limited = parse_profile({"limits": {"memory": "2048M", "processes": 64, "disk": "8G"}})
+    assert limited is not None
+    assert limited.describe().endswith("; reaches any host; uses at most 2G memory, 64 processes")
     assert ServerProfile(hosts=("*",), name="strict").reaches_all

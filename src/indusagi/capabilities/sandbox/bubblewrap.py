@@ -146,6 +146,13 @@ def cover_path(path: str) -> tuple[str, ...]:
     return ("--ro-bind", "/dev/null", path)
 
 
+def limit_devices(start: Sequence[str], size: int) -> tuple[str, ...]:
+    """Return the options that limit what files in memory can take, for a `bwrap` that can (0.8.0)."""
+    if "--disable-userns" not in start:
+        return ()
+    return ("--perms", "1777", "--size", str(size), "--tmpfs", "/dev/shm", "--remount-ro", "/dev")
+
+
 def list_machine() -> tuple[str, ...]:
     """Return the options that show the whole machine, read-only."""
     return _MACHINE

@@ -12,6 +12,7 @@ import re
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
+from indusagi.capabilities.sandbox.limits import ResourceLimits, format_limits, parse_limits
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.json import content_hash, is_json_object
 from indusagi.core.records import record
@@ -30,7 +31,7 @@ _HTTPS = 443
 _MAX_PORT = 65_535
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?|\[[0-9a-f:.]+\]", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}", re.ASCII)
-_KEYS = frozenset({"profile", "read", "write", "hosts", "env"})
+_KEYS = frozenset({"profile", "read", "write", "hosts", "env", "limits"})
 
 
 class InvalidProfileError(ValueError):
@@ -50,6 +51,7 @@ class ServerProfile:
     """`host:port` it may reach. `None`: any host for `standard`, none for `strict`."""
     env: tuple[str, ...] = ()
     """Variables it inherits in addition to the profile's."""
+    limits: ResourceLimits = ResourceLimits()
     owner: str = ""
     """The file with its row: servers of the same name in two files have two homes."""
     observer: SandboxObserver | None = field(default=None, compare=False, repr=False)
@@ -110,6 +112,8 @@ class ServerProfile:
             parts.append("reaches any host")
         else:
             parts.append(f"reaches {', '.join(self.hosts)}" if self.hosts else "no network")
+        if self.limits != ResourceLimits():
+            parts.append(f"uses at most {self.limits.describe()}")
         return f"{self.name}: {'; '.join(parts)}"
 
 
@@ -134,12 +138,17 @@ def parse_profile(value: JsonValue) -> ServerProfile | None:
     for name in env:
         if _VARIABLE.fullmatch(name) is None:
             raise InvalidProfileError(f"its sandbox names no variable: {name!r}")
+    try:
+        limits = parse_limits(value.get("limits", {}))
+    except ValueError as exc:
+        raise InvalidProfileError(f"in its sandbox, {exc}") from None
     return ServerProfile(
         name=_parse_name(value.get("profile", "standard")),
         read=_parse_texts(value, "read") or (),
         write=_parse_texts(value, "write") or (),
         hosts=None if hosts is None else tuple(map(_parse_host, hosts)),
         env=env,
+        limits=limits,
     )
 
 
@@ -156,6 +165,8 @@ def format_profile(profile: ServerProfile | None) -> JsonValue:
     given: JsonObject = {
         key: [*texts] for key, texts in lists.items() if texts is not None and (texts or key == "hosts")
     }
+    if limits := format_limits(profile.limits):
+        given["limits"] = limits
     return {"profile": profile.name, **given} if given else profile.name
 
 

@@ -24,6 +24,7 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     PrivateDir,
     can_scope,
     cover_path,
+    limit_devices,
     list_machine,
     list_system,
 )
@@ -31,6 +32,7 @@ from indusagi.capabilities.sandbox.policy import Sandbox, resolve_layout
 from indusagi.capabilities.sandbox.profile import server_home
 from indusagi.capabilities.sandbox.trace import SOCKET_NAME as TRACE_NAME
 from indusagi.capabilities.sandbox.trace import list_calls
+from indusagi.capabilities.sandbox.usage import limit_command
 from indusagi.core.app_dirs import is_within, make_private_dir, state_dir
 from indusagi.core.secrets import find_credential_places
 
@@ -85,6 +87,8 @@ class ServerSandbox:
     mechanism: str
     private: PrivateDir
     masked: tuple[str, ...]
+    folders: tuple[str, str]
+    """Its home and its temporary directory, outside."""
     socket_path: str | None = None
     """Where the egress proxy has to listen, if the profile names hosts."""
     trace_path: str | None = None
@@ -152,8 +156,14 @@ def prepare_server(
         write = [*paths.write, private.tmp, private_home, *([] if workspace is None else [workspace])]
         launcher = landlock_launcher(write=write, hidden=hidden, read=[*paths.read, private.root], network=True)
         visible |= {"HOME": private_home, "TMPDIR": private.tmp}
+        limited = [*limit_command(profile.limits, has_namespace=False), *launcher]
         return ServerSandbox(
-            argv=[*launcher, program, *argv[1:]], env=visible, mechanism=mechanism, private=private, masked=()
+            argv=[*limited, program, *argv[1:]],
+            env=visible,
+            mechanism=mechanism,
+            private=private,
+            masked=(),
+            folders=(private_home, private.tmp),
         )
     visible |= {"HOME": home, "TMPDIR": "/tmp"}
     masked = MASKS.acquire(layout.protected)
@@ -166,6 +176,7 @@ def prepare_server(
         *("--bind", private.tmp, "/tmp"),
         *(word for path in _list_other_homes(home) for word in ("--tmpfs", path)),
         *("--bind", private_home, home),
+        *limit_devices(start, profile.limits.memory),
         *paths.mount(layout, masked),
         *(
             word
@@ -173,8 +184,12 @@ def prepare_server(
             for word in ("--remount-ro", path)
         ),
         *("--chdir", folder if workspace is not None or not is_within(folder, home) else home, "--"),
+        *limit_command(profile.limits, has_namespace=True),
     ]
-    sandbox = ServerSandbox(argv=command, env=visible, mechanism=mechanism, private=private, masked=masked)
+    folders = (private_home, private.tmp)
+    sandbox = ServerSandbox(
+        argv=command, env=visible, mechanism=mechanism, private=private, masked=masked, folders=folders
+    )
     if profile.needs_proxy:
         sandbox.socket_path = os.path.join(private.tmp, SOCKET_NAME)
         sandbox.argv += _run_inside("egress_run.py", SOCKET_NAME)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 INACCESSIBLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Raised for a process that has just ended or that this user may not inspect."""
-_PARENT, _GROUP, _SESSION, _UTIME, _STIME, _STARTED, _RSS = 1, 2, 3, 11, 12, 19, 21
+_PARENT, _GROUP, _SESSION, _UTIME, _STIME, _THREADS, _STARTED, _RSS = 1, 2, 3, 11, 12, 17, 19, 21
 """Indexes into the fields of `/proc/PID/stat` from the state on: field 3 of proc_pid_stat(5) is index 0."""
 _ACTIVE_TICKS = 2
 """CPU time, usually 10 ms per tick: an idle runtime with a timer uses less over a few seconds."""
@@ -197,11 +197,15 @@ def read_activity(processes: Iterable[ProcessInfo]) -> Activity | None:
         keys.add(process.key)
         waited_s += _read_delay(process.pid, "schedstat")
         ticks += int(stat[_UTIME]) + int(stat[_STIME])
-        pairs = (line.partition(b":") for line in (read_proc_file(process.pid, "io") or b"").splitlines())
-        counters = {name: int(value) for name, _, value in pairs if value.strip().isdigit()}
+        counters = _read_io(process.pid)
         moved += counters.get(b"rchar", 0) + counters.get(b"wchar", 0)
         written += counters.get(b"wchar", 0) + counters.get(b"write_bytes", 0)
     return Activity(ticks, moved, written, frozenset(keys), waited_s) if keys else None
+
+
+def _read_io(pid: int) -> dict[bytes, int]:
+    pairs = (line.partition(b":") for line in (read_proc_file(pid, "io") or b"").splitlines())
+    return {name: int(value) for name, _, value in pairs if value.strip().isdigit()}
 
 
 def _read_delay(pid: int, name: str) -> float:
@@ -230,21 +234,30 @@ def read_cpu_demand(pid: int) -> CpuDemand | None:
     """Read the CPU demand of a process and its descendants; None if unknown."""
     by_pid: dict[int, float] = {}
     used_s, is_runnable = 0.0, False
-    pids = [pid]
-    while pids:
-        one = pids.pop()
-        stat = _read_stat(one)
-        if stat is None or one in by_pid:
-            continue
+    for one, stat in iter_family(pid):
         cpu_s = (int(stat[_UTIME]) + int(stat[_STIME])) / os.sysconf("SC_CLK_TCK")
-        delay_s = 0.0
-        for thread in _list_threads(one):
-            delay_s += _read_delay(one, f"task/{thread}/schedstat")
-            pids += map(int, (read_proc_file(one, f"task/{thread}/children") or b"").split())
+        delay_s = sum(_read_delay(one, f"task/{thread}/schedstat") for thread in _list_threads(one))
         used_s += cpu_s
         is_runnable = is_runnable or stat[0] == b"R"
         by_pid[one] = cpu_s + delay_s
     return CpuDemand(used_s, by_pid, is_runnable) if by_pid else None
+
+
+def iter_family(pid: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield a process and its descendants, each with its fields of `/proc/PID/stat` from the state on.
+
+    A process whose parent has ended is only among them if its new parent is.
+    """
+    pids, seen = [pid], set[int]()
+    while pids:
+        one = pids.pop()
+        stat = _read_stat(one)
+        if stat is None or one in seen:
+            continue
+        seen.add(one)
+        for thread in _list_threads(one):
+            pids += map(int, (read_proc_file(one, f"task/{thread}/children") or b"").split())
+        yield one, stat
 
 
 def _list_threads(pid: int) -> list[str]:
@@ -252,6 +265,32 @@ def _list_threads(pid: int) -> list[str]:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
         return []
+
+
+def measure_footprint(pids: Iterable[int], most_tasks: int, most_memory: int) -> tuple[int, int]:
+    """Add up the threads, and the bytes of memory, of processes; with `most_tasks` threads it stops.
+
+    Memory that processes share counts once if the sum is `most_memory` otherwise.
+    """
+    tasks, sizes = 0, dict[int, int]()
+    for pid in pids:
+        stat = _read_stat(pid)
+        if stat is not None:
+            tasks += int(stat[_THREADS])
+            sizes[pid] = int(stat[_RSS]) * os.sysconf("SC_PAGE_SIZE")
+        if tasks >= most_tasks:
+            break
+    for pid in sizes if sum(sizes.values()) >= most_memory and tasks < most_tasks else ():
+        # Slow: the kernel looks at each page (proc_pid_smaps_rollup(5)).
+        _, found, rest = (read_proc_file(pid, "smaps_rollup") or b"").partition(b"\nPss:")
+        if found:
+            sizes[pid] = int(rest.split(None, 1)[0]) * 1024
+    return tasks, sum(sizes.values())
+
+
+def read_written_bytes(pids: Iterable[int]) -> int:
+    """Read how many bytes processes have written to disks, with their ended children."""
+    return sum(_read_io(pid).get(b"write_bytes", 0) for pid in pids)
 
 
 @record

@@ -102,3 +102,41 @@ async def test_a_missing_command_is_said_as_without_a_sandbox(project: Path) -> 
     failure = await fault_of_opening(config)
     assert "the command 'no-such-command' was not found" in str(failure)
     assert failure.detail.reason == "not_found"
+
+
+HOGS = {
+    "memory": "hold = bytearray(b'x') * (200 << 20)",
+    "processes": "import threading; [threading.Thread(target=time.sleep, args=(1000,)).start() for _ in range(40)]",
+    "disk": "[open(os.path.expanduser(f'~/{n}'), 'wb').write(bytes(1 << 20)) for n in range(60)]",
+}
+
+
+@pytest.mark.parametrize("key", HOGS)
+async def test_a_server_that_exceeds_a_limit_is_ended_and_the_fault_names_the_key(key: str, project: Path) -> None:
+    skip_without("bubblewrap")
+    profile = parse_profile({"limits": {"memory": "120M", "processes": 32, "disk": "40M"}})
+    script = f"import os, time\n{HOGS[key]}\ntime.sleep(1000)"
+    config = StdioServerConfig("lib", "python3", ["-c", script], sandbox=profile, cwd=str(project), limits=STEADY)
+    failure = await fault_of_opening(config)
+    assert f'to allow more, raise "{key}" in the "limits" of its "sandbox"' in str(failure)
+    assert failure.detail.reason == "exited"
+
+
+async def test_the_kernel_limits_the_size_of_a_file_and_the_processes_of_a_namespace(project: Path) -> None:
+    skip_without("bubblewrap")
+    profile = parse_profile({"profile": "strict", "limits": {"processes": 64, "disk": "1M"}})
+    script = """
+import os, resource, sys
+try:
+    open("/tmp/large", "wb").write(bytes(2 << 20))
+except OSError as exc:
+    print(exc.strerror, file=sys.stderr)
+print(resource.getrlimit(resource.RLIMIT_NPROC), open("/proc/self/oom_score_adj").read(), file=sys.stderr)
+try:
+    open("/dev/new", "w")
+except OSError as exc:
+    sys.exit(exc.strerror)
+"""
+    config = StdioServerConfig("lib", "python3", ["-c", script], sandbox=profile, cwd=str(project), limits=STEADY)
+    failure = await fault_of_opening(config)
+    assert failure.detail.stderr == ("File too large", "(64, 64) 1000", "Read-only file system")

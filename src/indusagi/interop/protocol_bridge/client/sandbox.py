@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anyio import CancelScope, to_thread
 
-from indusagi.core.tasks import run_shielded
+from indusagi.core.process.tree import signal_group
+from indusagi.core.tasks import BackgroundTask, run_shielded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +19,11 @@ if TYPE_CHECKING:
     from indusagi.capabilities.sandbox.egress import EgressProxy
     from indusagi.capabilities.sandbox.profile import ServerProfile
     from indusagi.capabilities.sandbox.server import ServerSandbox
+    from indusagi.capabilities.sandbox.usage import UsageWatch
     from indusagi.core.process.child import ChildProcess
+
+_CHECK_S = 0.5
+"""How often to check whether the server is within its limits."""
 
 
 class RunningSandbox:
@@ -25,12 +33,17 @@ class RunningSandbox:
         profile: What the server may touch.
         server: Its name, which its home is named after.
         report: Receives a line for the server's log when a connection is refused.
+        end: Receives the reason when the server was killed, because it exceeded a limit.
     """
 
-    def __init__(self, profile: ServerProfile, server: str, report: Callable[[str], None]) -> None:
+    def __init__(
+        self, profile: ServerProfile, server: str, report: Callable[[str], None], end: Callable[[str], None]
+    ) -> None:
         self._profile = profile
         self._server = server
         self._report = report
+        self._end = end
+        self._watcher = BackgroundTask("watch the limits of a server")
         self._sandbox: ServerSandbox | None = None
         self.proxy: EgressProxy | None = None
         """Its way to the hosts of the profile, if it names some."""
@@ -67,9 +80,22 @@ class RunningSandbox:
                     observer.hosts, observer.blocked = self.proxy.asked, self.proxy.blocked
                 await to_thread.run_sync(observer.trace.open, sandbox.trace_path)
             await child.start(sandbox.argv, sandbox.env, cwd, gentle=gentle, confine=sandbox.confine)
+            self._watcher.start(self._hold_limits(child, _create_watch(self._profile, sandbox, child)))
         except BaseException:
             await self.aclose()
             raise
+
+    async def _hold_limits(self, child: ChildProcess, watch: UsageWatch) -> None:
+        while True:
+            await asyncio.sleep(_CHECK_S)
+            with suppress(OSError):  # we're out of descriptors, or its home is gone
+                excess = await _check(watch)
+                if child.exited.is_set():
+                    return  # its pid may be another program's soon
+                if excess is not None:
+                    signal_group(child.pid, signal.SIGKILL)
+                    self._end(excess)
+                    return
 
     async def _open_proxy(self, path: str) -> None:
         def report(target: str) -> None:
@@ -83,7 +109,9 @@ class RunningSandbox:
     async def aclose(self) -> None:
         """Close the proxy and remove the temporary files, even if cancelled."""
         sandbox, self._sandbox = self._sandbox, None
+        self._watcher.cancel()
         with CancelScope(shield=True):
+            await self._watcher.join()
             if self.proxy is not None:
                 await self.proxy.aclose()
             if self._profile.observer is not None:
@@ -96,6 +124,24 @@ def _prepare(profile: ServerProfile, *arguments: Any) -> ServerSandbox:
     from indusagi.capabilities.sandbox.server import prepare_server  # noqa: PLC0415 — only for sandboxed servers
 
     return prepare_server(profile, *arguments)
+
+
+def _create_watch(profile: ServerProfile, sandbox: ServerSandbox, child: ChildProcess) -> UsageWatch:
+    from indusagi.capabilities.sandbox.usage import UsageWatch  # noqa: PLC0415 — only for sandboxed servers
+
+    def list_pids() -> list[int]:
+        return [child.pid, *(process.pid for process in child.descendants())]
+
+    # Only a namespace keeps the descendants of its first process below it.
+    scan = list_pids if sandbox.mechanism == "landlock" else None
+    return UsageWatch(profile.limits, child.pid, sandbox.folders, scan)
+
+
+async def _check(watch: UsageWatch) -> str | None:
+    try:
+        return await to_thread.run_sync(watch.check)
+    except RuntimeError:  # no thread can be started: the machine may be out of processes
+        return watch.check()
 
 
 def _create_proxy(profile: ServerProfile, report: Callable[[str], None]) -> EgressProxy:

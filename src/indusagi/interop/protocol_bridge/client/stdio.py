@@ -59,7 +59,9 @@ async def start_server_process(config: StdioServerConfig) -> StdioTransport:
         if config.sandbox is None:
             await transport.child.start(argv, env, config.cwd, gentle=downloads)
         else:
-            sandbox = transport.sandbox = RunningSandbox(config.sandbox, config.id, transport.log_line)
+            sandbox = transport.sandbox = RunningSandbox(
+                config.sandbox, config.id, transport.log_line, transport.end_for_excess
+            )
             await sandbox.start(transport.child, argv, env, config.env, config.cwd, gentle=downloads)
     except SandboxMissing as exc:
         detail = FaultDetail(server=config.id, reason="refused")
@@ -229,6 +231,10 @@ class StdioTransport(BaseTransport):
     def log_line(self, line: str) -> None:
         """Add a line of ours to the server's log."""
         self._stderr.append(line.encode())
+
+    def end_for_excess(self, message: str) -> None:
+        """Declare the end of a process that was killed because it exceeded a limit."""
+        self._finish_process(message, "exited")
 
     def state_changed(self) -> None:
         """Declare the end once everything is known, or after a moment if a stream stays open."""
