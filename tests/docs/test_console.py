@@ -47,7 +47,7 @@ PROGRAMS = re.compile(r"([A-Z_]+=\S+ )?(indus|git|echo|tail) ")
 """Programs that a page may have run here; a block with another one needs a comment above it."""
 UNTIL_SIGNAL = re.compile(r"indus (serve .*--http\b(?!.*--(install|print-config|dry-run))|ui\b|top\b|mcp list --watch)")
 """Commands that go on until Ctrl-C."""
-EXIT_CODES = {"indus mcp diff gallery": 1}
+EXIT_CODES = {"indus mcp diff gallery": 1, "indus permissions test write path=notes.md content=hello": 1}
 """Commands whose exit code is part of their answer."""
 ASKS = ("indus mcp trust", "indus rewind --to 3", "indus addons trust", "indus mcp approve")
 """Commands that ask on a terminal. The answer is yes."""

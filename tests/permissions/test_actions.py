@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 
 
-async def _build(folder: Path, base_url: str = "https://api.shop.example/v1") -> Capability:
+async def build_shop(folder: Path, base_url: str = "https://api.shop.example/v1") -> Capability:
     gateway = build_gateway(await add_connector(folder, build_document(), base_url))
     return saas_card().build(DeckContext(str(folder), DeckFramework(saas=gateway)))
 
 
 async def _check(folder: Path, given: list[Rule], slug: str, person: Person | None = None) -> CheckResult:
     permissions = Permissions(given, approver=person)
-    return await permissions.check(await _build(folder), _call(slug), context(folder))
+    return await permissions.check(await build_shop(folder), call_action(slug), context(folder))
 
 
-def _call(slug: str, **arguments: JsonValue) -> dict[str, JsonValue]:
+def call_action(slug: str, **arguments: JsonValue) -> dict[str, JsonValue]:
     return {"action": "execute", "slug": slug, "arguments": {"id": "7", **arguments}}
 
 
@@ -86,17 +86,17 @@ async def test_a_question_shows_method_host_and_address(tmp_path: Path) -> None:
 async def test_a_yes_for_the_session_holds_for_the_slug_at_its_host(tmp_path: Path) -> None:
     person = Person([ApprovalScope.SESSION])
     permissions = Permissions(approver=person)
-    here = await _build(tmp_path)
-    assert (await permissions.check(here, _call(DELETE), context(tmp_path))).allowed
-    assert (await permissions.check(here, _call(DELETE, limit=1), context(tmp_path))).allowed
+    here = await build_shop(tmp_path)
+    assert (await permissions.check(here, call_action(DELETE), context(tmp_path))).allowed
+    assert (await permissions.check(here, call_action(DELETE, limit=1), context(tmp_path))).allowed
     assert len(person.questions) == 1
-    assert not (await permissions.check(here, _call(GET), context(tmp_path))).allowed
-    elsewhere = await _build(tmp_path, "https://evil.example")
-    assert not (await permissions.check(elsewhere, _call(DELETE), context(tmp_path))).allowed
+    assert not (await permissions.check(here, call_action(GET), context(tmp_path))).allowed
+    elsewhere = await build_shop(tmp_path, "https://evil.example")
+    assert not (await permissions.check(elsewhere, call_action(DELETE), context(tmp_path))).allowed
 
 
 async def test_finding_actions_needs_no_permission(tmp_path: Path) -> None:
-    card = await _build(tmp_path)
+    card = await build_shop(tmp_path)
     permissions = Permissions(rules(deny="saas-action(DELETE domain:*)"))
     assert (await permissions.check(card, {"action": "discover", "query": "x"}, context(tmp_path))).allowed
     denied = Permissions(rules(deny="saas-action"))
@@ -106,10 +106,10 @@ async def test_finding_actions_needs_no_permission(tmp_path: Path) -> None:
 async def test_plan_mode_reads_and_does_not_write(tmp_path: Path) -> None:
     plan = PlanMode(approves=False)
     plan.active = True
-    card = await _build(tmp_path)
+    card = await build_shop(tmp_path)
     permissions = Permissions(rules(allow="saas-action"), plan=plan)
-    assert (await permissions.check(card, _call(GET), context(tmp_path))).allowed
-    assert not (await permissions.check(card, _call(DELETE), context(tmp_path))).allowed
+    assert (await permissions.check(card, call_action(GET), context(tmp_path))).allowed
+    assert not (await permissions.check(card, call_action(DELETE), context(tmp_path))).allowed
 
 
 async def test_an_unknown_slug_is_no_reading_action(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ async def test_remote_tool_is_asked_about_whatever_its_annotations_say(work: Pat
         ("github__create_issue", True),
         ("gitlab__*", False),
         ("*", True),
-        ("github__create_issue(x)", False),
+        ("github__create_issue(title=x)", False),
     ):
         permissions = Permissions(rules(allow=text))
         assert (await permissions.check(remote(), {}, context(work))).allowed is allowed

@@ -104,7 +104,7 @@ def command(
     if tool == RUN_CODE:  # calling it by name enables it
         invocation = replace(invocation, settings=invocation.settings.with_flag(CODE_ENABLED, True))  # noqa: FBT003 — the value of a setting
         arguments = tuple(map(read_script, arguments))
-    call = _Call(context, invocation, tool, arguments, output, save)
+    call = CallRun(context, invocation, tool, arguments, output, save)
     try:
         # Reads stdin, so do it before the event loop starts: Ctrl-C must interrupt it.
         call.object = {} if document is None else read_object(document)
@@ -160,7 +160,7 @@ def call_content(
     dialog = find_line_dialog() if output != "json" else None
     checks = build_call_checks(invocation.cwd, dialog)
     print_notes(checks.notes)
-    call = _Call(context, invocation, text, words, output, save)
+    call = CallRun(context, invocation, text, words, output, save)
     try:
         # Prompt arguments are strings.
         arguments = read_arguments(words, given, {"type": "object", "additionalProperties": {"type": "string"}})
@@ -199,7 +199,7 @@ def read_script(word: str) -> str:
 
 
 @dataclass(slots=True)
-class _Call:
+class CallRun:
     """One call, from the command line to the exit code."""
 
     context: click.Context
@@ -271,7 +271,7 @@ class _Call:
             session, card = opened
             if card is None:
                 return self._report_missing(session)
-            outcome = await self._run(session, card, token)
+            outcome = await self.run(session, card, token)
         return 0 if token.cancelled else self.print_outcome(outcome, card)
 
     async def _narrow_plan(self, plan: ServerPlan) -> ServerPlan:
@@ -339,7 +339,8 @@ class _Call:
         names = [*(str(card.id) for card in capability_cards()), *tools]
         raise build_unknown_name(message, self.tool, names, self.context)
 
-    async def _run(self, session: Session, card: Capability, token: CancelToken) -> ToolOutcome:
+    async def read_arguments(self, card: Capability) -> JsonObject:
+        """Read the arguments by the card's schema, and check those of a server's tool."""
         schema = card.parameters
         if self.plan is None:
             # Native tools accept no extra arguments; their schemas leave this out for brevity.
@@ -351,6 +352,11 @@ class _Call:
         except ArgumentError as exc:
             message = f"{self._show(card.name)}: {exc}. It takes: {describe_parameters(card.parameters)}"
             raise click.UsageError(message, self.context) from exc
+        return arguments
+
+    async def run(self, session: Session, card: Capability, token: CancelToken) -> ToolOutcome:
+        """Run the tool."""
+        arguments = await self.read_arguments(card)
         deck = session.deck()
         # The result is for the user, not a model: don't truncate it, and let `edit` change files it hasn't read.
         framework = replace(deck.context.framework, read_state=None)

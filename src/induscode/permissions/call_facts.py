@@ -6,7 +6,7 @@ To describe the call exactly, it reads arguments as the card does and resolves p
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 
@@ -106,6 +106,8 @@ class CallFacts:
     shares_name: bool = False
     """Whether the remote tool's name can also mean a tool of a server with a longer id."""
     pin: str | None = None
+    card: Capability | None = field(default=None, compare=False, repr=False)
+    """The card of a server's tool."""
     sandbox: SandboxState | None = None
     """The sandbox of a command; `None` without a command or if the shell doesn't report one."""
     principal: str = ""
@@ -115,6 +117,12 @@ class CallFacts:
     def is_discovery(self) -> bool:
         """Whether it searches for actions, and so lacks a method, host and slug for rules to match."""
         return self.tool == ACTION_TOOL and self.arguments.get("action") == "discover"
+
+    @property
+    def parameters(self) -> tuple[str, ...] | None:
+        """The argument names of a server's tool; `None` if its definition lists none."""
+        properties = None if self.card is None else self.card.parameters.get("properties")
+        return tuple(properties) if properties and isinstance(properties, dict) else None
 
     @property
     def server(self) -> str | None:
@@ -199,7 +207,8 @@ def identify_card(
             ref = getattr(layer, "ref", None)
             if isinstance(ref, RemoteToolRef):
                 shares_name = bool(getattr(layer, "shares_name", False))
-                return replace(facts, remote=ref, shares_name=shares_name, pin=getattr(layer, "pin", None))
+                pin = getattr(layer, "pin", None)
+                return replace(facts, remote=ref, shares_name=shares_name, pin=pin, card=card)
     return facts
 
 

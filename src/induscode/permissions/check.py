@@ -191,6 +191,15 @@ class Permissions:
         reason = f"{card.name} was not run: its paths keep changing"
         return CheckResult(allowed=False, reason=reason)
 
+    async def preview(self, card: Capability, arguments: JsonValue, ctx: ToolContext) -> Decision | ToolResult:
+        """Return the decision on a call without asking the user, or an error result for invalid arguments."""
+        prepared = await prepare_arguments(card, arguments)
+        return (
+            prepared
+            if isinstance(prepared, ToolResult)
+            else await self._decide(await self._gather(card, prepared, ctx))
+        )
+
     async def run(
         self, card: Capability, arguments: JsonValue, ctx: ToolContext, also: Sequence[Permissions] = ()
     ) -> ToolResult:

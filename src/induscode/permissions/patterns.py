@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, qualify_tool_name
+from induscode.permissions.argument_patterns import match_text
 from induscode.permissions.rules import match_glob, parse_action_pattern, split_command_pattern
 from induscode.permissions.shell.arguments import Problem, find_problem
 from induscode.permissions.shell.launchers import base_name
@@ -46,7 +47,7 @@ def match_command(specifier: str, command: Command) -> frozenset[int] | None:
     if len(command.words) < len(pattern) or (not more and len(command.words) > len(pattern)):
         return None
     pairs = list(zip(pattern, command.words, strict=False))
-    if not all(word.text is not None and _match_word(part, word.text) for part, word in pairs):
+    if not all(word.text is not None and match_text(part, word.text) for part, word in pairs):
         return None
     return frozenset(index for index, (part, word) in enumerate(pairs) if "*" not in part and not word.glob)
 
@@ -91,25 +92,7 @@ def may_be_program(specifier: str, word: Word) -> bool:
 
 def _match_program(pattern: str, name: str, *, glob: bool) -> bool:
     """Match a program name. The shell may expand a name with a `glob` to the pattern."""
-    return _match_word(pattern, name, fold=True) or (glob and fnmatchcase(pattern, name))
-
-
-def _match_word(pattern: str, text: str, *, fold: bool = False) -> bool:
-    """Match a word against a pattern with `*` wildcards, without backtracking."""
-    if fold:
-        pattern, text = pattern.casefold(), text.casefold()
-    first, *others = pattern.split("*")
-    if not others:
-        return first == text
-    if not text.startswith(first):
-        return False
-    position = len(first)
-    for part in others[:-1]:
-        index = text.find(part, position)
-        if index < 0:
-            return False
-        position = index + len(part)
-    return len(text) - position >= len(others[-1]) and text.endswith(others[-1])
+    return match_text(pattern, name, fold=True) or (glob and fnmatchcase(pattern, name))
 
 
 def _match_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatch:
@@ -124,7 +107,7 @@ def _match_options(options: Sequence[str], words: Sequence[Word]) -> PatternMatc
             # Programs accept unambiguous abbreviations of long options: getopt_long(3).
             names = [text.partition("=")[0] for text in texts]
             is_named = any(name == option or (len(name) > 3 and option.startswith(name)) for name in names)
-            is_given = is_named or any(_match_word(option, text) for text in texts)
+            is_given = is_named or any(match_text(option, text) for text in texts)
             may_be_same = option[2:3].casefold() in {letter.casefold() for letter in letters}
         else:
             is_given = option in texts or set(option[1:]) <= letters
@@ -159,7 +142,7 @@ def _match_operands(parts: Sequence[str], words: Sequence[Word]) -> PatternMatch
         positions = {
             index + 1
             for index in reachable
-            if any(_match_word(part, guess, fold=True) for guess in words[index].guesses)
+            if any(match_text(part, guess, fold=True) for guess in words[index].guesses)
         }
         if not positions:
             return PatternMatch.MAYBE if has_hole else PatternMatch.NO

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
+from induscode.permissions.argument_patterns import find_unknown_argument, parse_argument_patterns
 from induscode.permissions.call_facts import CallFacts, CallKind, PathFact
 from induscode.permissions.patterns import (
     PatternMatch,
@@ -33,6 +34,7 @@ from induscode.permissions.rules import Effect, Rule, match_glob
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from indusagi.core.json import JsonValue
     from induscode.permissions.shell.arguments import Problem
     from induscode.permissions.shell.parse import Command, Script
 
@@ -97,7 +99,9 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
     relevant = [rule for rule in rules if _is_relevant(rule, facts)]
     objections = [(rule, _match_objection(rule, facts)) for rule in relevant if rule.effect is not Effect.ALLOW]
     denials = [
-        f"rule {rule.reason}" for rule, match in objections if rule.effect is Effect.DENY and match is PatternMatch.YES
+        explain_rule(rule, facts)
+        for rule, match in objections
+        if rule.effect is Effect.DENY and match is PatternMatch.YES
     ]
     denials += [
         f"{path.resolved} is part of the system itself, which is off limits to tools"
@@ -119,7 +123,7 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
         reason = "plan mode: only read-only calls are allowed until a plan is approved"
         return Decision(effect=Effect.DENY, reasons=(reason,))
     firm = [
-        f"rule {rule.reason}" + ("" if match is PatternMatch.YES else " may be meant")
+        explain_rule(rule, facts) + ("" if match is PatternMatch.YES else " may be meant")
         for rule, match in objections
         if match is not PatternMatch.NO
     ]
@@ -207,12 +211,35 @@ def _match_objection(rule: Rule, facts: CallFacts) -> PatternMatch:
         return PatternMatch.NO
     if facts.method is not None and facts.slug is not None and facts.url is not None:
         match = match_action(rule.specifier, facts.method, parse_host(facts.url), facts.slug)
-        return PatternMatch.NO if match is PatternMatch.NO else PatternMatch.YES
+        applies = match is not PatternMatch.NO and _match_arguments(rule.specifier, facts, loosely=True)
+        return PatternMatch.YES if applies else PatternMatch.NO
     if facts.url is not None and rule.specifier.startswith(_DOMAIN):
         host = parse_host(facts.url)
         applies = may_be_host(rule.specifier.removeprefix(_DOMAIN), host)
         return max(by_path, PatternMatch.YES if applies else PatternMatch.NO)
+    if parse_argument_patterns(rule.specifier) is not None:
+        is_unknown = find_unknown_argument(rule.specifier, facts.parameters, facts.arguments) is not None
+        applies = is_unknown or _match_arguments(rule.specifier, facts, loosely=True)
+        return PatternMatch.YES if applies else PatternMatch.NO
     return PatternMatch.YES  # a specifier that means nothing for this tool applies to every call
+
+
+def _match_arguments(specifier: str, facts: CallFacts, *, loosely: bool) -> bool:
+    """Return whether a call meets all conditions of a specifier on arguments."""
+    arguments: JsonValue = facts.arguments
+    if facts.slug is not None:
+        specifier, arguments = specifier.partition(",")[2], facts.arguments.get("arguments")
+    patterns = (parse_argument_patterns(specifier) or ()) if specifier else ()
+    return all(pattern.matches(arguments, loosely=loosely) for pattern in patterns)
+
+
+def explain_rule(rule: Rule, facts: CallFacts) -> str:
+    """Describe a rule in a reason, with the argument it names in vain."""
+    name = find_unknown_argument(rule.specifier or "", facts.parameters, facts.arguments)
+    if name is None or facts.slug is not None:
+        return f"rule {rule.reason}"
+    known = ", ".join(facts.parameters or ()) or "none"
+    return f"rule {rule.reason} names the argument {name!r}, which {facts.tool} doesn't have (it has {known})"
 
 
 def _match_paths(rule: Rule, specifier: str, facts: CallFacts) -> PatternMatch:
@@ -332,7 +359,10 @@ def _allows_whole_call(rule: Rule, facts: CallFacts) -> bool:
         return True
     host = None if facts.url is None else parse_host(facts.url)
     if facts.method is not None and facts.slug is not None:
-        return match_action(rule.specifier, facts.method, host, facts.slug) is PatternMatch.YES
+        is_action = match_action(rule.specifier, facts.method, host, facts.slug) is PatternMatch.YES
+        return is_action and _match_arguments(rule.specifier, facts, loosely=False)
+    if facts.url is None and parse_argument_patterns(rule.specifier) is not None:
+        return _match_arguments(rule.specifier, facts, loosely=False)
     domain = rule.specifier.removeprefix(_DOMAIN)
     return host is not None and domain != rule.specifier and is_host(domain, host)
 

@@ -1,5 +1,7 @@
 """Permission rules: `tool` or `tool(specifier)`, with ` @principal` for particular clients of a gateway.
 
+The specifier of a server's tool is about its arguments: `github__create_issue(repo=acme/*)`.
+
 An invalid deny or ask rule becomes a rule that asks about everything, so that a typo never lets a call run that a rule
 was meant to stop.
 
@@ -24,7 +26,9 @@ from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
 from indusagi.core.time import iso_utc, now_ms
+from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from induscode.deck.contract import SECOND_NAMES
+from induscode.permissions.argument_patterns import parse_argument_patterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -111,8 +115,11 @@ def split_command_pattern(specifier: str) -> tuple[tuple[str, ...], bool]:
 
 def parse_action_pattern(specifier: str) -> tuple[str | None, str | None, str | None] | None:
     """Parse an action rule's specifier into method, host and slug pattern, or return `None` for another form."""
-    match = _ACTION.fullmatch(specifier)
-    return None if match is None else (match["method"], match["host"], match["slug"])
+    action, comma, conditions = specifier.partition(",")
+    match = _ACTION.fullmatch(action)
+    if match is None or (comma and parse_argument_patterns(conditions) is None):
+        return None
+    return match["method"], match["host"], match["slug"]
 
 
 def parse_rule(text: str, effect: Effect, origin: RuleOrigin = RuleOrigin.USER, file: str | None = None) -> Rule | Note:
@@ -123,6 +130,10 @@ def parse_rule(text: str, effect: Effect, origin: RuleOrigin = RuleOrigin.USER, 
         return Note(owner, "is not a rule", "write tool or tool(specifier), as in bash(git status *)")
     tool, specifier, principal = match.groups()
     problem = None if specifier is None else _find_mistake(tool, specifier)
+    # A deny or ask rule of another form has always applied to every call of the tool.
+    if specifier is not None and effect is Effect.ALLOW and QUALIFIER in tool:
+        if parse_argument_patterns(specifier) is None:
+            problem = "names no argument", f"write {tool}(name=pattern)"
     if problem is not None:
         return Note(owner, *problem)
     return Rule(effect=effect, tool=tool, specifier=specifier, origin=origin, file=file, principal=principal)

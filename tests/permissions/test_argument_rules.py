@@ -1,0 +1,170 @@
+"""Rules on arguments: `github__create_issue(repo=acme/*)`, also for actions of connectors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.permissions.support import context, rules
+from tests.permissions.test_actions import GET, build_shop, call_action
+
+from indusagi.core.faults import Note
+from indusagi.interop.protocol_bridge.contract import RemoteToolRef
+from indusagi.runtime.contract import ToolDescriptor, ToolResult
+from induscode.deck.mcp.capability import BridgeCapability
+from induscode.permissions.argument_patterns import find_unknown_argument, parse_argument_patterns
+from induscode.permissions.check import Permissions
+from induscode.permissions.rules import Effect, parse_rule
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from indusagi.capabilities.context import ToolContext
+    from indusagi.core.json import JsonObject, JsonValue
+
+ISSUE: JsonObject = {
+    "repo": "acme/site",
+    "title": "a, b=c",
+    "count": 5,
+    "draft": False,
+    "labels": ["bug", "ui"],
+    "files": [{"path": "src/a"}, {"path": "src/b"}],
+    "empty": [],
+    "meta": {"owner": {"name": "Ada"}},
+}
+
+
+def _matches(specifier: str, *, loosely: bool) -> bool:
+    patterns = parse_argument_patterns(specifier)
+    assert patterns is not None
+    return all(pattern.matches(ISSUE, loosely=loosely) for pattern in patterns)
+
+
+@pytest.mark.parametrize(
+    ("specifier", "allows", "denies"),
+    [
+        ("repo=acme/*", True, True),
+        ("repo = acme/*", True, True),
+        ("repo=ACME/*", False, True),
+        ("repo=other/*", False, False),
+        ("repo=*", True, True),
+        ("missing=*", False, False),
+        ('title="a, b=c"', True, True),
+        ("title=a*, repo=acme/*", True, True),
+        ("title=a*, repo=other/*", False, False),
+        ("count=5", True, True),
+        ("count=5.0", True, True),
+        ('count="5"', False, True),
+        ("count=5*", False, True),
+        ("draft=false", True, True),
+        ("draft=0", False, False),
+        ("labels=bug", False, True),
+        ("labels=*", True, True),
+        ('labels=["bug","ui"]', True, True),
+        ("empty=*", False, False),
+        ("files.path=src/*", True, True),
+        ("files.path=src/a", False, True),
+        ("meta.owner.name=Ada", True, True),
+        ("meta.owner.age=*", False, False),
+    ],
+)
+def test_condition_allows_only_what_it_matches_exactly_and_denies_what_resembles_it(
+    specifier: str, *, allows: bool, denies: bool
+) -> None:
+    assert (_matches(specifier, loosely=False), _matches(specifier, loosely=True)) == (allows, denies)
+
+
+@pytest.mark.parametrize("specifier", ["", "x", "*", "=x", "a b=c", ".a=b", "domain:example.org", "slug:X"])
+def test_other_specifiers_are_not_about_arguments(specifier: str) -> None:
+    assert parse_argument_patterns(specifier) is None
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=6,
+)
+
+
+@given(value=_VALUES, path=st.sampled_from(["a", "a.a", "a.b"]), text=st.text("ab*15\"'[]{}, =.ntrue", max_size=8))
+def test_what_a_condition_allows_it_would_also_deny(value: JsonValue, path: str, text: str) -> None:
+    for pattern in parse_argument_patterns(f"{path}={text}") or ():
+        assert pattern.matches({"a": value}, loosely=True) or not pattern.matches({"a": value}, loosely=False)
+
+
+# -- through the permissions ------------------------------------------------------------------
+
+
+def _create_issue() -> BridgeCapability:
+    async def run(arguments: JsonValue, ctx: ToolContext) -> ToolResult:
+        return ToolResult.text("done")
+
+    schema: JsonObject = {"type": "object", "properties": {"repo": {"type": "string"}, "title": {"type": "string"}}}
+    descriptor = ToolDescriptor("github__create_issue", "", schema)
+    raw: JsonObject = {"name": "create_issue", "inputSchema": schema}
+    return BridgeCapability.from_definition(descriptor, RemoteToolRef("github", "create_issue"), raw, run)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("allow", "deny", "repo", "allowed"),
+    [
+        ("github__create_issue(repo=acme/*)", "", "acme/site", True),
+        ("github__create_issue(repo=acme/*)", "", "other/site", False),
+        ("github__*(repo=acme/*)", "", "acme/site", True),
+        ("github__*", "github__*(repo=acme/secret*)", "ACME/Secret-plans", False),
+        ("github__*", "github__*(repo=acme/secret*)", "acme/site", True),
+        ("github__*", "github__*(repo=acme/*) @bob", "acme/site", True),
+        ("github__create_issue(repo=acme/*)", "github__create_issue", "acme/site", False),
+    ],
+)
+async def test_rules_on_arguments_decide_about_calls(
+    tmp_path: Path, allow: str, deny: str, repo: str, *, allowed: bool
+) -> None:
+    permissions = Permissions(rules(allow=allow, deny=deny))
+    result = await permissions.check(_create_issue(), {"repo": repo}, context(tmp_path))
+    assert result.allowed is allowed
+    if allowed:
+        assert allow in result.by
+
+
+@pytest.mark.anyio
+async def test_a_denied_argument_that_the_tool_lacks_denies_every_call_and_names_those_it_has(tmp_path: Path) -> None:
+    permissions = Permissions(rules(allow="github__*", deny="github__create_issue(repository=acme/*)"))
+    result = await permissions.check(_create_issue(), {"repo": "other/site"}, context(tmp_path))
+    assert not result.allowed
+    assert (
+        "names the argument 'repository', which github__create_issue doesn't have (it has repo, title)" in result.reason
+    )
+
+
+def test_an_argument_the_call_has_is_known_even_if_the_definition_leaves_it_out() -> None:
+    assert find_unknown_argument("a=1, b=2", {"a"}, {"b"}) is None
+    assert find_unknown_argument("a=1, c=2", {"a"}, {"b"}) == "c"
+    assert find_unknown_argument("c=2", None, {}) is None
+
+
+def test_an_allow_rule_without_an_argument_name_is_a_mistake() -> None:
+    found = parse_rule("github__create_issue(acme)", Effect.ALLOW)
+    assert isinstance(found, Note)
+    assert "write github__create_issue(name=pattern)" in str(found)
+    assert not isinstance(parse_rule("github__create_issue(acme)", Effect.DENY), Note)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("allow", "deny", "allowed"),
+    [
+        ("saas-action(slug:SHOP_GET_*, id=7)", "", False),
+        ('saas-action(slug:SHOP_GET_*, id="7")', "", True),
+        ("saas-action(GET domain:api.shop.example, id=8)", "", False),
+        ("saas-action", "saas-action(slug:SHOP_GET_*, id=7)", False),
+        ("saas-action", "saas-action(slug:SHOP_GET_*, id=8)", True),
+    ],
+)
+async def test_rules_on_arguments_decide_about_actions(tmp_path: Path, allow: str, deny: str, *, allowed: bool) -> None:
+    permissions = Permissions(rules(allow=allow, deny=deny))
+    result = await permissions.check(await build_shop(tmp_path), call_action(GET), context(tmp_path))
+    assert result.allowed is allowed
