@@ -19,7 +19,7 @@ from dataclasses import asdict
 from threading import Lock
 from typing import cast
 
-from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, state_dir
+from indusagi.core.app_dirs import create_private_file, make_private_dir, read_small_file, remove_tree, state_dir
 from indusagi.core.ids import is_ulid, new_ulid
 from indusagi.core.process.tree import ProcessTree, end_marked, read_start_time
 from indusagi.core.records import record
@@ -140,7 +140,6 @@ def make_owned_dir() -> str:
 
 def remove_abandoned_dirs() -> None:
     """Remove this user's temporary directories whose owner is gone, unless its commands still run."""
-    from shutil import rmtree  # noqa: PLC0415 — the first command pays
     from tempfile import gettempdir  # noqa: PLC0415 — the first command pays
 
     try:
@@ -153,7 +152,7 @@ def remove_abandoned_dirs() -> None:
     for entry in ours:
         owner = None if machine is None else _read_owner(entry, machine)
         if owner is not None and owner not in in_use and read_start_time(owner[0]) != owner[1]:
-            rmtree(entry.path, ignore_errors=True)
+            remove_tree(entry.path)
 
 
 def _identify_machine() -> str | None:

@@ -105,7 +105,7 @@ def test_landlock_rules_list_hidden_and_readable_paths(tmp_path: Path) -> None:
     private = PrivateDir(str(tmp_path / "keys" / "private"))
     layout = resolve_layout(Sandbox(hidden=(keys,), read_only=True), "/usr")
     rules = json.loads(landlock_argv(layout, private)[-1])
-    assert (rules["hidden"], rules["read"]) == ([keys], [private.root])
+    assert (rules["hidden"], rules["read"]) == ([keys, "/dev"], [private.root])
     assert "/usr" not in rules["write"]
 
 

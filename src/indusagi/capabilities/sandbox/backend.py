@@ -30,15 +30,13 @@ from indusagi.core.records import record
 from indusagi.core.secrets import find_named_sockets, holds_secret, is_provider_key, is_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from indusagi.capabilities.sandbox.policy import Sandbox, SandboxLayout
 
 _REMEDY = "install bubblewrap, or let commands run without (Sandbox(mode='auto'))"
-_DEVICES = (
-    *("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
-    *("/dev/tty", "/dev/ptmx", "/dev/pts", "/dev/shm"),
-)
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/shm")
+_DEVICES = (*DEVICES, "/dev/tty", "/dev/ptmx", "/dev/pts")
 _ABI_WITH_TRUNCATE = 3
 _ABI_WITH_TCP = 4
 
@@ -177,9 +175,12 @@ def choose_mechanism(layout: SandboxLayout) -> tuple[str, tuple[str, ...]]:
     return ("landlock" if _find_landlock()[0] else ""), ()
 
 
-def landlock_launcher(*, write: list[str], hidden: list[str], read: list[str], network: bool) -> list[str]:
+def landlock_launcher(
+    *, write: list[str], hidden: list[str], read: list[str], network: bool, devices: Sequence[str] = _DEVICES
+) -> list[str]:
     """Build the command prefix that applies these rules via `landlock_run`."""
-    rules = json.dumps({"write": [*write, *_DEVICES], "hidden": hidden, "read": read, "network": network})
+    # Other devices could hold what is hidden, as a disk or memory does.
+    rules = json.dumps({"write": [*write, *devices], "hidden": [*hidden, "/dev"], "read": read, "network": network})
     return [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), "landlock_run.py"), rules]
 
 

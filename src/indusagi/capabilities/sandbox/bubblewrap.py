@@ -16,7 +16,7 @@ from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.sandbox.policy import ABSTRACT_SOCKETS
-from indusagi.core.app_dirs import find_trusted_program, is_within
+from indusagi.core.app_dirs import find_trusted_program, is_within, remove_tree
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -212,9 +212,7 @@ class PrivateDir:
 
     def remove(self) -> None:
         """Remove the directory and everything commands left in it."""
-        from shutil import rmtree  # noqa: PLC0415 — once per shell, in a thread
-
-        rmtree(self.root, ignore_errors=True)
+        remove_tree(self.root)
 
 
 class MaskedPaths:

@@ -28,6 +28,8 @@ _TCP = 0b11
 _ABSTRACT_SOCKETS = 1
 _SCOPES = 0b11
 """Abstract UNIX sockets and signals only reach processes in the same sandbox."""
+_KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219}
+_JOIN_SESSION_KEYRING = 1
 _ABI_OF = {"refer": 2, "truncate": 3, "network": 4, "scopes": 6}
 
 
@@ -39,6 +41,12 @@ def landlock_abi() -> int:
     return max(int(found), 0)
 
 
+def leave_keyring() -> None:
+    """Give processes started by this thread a session keyring of their own (keyctl(2)), where there are keyrings."""
+    if (number := _KEYCTL.get(os.uname().machine)) is not None:
+        ctypes.CDLL(None).syscall(number, _JOIN_SESSION_KEYRING, None)
+
+
 def scope_thread() -> None:
     """Cut processes started by this thread off from other programs' abstract sockets.
 
@@ -47,6 +55,7 @@ def scope_thread() -> None:
     """
     if landlock_abi() < _ABI_OF["scopes"]:
         raise OSError("this kernel has no Landlock scopes")
+    leave_keyring()
     attributes = (ctypes.c_uint64 * 3)(0, 0, _ABSTRACT_SOCKETS)
     ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(ctypes.sizeof(attributes)), 0)
     try:
@@ -128,6 +137,7 @@ def _call(number: int, *arguments: object) -> int:
 
 
 if __name__ == "__main__":  # pragma: no cover — runs in a permanently restricted process
+    leave_keyring()
     restrict(**json.loads(sys.argv[1]))
     # Python ignores these signals and the command would inherit that: SIGPIPE wouldn't end `yes | head`.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):

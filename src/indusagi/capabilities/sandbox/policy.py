@@ -6,18 +6,20 @@ import os
 from contextlib import suppress
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from indusagi.core.app_dirs import is_within, state_dir
+from indusagi.core.app_dirs import is_within, read_small_file, state_dir
 from indusagi.core.records import record
 from indusagi.core.secrets import find_credential_places, find_named_sockets, find_socket_places, find_sockets_of_user
 from indusagi.core.time import SystemClock
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 Mechanism: TypeAlias = Literal["bubblewrap", "landlock"]
 
 PROTECTED = (".git/hooks", ".git/config", ".indusvx", ".indus")
 """Parts of a workspace that later run programs outside any sandbox."""
+
+_LONGEST_POINTER = 4096
 
 UNPROTECTED = "guard of protected paths in the workspace"
 """Missing in Landlock, which can't exclude parts of a writable tree."""
@@ -61,7 +63,7 @@ class SandboxLayout:
     protected: tuple[str, ...]
     """Paths that would otherwise be writable, whether they exist or not."""
     held: tuple[str, ...]
-    """Directories with protected paths: moving one away would replace its contents."""
+    """Directories with protected or hidden paths: moving one away would replace or uncover its contents."""
     unwelcome: tuple[str, ...]
     """Missing files that must not exist afterwards."""
     links: tuple[str, ...]
@@ -75,7 +77,7 @@ def resolve_layout(sandbox: Sandbox, workspace: str, allowed: Collection[str] = 
     roots = (*writable, *(() if sandbox.read_only else (workspace,)))
     protected = tuple(
         path
-        for path in _list_protected(sandbox, workspace)
+        for path in _list_protected(sandbox, workspace, writable)
         if is_within(path, *roots) and (os.path.lexists(path) or os.access(f"{os.path.dirname(path)}/.", os.W_OK))
     )
     # A workspace in a hidden directory must stay readable, and paths in a hidden directory can't be mount points.
@@ -83,13 +85,6 @@ def resolve_layout(sandbox: Sandbox, workspace: str, allowed: Collection[str] = 
     for path in sorted(_find_hidden(sandbox, workspace, roots, allowed)):
         if not is_within(workspace, path) and not is_within(path, *hidden):
             hidden.append(path)
-    # The directories between a protected path and its root.
-    held: set[str] = set()
-    for path in protected:
-        folder = os.path.dirname(path)
-        while is_within(folder, *roots) and folder not in roots:
-            held.add(folder)
-            folder = os.path.dirname(folder)
     return SandboxLayout(
         workspace=workspace,
         read_only=sandbox.read_only,
@@ -97,18 +92,30 @@ def resolve_layout(sandbox: Sandbox, workspace: str, allowed: Collection[str] = 
         writable=writable,
         hidden=tuple(hidden),
         protected=protected,
-        held=tuple(sorted(held)),
+        held=tuple(sorted(list_folders((*protected, *hidden), roots))),
         # These files would redirect git to other hooks and settings. We can't cover a missing one, since git would
         # read the cover.
         unwelcome=tuple(
             path
-            for path in _further_files(workspace)
+            for root in (workspace, *writable)
+            for path in _further_files(root)
             if is_within(path, *roots)
             and not os.path.lexists(path)
             and any(is_within(kept, os.path.dirname(path)) for kept in protected)
         ),
         links=tuple(filter(os.path.islink, (os.path.join(workspace, ".git"), *protected))),
     )
+
+
+def list_folders(paths: Iterable[str], roots: Collection[str]) -> set[str]:
+    """List the directories between paths and the roots they lie in."""
+    folders: set[str] = set()
+    for path in paths:
+        folder = os.path.dirname(path)
+        while is_within(folder, *roots) and folder not in roots:
+            folders.add(folder)
+            folder = os.path.dirname(folder)
+    return folders
 
 
 def _find_hidden(sandbox: Sandbox, workspace: str, roots: tuple[str, ...], allowed: Collection[str]) -> Iterator[str]:
@@ -140,18 +147,19 @@ def _resolve_all(paths: tuple[str, ...], workspace: str) -> Iterator[str]:
         yield os.path.realpath(os.path.join(workspace, os.path.expanduser(path)))
 
 
-def _list_protected(sandbox: Sandbox, workspace: str) -> Iterator[str]:
-    entry = os.path.join(workspace, ".git")
-    if any(path.startswith(".git/") for path in sandbox.protected):
-        # The file that points to a repository determines which hooks run (gitrepository-layout(5)).
-        yield from (entry,) if _is_file(entry) else ()
-        yield from filter(_is_file, _further_files(workspace))
-    for path in sandbox.protected:
-        first, _, rest = path.partition("/")
-        if first == ".git" and rest:
-            yield from (os.path.join(folder, rest) for folder in find_git_directories(workspace))
-        else:
-            yield os.path.join(workspace, path)
+def _list_protected(sandbox: Sandbox, workspace: str, writable: tuple[str, ...]) -> Iterator[str]:
+    for root in (workspace, *writable):
+        entry = os.path.join(root, ".git")
+        if any(path.startswith(".git/") for path in sandbox.protected):
+            # The file that points to a repository determines which hooks run (gitrepository-layout(5)).
+            yield from (entry,) if _is_file(entry) else ()
+            yield from filter(_is_file, _further_files(root))
+        for path in sandbox.protected:
+            first, _, rest = path.partition("/")
+            if first == ".git" and rest:
+                yield from (os.path.join(folder, rest) for folder in find_git_directories(root))
+            elif root == workspace or os.path.lexists(os.path.join(root, path)):
+                yield os.path.join(root, path)
 
 
 def _further_files(workspace: str) -> Iterator[str]:
@@ -182,8 +190,7 @@ def find_git_directories(workspace: str) -> list[str]:
 
 def _read_pointer(file: str, prefix: str, base: str) -> str | None:
     try:
-        with open(file, encoding="utf-8", errors="surrogateescape") as opened:
-            content = opened.read(4096)
+        content = os.fsdecode(read_small_file(file, _LONGEST_POINTER))
     except OSError:
         return None
     if not content.startswith(prefix) or "\0" in content:

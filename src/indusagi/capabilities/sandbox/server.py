@@ -10,13 +10,15 @@ import errno
 import os
 import re
 import shutil
+import stat
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.leftovers import make_owned_dir
 from indusagi.capabilities.ports import SandboxMissing
-from indusagi.capabilities.sandbox.backend import choose_mechanism, landlock_launcher
+from indusagi.capabilities.sandbox.backend import DEVICES, choose_mechanism, landlock_launcher
 from indusagi.capabilities.sandbox.behaviour import SandboxPlaces
 from indusagi.capabilities.sandbox.bubblewrap import (
     MASKS,
@@ -28,18 +30,17 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     list_machine,
     list_system,
 )
-from indusagi.capabilities.sandbox.policy import Sandbox, resolve_layout
+from indusagi.capabilities.sandbox.policy import Sandbox, list_folders, resolve_layout
 from indusagi.capabilities.sandbox.profile import server_home
 from indusagi.capabilities.sandbox.trace import SOCKET_NAME as TRACE_NAME
 from indusagi.capabilities.sandbox.trace import list_calls
 from indusagi.capabilities.sandbox.usage import limit_command
-from indusagi.core.app_dirs import is_within, make_private_dir, state_dir
+from indusagi.core.app_dirs import is_within, make_private_dir, parts_below, state_dir
 from indusagi.core.secrets import find_credential_places
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from indusagi.capabilities.sandbox.policy import SandboxLayout
     from indusagi.capabilities.sandbox.profile import ServerProfile
 
 SOCKET_NAME = ".egress.sock"
@@ -76,6 +77,11 @@ _WITHHELD = re.compile(
 _STRICT_NAMES = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TERM|SSL_CERT_\w+|NODE_EXTRA_CA_CERTS|REQUESTS_CA_BUNDLE"
 )
+_MAX_LINKS = 40
+_FOLDER = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SERVICES = "/run"
+_NO_SERVICES = ("nscd", "current-system", "booted-system", "opengl-driver", "wrappers")
+"""What programs of the system need in `/run`, in addition to the way to resolve names."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,10 +101,17 @@ class ServerSandbox:
     """Where its observer has to listen, if it has one."""
     confine: Callable[[], None] | None = None
     """Restricts the thread that starts the server."""
+    notes: tuple[str, ...] = ()
+    """What the server doesn't get, for its log."""
+    unwelcome: tuple[str, ...] = ()
+    """Files it mustn't leave behind."""
 
     def remove(self) -> None:
         """Remove its temporary files. Blocks."""
         MASKS.release(self.masked)
+        for path in self.unwelcome:
+            with suppress(OSError):
+                os.unlink(path)
         self.private.remove()
 
 
@@ -152,9 +165,11 @@ def prepare_server(
     os.mkdir(private.tmp, 0o700)
     visible = _build_environment(profile, env, declared)
     if mechanism == "landlock":
-        hidden = [*layout.hidden, home, *_list_other_homes(home)]
+        hidden = [*layout.hidden, home, *_list_other_homes(home), "/tmp", "/var/tmp"]
         write = [*paths.write, private.tmp, private_home, *([] if workspace is None else [workspace])]
-        launcher = landlock_launcher(write=write, hidden=hidden, read=[*paths.read, private.root], network=True)
+        launcher = landlock_launcher(
+            write=write, hidden=hidden, read=[*paths.read, private.root], network=True, devices=DEVICES
+        )
         visible |= {"HOME": private_home, "TMPDIR": private.tmp}
         limited = [*limit_command(profile.limits, has_namespace=False), *launcher]
         return ServerSandbox(
@@ -164,31 +179,45 @@ def prepare_server(
             private=private,
             masked=(),
             folders=(private_home, private.tmp),
+            notes=tuple(paths.notes),
+            unwelcome=layout.unwelcome,
         )
     visible |= {"HOME": home, "TMPDIR": "/tmp"}
-    masked = MASKS.acquire(layout.protected)
+    shown = paths.list_shown()
+    protected = [path for path in layout.protected if shown.get(_find_root(path, shown)) == "--bind"]
+    masked = MASKS.acquire(protected)
+    services = () if profile.is_strict else _list_services()
     command = [
         *start,
         *NAMESPACES,
         "--die-with-parent",
+        *("--cap-drop", "ALL"),  # of root, which keeps those over a namespace of its own
         *(() if profile.reaches_all else ("--unshare-net",)),
         *(list_system() if profile.is_strict else list_machine()),
         *("--bind", private.tmp, "/tmp"),
+        *(word for path in services[:1] for word in ("--tmpfs", path)),
+        *(word for path in services[1:] for word in ("--ro-bind-try", path, path)),
         *(word for path in _list_other_homes(home) for word in ("--tmpfs", path)),
         *("--bind", private_home, home),
         *limit_devices(start, profile.limits.memory),
-        *paths.mount(layout, masked),
+        *paths.mount(shown, protected, layout.hidden, masked, private_home),
         *(
             word
-            for path in (*_list_other_homes(home), *(["/"] if profile.is_strict else []))
+            for path in (*_list_other_homes(home), *(["/"] if profile.is_strict else services[:1]))
             for word in ("--remount-ro", path)
         ),
         *("--chdir", folder if workspace is not None or not is_within(folder, home) else home, "--"),
         *limit_command(profile.limits, has_namespace=True),
     ]
-    folders = (private_home, private.tmp)
     sandbox = ServerSandbox(
-        argv=command, env=visible, mechanism=mechanism, private=private, masked=masked, folders=folders
+        argv=command,
+        env=visible,
+        mechanism=mechanism,
+        private=private,
+        masked=masked,
+        folders=(private_home, private.tmp),
+        notes=tuple(paths.notes),
+        unwelcome=layout.unwelcome,
     )
     if profile.needs_proxy:
         sandbox.socket_path = os.path.join(private.tmp, SOCKET_NAME)
@@ -197,16 +226,30 @@ def prepare_server(
         sandbox.trace_path = os.path.join(private.tmp, TRACE_NAME)
         profile.observer.places = paths.describe()
         sandbox.argv += [*_run_inside("trace_run.py", TRACE_NAME), ",".join(map(str, list_calls()))]
-    if profile.reaches_all and can_scope(tuple(start)):
-        from indusagi.capabilities.sandbox.landlock_run import scope_thread  # noqa: PLC0415 — loads ctypes
-
-        sandbox.confine = scope_thread
+    sandbox.confine = _choose_confinement(profile, tuple(start))
     sandbox.argv += argv
     return sandbox
 
 
 def _run_inside(launcher: str, socket_name: str) -> list[str]:
     return [sys.executable, "-I", "-S", os.path.join(os.path.dirname(__file__), launcher), f"/tmp/{socket_name}"]
+
+
+def _choose_confinement(profile: ServerProfile, start: tuple[str, ...]) -> Callable[[], None]:
+    """Return what restricts the thread that starts `bwrap`, in addition to its namespaces."""
+    from indusagi.capabilities.sandbox.landlock_run import leave_keyring, scope_thread  # noqa: PLC0415 — loads ctypes
+
+    if profile.reaches_all:
+        return scope_thread if can_scope(start) else leave_keyring
+    if os.stat(start[0]).st_mode & stat.S_ISUID:  # it couldn't start with the filter
+        return leave_keyring
+    from indusagi.capabilities.sandbox.sockets import filter_sockets  # noqa: PLC0415 — only without a network
+
+    def confine() -> None:
+        leave_keyring()
+        filter_sockets()
+
+    return confine
 
 
 class _ServerPaths:
@@ -219,10 +262,10 @@ class _ServerPaths:
         self.read: dict[str, None] = {}
         """Resolved, in order."""
         self.write: dict[str, None] = {}
-        for text in profile.read:
-            self._add(self.read, self._find(text))
-        for text in profile.write:
-            self._add(self.write, self._find(text))
+        self.notes: list[str] = []
+        for texts, into in ((profile.write, self.write), (profile.read, self.read)):
+            for path in sorted(map(self._find, texts)):
+                self._add(into, path)
 
     def _find(self, text: str) -> str:
         return os.path.join(self._workspace or self._home, os.path.expanduser(text))
@@ -240,9 +283,39 @@ class _ServerPaths:
 
     def _add(self, into: dict[str, None], path: str) -> None:
         """Add an existing path, unless it contains your whole home."""
-        real = os.path.realpath(path)
-        if os.path.exists(real) and not is_within(self._home, real):
+        real = self._resolve(path)
+        if real is not None and os.path.exists(real) and not is_within(self._home, real):
             into[real] = None
+
+    def _resolve(self, path: str) -> str | None:
+        """Resolve a path. None if a link leads it out of the workspace, or out of a place the server can write.
+
+        The server, or whoever wrote the project, could have made that link, and so chosen what we mount.
+        """
+        roots = (*self.write, *(() if self._workspace is None else (self._workspace,)))
+        todo, real, links, is_foreign = path.split("/")[::-1], "/", 0, False
+        while todo:
+            part = todo.pop()
+            if part in {"", "."}:
+                continue
+            step = os.path.dirname(real) if part == ".." else os.path.join(real, part)
+            if not os.path.islink(step):
+                real = step
+                continue
+            links += 1
+            if links > _MAX_LINKS:
+                return None
+            is_foreign |= is_within(step, *roots)
+            target = os.readlink(step)
+            real = "/" if os.path.isabs(target) else real
+            todo += target.split("/")[::-1]
+        if is_foreign and not is_within(real, *roots):
+            self.notes.append(
+                f"indus: the sandbox left out {path}: a link in a place the server can write leads it to {real}; to"
+                f' allow that, add {real} to "read" or "write" of its "sandbox"'
+            )
+            return None
+        return real
 
     def add_command(
         self, argv: Sequence[str], env: Mapping[str, str], declared: Mapping[str, str], folder: str
@@ -259,14 +332,19 @@ class _ServerPaths:
                 self._add(self.read, env[name])
         runner = [sys.executable, os.path.realpath(sys.executable), __file__] if self._profile.needs_proxy else []
         program = shutil.which(argv[0], path=search)
-        for path in (*runner, *([] if program is None else [program, os.path.realpath(program)])):
+        programs = [] if program is None else [program, self._resolve(os.path.abspath(program)) or program]
+        for path in (*runner, *programs):
             parent = os.path.dirname(os.path.abspath(path))
             is_bin = os.path.basename(parent) in {"bin", "Scripts", "sandbox"}
             self._add(self.read, parent)
             if is_bin:
                 self._add(self.read, os.path.dirname(parent))
-        for text in (*argv[1:], *declared.values()):
+        for text in sorted((*argv[1:], *declared.values())):
             self._add_named(text, folder)
+        git = os.path.join(folder, ".git")
+        if self._workspace is not None and os.path.isdir(git) and not is_within(git, *self.write):
+            # A new file in it can move hooks and settings elsewhere, and a row that works on a repository names it.
+            self._add(self.read, git)
 
     def _add_named(self, text: str, folder: str) -> None:
         """Add the path that an argument or a variable of the row names, if it's one and holds no credentials."""
@@ -279,27 +357,88 @@ class _ServerPaths:
             return  # only `read` and `write` of the profile can name these
         if _CODE.fullmatch(os.path.splitext(path)[1]):
             self._add(self.read, path)
-            self._add(self.read, _find_project(os.path.realpath(path)))
+            real = self._resolve(path)
+            # In a workspace, the server could choose what counts as its project.
+            if real is not None and (self._workspace is None or not is_within(real, self._workspace)):
+                self._add(self.read, _find_project(real))
         elif os.path.isdir(path) or os.path.isabs(value):
             self._add(self.read if self._profile.is_strict else self.write, path)
 
-    def mount(self, layout: SandboxLayout, masked: Sequence[str]) -> Iterator[str]:
-        """Yield bubblewrap's options for the paths; later ones win."""
+    def list_shown(self) -> dict[str, str]:
+        """Return the paths to mount, parents first, each with bubblewrap's option."""
         shown = dict.fromkeys(self.read, "--ro-bind") | dict.fromkeys(self.write, "--bind")
         if self._workspace is not None and self._workspace not in self.write:
             shown[self._workspace] = "--ro-bind" if self._profile.is_strict else "--bind"
-        for path in sorted(shown):  # parents first
-            if not is_within(path, "/usr", "/lib", "/bin") or shown[path] == "--bind":
-                yield from (shown[path], path, path)
-        for path in layout.held:
-            yield from ("--bind", path, path)
-        for path in layout.protected:
+        return {
+            path: shown[path]
+            for path in sorted(shown)
+            if not is_within(path, "/usr", "/lib", "/bin") or shown[path] == "--bind"
+        }
+
+    def mount(
+        self,
+        shown: Mapping[str, str],
+        protected: Sequence[str],
+        hidden: Sequence[str],
+        masked: Sequence[str],
+        private_home: str,
+    ) -> Iterator[str]:
+        """Yield bubblewrap's options for the paths; later ones win."""
+        covers = (self._home, "/tmp", *_list_other_homes(self._home), *_list_services()[:1])
+        covered = [
+            path
+            for path in hidden
+            if path not in shown
+            and (is_within(path, *shown) or not (self._profile.is_strict or is_within(path, *covers)))
+        ]
+        # A server must not replace the way to a mount point, which bubblewrap would follow at the next start. It can't
+        # rename mount points, so the directories on the way become some too.
+        mounts = {path: (option, path, path) for path, option in shown.items()}
+        for folder in list_folders((*shown, *protected, *covered), (self._home, *shown)):
+            root = _find_root(folder, (self._home, *shown))
+            if root == self._home:
+                mounts[folder] = ("--bind", private_home + folder[len(root) :], folder)
+            elif shown[root] == "--bind":
+                mounts[folder] = ("--bind", folder, folder)
+        for path in shown:
+            if _find_root(os.path.dirname(path), (self._home, *shown)) == self._home:
+                _make_mount_point(private_home, parts_below(path, self._home), is_folder=os.path.isdir(path))
+        for path in sorted(mounts):  # parents first
+            yield from mounts[path]
+        for path in protected:
             yield from cover_path(path) if path in masked else ("--ro-bind-try", path, path)
-        for path in layout.hidden:
-            is_seen = is_within(path, *shown)
-            is_covered = self._profile.is_strict or is_within(path, self._home, "/tmp", *_list_other_homes(self._home))
-            if path not in shown and (is_seen or not is_covered):
-                yield from cover_path(path)
+        for path in covered:
+            yield from cover_path(path)
+
+
+def _find_root(path: str, roots: Iterable[str]) -> str:
+    """Return the innermost of the directories a path lies in, or an empty string."""
+    return max((root for root in roots if is_within(path, root)), key=len, default="")
+
+
+def _make_mount_point(base: str, parts: Sequence[str], *, is_folder: bool) -> None:
+    """Make a mount point in a server's home, in place of a link or file that the server has put there.
+
+    Raises:
+        OSError: It can't be made.
+    """
+    folder = os.open(base, _FOLDER)
+    try:
+        for number, part in enumerate(parts, 1):
+            kind = stat.S_IFDIR if is_folder or number < len(parts) else stat.S_IFREG
+            with suppress(FileNotFoundError):
+                if stat.S_IFMT(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode) != kind:
+                    os.unlink(part, dir_fd=folder)
+            if kind == stat.S_IFREG:
+                os.close(os.open(part, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder))
+                continue
+            with suppress(FileExistsError):
+                os.mkdir(part, 0o700, dir_fd=folder)
+            inner = os.open(part, _FOLDER, dir_fd=folder)
+            os.close(folder)
+            folder = inner
+    finally:
+        os.close(folder)
 
 
 def _find_project(script: str) -> str:
@@ -315,6 +454,15 @@ def _find_project(script: str) -> str:
 def _list_other_homes(home: str) -> list[str]:
     """List the existing homes, and directories of homes, of other users."""
     return [path for path in ("/home", "/root", "/Users") if os.path.isdir(path) and path != home]
+
+
+def _list_services() -> tuple[str, ...]:
+    """List the directory with the sockets of services, if there's one, and what a server needs of it."""
+    if not os.path.isdir(_SERVICES) or os.path.islink(_SERVICES):
+        return ()
+    resolver = os.path.dirname(os.path.realpath("/etc/resolv.conf"))
+    needed = [resolver] if is_within(resolver, _SERVICES) and resolver != _SERVICES else []
+    return (_SERVICES, *needed, *(os.path.join(_SERVICES, name) for name in _NO_SERVICES))
 
 
 def _build_environment(profile: ServerProfile, env: Mapping[str, str], declared: Mapping[str, str]) -> dict[str, str]:

@@ -32,7 +32,7 @@ class RunningSandbox:
     Args:
         profile: What the server may touch.
         server: Its name, which its home is named after.
-        report: Receives a line for the server's log when a connection is refused.
+        report: Receives a line for the server's log when it's kept from a path or a host.
         end: Receives the reason when the server was killed, because it exceeded a limit.
     """
 
@@ -72,6 +72,8 @@ class RunningSandbox:
 
         sandbox = self._sandbox = await run_shielded(to_thread.run_sync(prepare), "prepare a sandbox", undo)
         observer = self._profile.observer
+        for note in sandbox.notes:
+            self._report(note)
         try:
             if sandbox.socket_path is not None:
                 await self._open_proxy(sandbox.socket_path)
