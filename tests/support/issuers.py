@@ -1,6 +1,6 @@
-"""An authorization server in memory: it answers the steps of the state machine, without any I/O.
+"""An authorization server, a user and a store in memory: the `AuthIO` of a test, without any I/O.
 
-`play(steps, issuer)` is the driver of a test. The issuer checks what it is sent as a strict one would, and keeps it.
+`play(procedure)` runs a procedure. The issuer checks what it is sent as a strict one would, and keeps it.
 """
 
 from __future__ import annotations
@@ -8,27 +8,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from indusagi.interop.auth.steps import (
-    AuthorizeStep,
-    DeviceStep,
-    HttpReply,
-    HttpStep,
-    LoadStep,
-    RedirectStep,
-    SaveStep,
-    WaitStep,
-)
+from indusagi.interop.auth.requests import AuthIO, HttpReply
+from indusagi.interop.auth.storage import MemoryCredentialStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncGenerator, Callable, Coroutine
 
-    from indusagi.interop.auth.contract import CredentialKey, DeviceCode, StoredCredentials
-    from indusagi.interop.auth.steps import Reply, Step, Steps
+    from indusagi.interop.auth.contract import AuthSettings, CredentialKey, DeviceCode, StoredCredentials
 
 T = TypeVar("T")
 SERVER = "https://mcp.example/mcp"
@@ -42,7 +34,16 @@ def reply_json(document: object, status: int = 200, **headers: str) -> HttpReply
 
 
 @dataclass
-class MemoryIssuer:
+class Sent:
+    """A request to an issuer."""
+
+    url: str
+    headers: Mapping[str, str]
+    body: bytes | None
+
+
+@dataclass
+class MemoryIssuer(AuthIO):
     """One issuer and the metadata of one server."""
 
     issuer: str = ISSUER
@@ -50,15 +51,13 @@ class MemoryIssuer:
     """Added to the metadata document; None removes a field."""
     resource: dict[str, Any] = field(default_factory=dict[str, Any])
     """Added to the metadata of the server."""
-    answers: dict[str, Callable[[HttpStep], HttpReply]] = field(
-        default_factory=dict[str, "Callable[[HttpStep], HttpReply]"]
-    )
+    answers: dict[str, Callable[[Sent], HttpReply]] = field(default_factory=dict[str, "Callable[[Sent], HttpReply]"])
     """By URL, instead of the usual ones."""
     redirect: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     """Added to the parameters of a redirect; None removes one."""
     token: dict[str, Any] = field(default_factory=dict[str, Any])
     """Added to the response of the token endpoint."""
-    requests: list[HttpStep] = field(default_factory=list[HttpStep])
+    requests: list[Sent] = field(default_factory=list[Sent])
     authorized: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     """The queries of authorization requests."""
     forms: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
@@ -66,7 +65,7 @@ class MemoryIssuer:
     registered: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     shown: list[DeviceCode] = field(default_factory=list["DeviceCode"])
     waits: list[float] = field(default_factory=list[float])
-    rows: dict[CredentialKey, StoredCredentials] = field(default_factory=dict["CredentialKey", "StoredCredentials"])
+    memory: MemoryCredentialStore = field(default_factory=MemoryCredentialStore)
 
     def document(self) -> dict[str, Any]:
         base: dict[str, Any] = {
@@ -80,28 +79,42 @@ class MemoryIssuer:
         }
         return {name: value for name, value in base.items() if value is not None}
 
-    def respond(self, step: Step) -> Reply:
-        match step:
-            case HttpStep():
-                self.requests.append(step)
-                return self._respond(step)
-            case RedirectStep():
-                return REDIRECT
-            case AuthorizeStep():
-                return self._authorize(step.url)
-            case DeviceStep():
-                self.shown.append(step.code)
-                return None
-            case WaitStep():
-                self.waits.append(step.seconds)
-                return None
-            case LoadStep():
-                return self.rows.get(step.key)
-            case SaveStep():
-                self.rows[step.credentials.key] = step.credentials
-                return None
+    @property
+    def store(self) -> MemoryCredentialStore:
+        return self.memory
 
-    def _respond(self, step: HttpStep) -> HttpReply:
+    @property
+    def rows(self) -> dict[CredentialKey, StoredCredentials]:
+        return self.memory._rows
+
+    def require_prompt(self) -> MemoryIssuer:
+        return self
+
+    async def pause(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    async def send(self, url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpReply:
+        self.requests.append(Sent(url, headers, body))
+        return self._respond(self.requests[-1])
+
+    @asynccontextmanager
+    async def open_redirect(self, settings: AuthSettings, registered: Sequence[str]) -> AsyncGenerator[MemoryIssuer]:
+        yield self
+
+    @property
+    def redirect_uri(self) -> str:
+        return REDIRECT
+
+    async def authorize(self, url: str) -> Mapping[str, str]:
+        query = dict(parse_qsl(urlsplit(url).query))
+        self.authorized.append(query)
+        answer = {"code": "the-code", "state": query["state"], **self.redirect}
+        return {name: value for name, value in answer.items() if value is not None}
+
+    async def show_device_code(self, code: DeviceCode) -> None:
+        self.shown.append(code)
+
+    def _respond(self, step: Sent) -> HttpReply:
         if step.url in self.answers:
             return self.answers[step.url](step)
         path = urlsplit(step.url).path
@@ -109,7 +122,7 @@ class MemoryIssuer:
             return reply_json({"resource": SERVER, "authorization_servers": [self.issuer], **self.resource})
         if step.url == f"{self.issuer}/.well-known/oauth-authorization-server":
             return reply_json(self.document())
-        if step.method != "POST":
+        if step.body is None:
             return HttpReply(404)
         if path == "/register":
             self.registered.append(json.loads(step.body or b"{}"))
@@ -118,7 +131,7 @@ class MemoryIssuer:
             return HttpReply(200)
         return self._issue(step)
 
-    def _issue(self, step: HttpStep) -> HttpReply:
+    def _issue(self, step: Sent) -> HttpReply:
         form = read_form(step)
         self.forms.append(form)
         if form["grant_type"] == "authorization_code":
@@ -130,23 +143,15 @@ class MemoryIssuer:
         number = len(self.forms)
         return reply_json({"access_token": f"access-{number}", "token_type": "Bearer", "expires_in": 60, **self.token})
 
-    def _authorize(self, url: str) -> Mapping[str, str]:
-        query = dict(parse_qsl(urlsplit(url).query))
-        self.authorized.append(query)
-        answer = {"code": "the-code", "state": query["state"], **self.redirect}
-        return {name: value for name, value in answer.items() if value is not None}
 
-
-def read_form(step: HttpStep) -> dict[str, str]:
+def read_form(step: Sent) -> dict[str, str]:
     return dict(parse_qsl((step.body or b"").decode()))
 
 
-def play(steps: Steps[T], issuer: MemoryIssuer) -> T:
-    """Run a procedure to its result."""
-    reply: Reply = None
-    while True:
-        try:
-            step = steps.send(reply)
-        except StopIteration as end:
-            return end.value
-        reply = issuer.respond(step)
+def play(procedure: Coroutine[Any, Any, T]) -> T:
+    """Run a procedure to its result; it never waits."""
+    try:
+        procedure.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("it waits")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin
 
+import anyio.lowlevel
 import httpx2
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
@@ -17,7 +18,7 @@ from tests.support.authlib_server import AuthlibServer
 from tests.support.sdk_auth_server import SdkAuthServer
 from tests.support.sdk_hosts import served
 
-from indusagi.interop.auth.steps import WaitStep
+from indusagi.interop.auth.driver import AuthDriver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -120,10 +121,10 @@ async def protected_site(issuer: AuthlibServer | None = None) -> AsyncGenerator[
 def skip_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask for the tokens of a device without a pause."""
 
-    def wait_no_time(_: float) -> WaitStep:
-        return WaitStep(0)
+    async def pause(driver: AuthDriver, seconds: float) -> None:
+        await anyio.lowlevel.checkpoint()
 
-    monkeypatch.setattr("indusagi.interop.auth.grants.WaitStep", wait_no_time)
+    monkeypatch.setattr(AuthDriver, "pause", pause)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from indusagi.interop.auth.contract import CredentialStore, SignInPrompt
     from indusagi.interop.auth.driver import AuthDriver
-    from indusagi.interop.auth.steps import Challenge
+    from indusagi.interop.auth.requests import Challenge
 
 
 class ConnectorSignIn:

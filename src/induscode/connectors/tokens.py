@@ -15,7 +15,7 @@ from anyio import to_thread
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import CredentialStore, Refusal, ServerAuth, SignInPrompt
 from indusagi.interop.auth.driver import AuthDriver
-from indusagi.interop.auth.steps import Challenge, find_oauth_challenge, parse_challenges
+from indusagi.interop.auth.requests import Challenge, find_oauth_challenge, parse_challenges
 from induscode.connectors.auth import Credentials, check_values, choose_scheme
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
         StoredCredentials,
     )
     from indusagi.interop.auth.driver import AuthDriver
-    from indusagi.interop.auth.steps import Challenge
+    from indusagi.interop.auth.requests import Challenge
 
 
 SignInWay: TypeAlias = Literal["browser", "paste", "device"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.interop.auth.steps import Challenge, find_oauth_challenge, parse_challenges
+from indusagi.interop.auth.requests import Challenge, find_oauth_challenge, parse_challenges
 
 TOKEN = st.text("abcXYZ019-_", min_size=1, max_size=8)
 VALUE = st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=20)

@@ -16,7 +16,6 @@ from indusagi.interop.auth import driver as driver_module
 from indusagi.interop.auth.authorizer import OAuthAuthorizer
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, Refusal, SignInRequired
 from indusagi.interop.auth.driver import AuthDriver
-from indusagi.interop.auth.steps import HttpStep
 from indusagi.interop.auth.token_endpoint import ProofKey
 
 if TYPE_CHECKING:
@@ -43,19 +42,19 @@ async def test_a_server_on_the_open_web_cannot_name_a_private_issuer(monkeypatch
         driver = make_driver("https://mcp.example/mcp", await make_auth())
         for url in (inside.url, inside.url.replace("127.0.0.1", "localhost"), "http://169.254.169.254/latest"):
             with pytest.raises(AuthFault, match="private address"):
-                await driver._send(HttpStep(url=url))
+                await driver.send(url, {})
         assert inside.requests == []
         named = AuthSettings(issuer=inside.url)
         driver = make_driver("https://mcp.example/mcp", await make_auth(settings=named))
-        assert (await driver._send(HttpStep(url=inside.url))).status == 405, "the user has named it"
+        assert (await driver.send(inside.url, {})).status == 405, "the user has named it"
 
 
 async def test_a_private_server_may_have_a_private_issuer_but_none_of_a_cloud() -> None:
     async with http_server(Modern()) as inside:
         driver = make_driver("http://127.0.0.1:1/mcp", await make_auth())
-        assert (await driver._send(HttpStep(url=inside.url))).status == 405
+        assert (await driver.send(inside.url, {})).status == 405
         with pytest.raises(AuthFault):
-            await driver._send(HttpStep(url="http://169.254.169.254/latest"))
+            await driver.send("http://169.254.169.254/latest", {})
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -65,7 +64,7 @@ async def test_a_request_with_a_secret_is_never_redirected(status: int) -> None:
 
     async with http_server(redirect) as server:
         driver = make_driver(server.url, await make_auth())
-        reply = await driver._send(HttpStep(url=server.url, method="POST", body=b"refresh_token=s"))
+        reply = await driver.send(server.url, {}, b"refresh_token=s")
         assert not reply.is_success
         assert [request.path for request in server.requests] == ["/mcp"]
 
@@ -83,7 +82,7 @@ async def test_metadata_is_redirected_within_its_origin_alone() -> None:
         async with http_server(redirect) as server:
             driver = make_driver(server.url, await make_auth())
             origin = server.url.rpartition("/")[0]
-            near, far = [await driver._send(HttpStep(url=f"{origin}/{path}")) for path in ("near", "far")]
+            near, far = [await driver.send(f"{origin}/{path}", {}) for path in ("near", "far")]
             assert near.parse_object() == {"found": True}
             assert far.status == 302
         assert other.requests == []
@@ -91,7 +90,7 @@ async def test_metadata_is_redirected_within_its_origin_alone() -> None:
 
 async def test_an_issuer_that_cannot_be_reached_is_a_passing_failure() -> None:
     driver = make_driver("http://127.0.0.1:1/mcp", await make_auth())
-    reply = await driver._send(HttpStep(url="http://127.0.0.1:1/token"))
+    reply = await driver.send("http://127.0.0.1:1/token", {})
     assert reply.is_transient
     assert reply.problem
 
@@ -101,7 +100,7 @@ async def test_an_endless_document_is_cut() -> None:
         await exchange.reply(200, b" " * (2 * 1024 * 1024))
 
     async with http_server(flood) as server:
-        reply = await make_driver(server.url, await make_auth())._send(HttpStep(url=server.url))
+        reply = await make_driver(server.url, await make_auth()).send(server.url, {})
         assert len(reply.body) <= 1024 * 1024
 
 

@@ -20,7 +20,7 @@ from indusagi.interop.auth.metadata import (
     is_loopback,
     is_resource_of,
 )
-from indusagi.interop.auth.steps import Challenge
+from indusagi.interop.auth.requests import Challenge
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ def attempt(issuer: MemoryIssuer, settings: AuthSettings | None = None, challeng
     chosen = settings or AuthSettings()
     request = SignInRequest(server_url=SERVER, settings=chosen, clock=ManualClock(1_000_000), challenge=challenge)
     try:
-        play(sign_in(request), issuer)
+        play(sign_in(issuer, request))
     except AuthFault as fault:
         str(fault).encode()
 

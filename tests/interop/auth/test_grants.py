@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from joserfc import jwt
 from joserfc.jwk import ECKey, RSAKey
 from tests.support.clock import ManualClock
-from tests.support.issuers import ISSUER, SERVER, MemoryIssuer, play, read_form, reply_json
+from tests.support.issuers import ISSUER, SERVER, MemoryIssuer, Sent, play, read_form, reply_json
 
 from indusagi.interop.auth.contract import (
     AuthFault,
@@ -20,10 +20,7 @@ from indusagi.interop.auth.contract import (
 )
 from indusagi.interop.auth.machine import SignInRequest, refresh, sign_in
 from indusagi.interop.auth.metadata import IssuerMetadata
-from indusagi.interop.auth.steps import Challenge, HttpReply
-
-if TYPE_CHECKING:
-    from indusagi.interop.auth.steps import HttpStep
+from indusagi.interop.auth.requests import Challenge, HttpReply
 
 CLOCK = ManualClock(1_700_000_000_000)
 ID_JAG = "urn:ietf:params:oauth:token-type:id-jag"
@@ -33,7 +30,7 @@ def sign_in_with(
     issuer: MemoryIssuer, settings: AuthSettings | None = None, challenge: Challenge | None = None
 ) -> StoredCredentials:
     request = SignInRequest(server_url=SERVER, settings=settings or AuthSettings(), clock=CLOCK, challenge=challenge)
-    return play(sign_in(request), issuer)
+    return play(sign_in(issuer, request))
 
 
 # -- the answer to a redirect -------------------------------------------------------------------
@@ -85,21 +82,21 @@ def test_an_issuer_without_a_known_identifier_answers_from_its_origin(claimed: s
     settings = AuthSettings(client_id="mine")
     request = SignInRequest(server_url=SERVER, settings=settings, clock=CLOCK, issuer=KNOWN)
     if is_accepted:
-        assert play(sign_in(request), issuer).tokens is not None
+        assert play(sign_in(issuer, request)).tokens is not None
         assert [step.url for step in issuer.requests] == [f"{ISSUER}/token"], "nothing is discovered"
     else:
         with pytest.raises(AuthFault, match="RFC 9207"):
-            play(sign_in(request), issuer)
+            play(sign_in(issuer, request))
         assert issuer.forms == []
 
 
 def test_tokens_are_refreshed_where_the_issuer_says() -> None:
     issuer = MemoryIssuer(token={"refresh_token": "r1"})
     settings = AuthSettings(client_id="mine")
-    stored = play(sign_in(SignInRequest(server_url=SERVER, settings=settings, clock=CLOCK, issuer=KNOWN)), issuer)
+    stored = play(sign_in(issuer, SignInRequest(server_url=SERVER, settings=settings, clock=CLOCK, issuer=KNOWN)))
     assert parse_credentials(stored.to_json()) == stored
     assert stored.tokens is not None
-    play(refresh(stored, stored.tokens, settings, CLOCK, None), issuer)
+    play(refresh(issuer, stored, stored.tokens, settings, CLOCK, None))
     assert issuer.requests[-1].url == f"{ISSUER}/renew"
 
 
@@ -261,7 +258,7 @@ def test_an_id_token_is_exchanged_for_an_assertion_of_the_issuer() -> None:
     settings = AuthSettings(grant="id_jag", client_id="me", client_secret="s", identity_provider=provider)
     issuer, exchanged = MemoryIssuer(), list[dict[str, str]]()
 
-    def exchange(step: HttpStep) -> HttpReply:
+    def exchange(step: Sent) -> HttpReply:
         exchanged.append(read_form(step))
         return reply_json({"access_token": "jag", "issued_token_type": ID_JAG, "token_type": "N_A"})
 
@@ -292,7 +289,7 @@ def device_issuer(*errors: str, **answer: object) -> MemoryIssuer:
     }
     issuer.answers[f"{ISSUER}/device"] = lambda _: reply_json(code)
 
-    def poll(step: HttpStep) -> HttpReply:
+    def poll(step: Sent) -> HttpReply:
         issuer.forms.append(read_form(step))
         if not left:
             return reply_json({"access_token": "t", "token_type": "bearer"})
@@ -342,7 +339,7 @@ def test_an_issuer_without_device_codes_is_named() -> None:
 # -- DPoP ---------------------------------------------------------------------------------------
 
 
-def proof_of(step: HttpStep) -> tuple[dict[str, Any], dict[str, Any]]:
+def proof_of(step: Sent) -> tuple[dict[str, Any], dict[str, Any]]:
     """Verify the proof of a request with the key in its own header."""
     header = jwt.decode(step.headers["dpop"], lambda token: ECKey.import_key(token.headers()["jwk"]))
     return header.header, header.claims
@@ -352,7 +349,7 @@ def test_a_dpop_challenge_binds_the_token_and_obeys_nonces() -> None:
     issuer = MemoryIssuer(token={"token_type": "DPoP"})
     usual = issuer._issue
 
-    def want_nonce(step: HttpStep) -> HttpReply:
+    def want_nonce(step: Sent) -> HttpReply:
         _, claims = proof_of(step)
         if claims.get("nonce") != "n-1":
             return reply_json({"error": "use_dpop_nonce"}, 400, dpop_nonce="n-1")
@@ -407,7 +404,7 @@ def test_a_refresh_of_a_bound_token_has_a_proof() -> None:
     stored = sign_in_with(issuer, AuthSettings(dpop=True))
     assert stored.tokens is not None
     key = ProofKey(stored.dpop_key)
-    play(refresh(stored, stored.tokens, AuthSettings(), CLOCK, key), issuer)
+    play(refresh(issuer, stored, stored.tokens, AuthSettings(), CLOCK, key))
     header, _ = proof_of(issuer.requests[-1])
     private = stored.dpop_key
     assert private is not None

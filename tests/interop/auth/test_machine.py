@@ -1,4 +1,4 @@
-"""The state machine: discovery, registration, scopes, refresh and revocation, against an issuer in memory."""
+"""Signing in: discovery, registration, scopes, refresh and revocation, against an issuer in memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.issuers import ISSUER, REDIRECT, SERVER, MemoryIssuer, play, 
 
 from indusagi.interop.auth.contract import AuthFault, AuthSettings, CredentialKey, StoredCredentials
 from indusagi.interop.auth.machine import SignInRequest, refresh, revoke, sign_in
-from indusagi.interop.auth.steps import Challenge, HttpReply
+from indusagi.interop.auth.requests import Challenge, HttpReply
 
 CLOCK = ManualClock(1_000_000)
 KEY = CredentialKey(ISSUER, SERVER)
@@ -20,7 +20,7 @@ def sign_in_with(
     issuer: MemoryIssuer, settings: AuthSettings | None = None, challenge: Challenge | None = None
 ) -> StoredCredentials:
     request = SignInRequest(server_url=SERVER, settings=settings or AuthSettings(), clock=CLOCK, challenge=challenge)
-    return play(sign_in(request), issuer)
+    return play(sign_in(issuer, request))
 
 
 def bearer(**parameters: str) -> Challenge:
@@ -169,7 +169,7 @@ def test_a_server_without_any_document_has_default_endpoints() -> None:
 def test_the_issuer_of_the_last_sign_in_is_preferred() -> None:
     issuer = MemoryIssuer(resource={"authorization_servers": ["https://other.example", ISSUER]})
     request = SignInRequest(server_url=SERVER, settings=AuthSettings(), clock=CLOCK, previous_issuer=ISSUER)
-    assert play(sign_in(request), issuer).key.issuer == ISSUER
+    assert play(sign_in(issuer, request)).key.issuer == ISSUER
     assert all("other.example" not in request.url for request in issuer.requests)
 
 
@@ -280,7 +280,7 @@ def test_a_refused_metadata_document_falls_back_to_registration() -> None:
 def test_another_issuer_never_sees_the_registration_of_the_first() -> None:
     issuer = MemoryIssuer()
     first = sign_in_with(issuer)
-    other = MemoryIssuer(issuer="https://other.example", rows=issuer.rows)
+    other = MemoryIssuer(issuer="https://other.example", memory=issuer.memory)
     second = sign_in_with(other)
     assert second.key.issuer == "https://other.example"
     assert len(other.registered) == 1
@@ -375,7 +375,7 @@ def test_a_refresh_replaces_the_tokens_and_keeps_what_is_not_sent() -> None:
     stored = sign_in_with(issuer)
     assert stored.tokens is not None
     issuer.token = {}
-    new = play(refresh(stored, stored.tokens, AuthSettings(), CLOCK, None), issuer)
+    new = play(refresh(issuer, stored, stored.tokens, AuthSettings(), CLOCK, None))
     assert new.tokens is not None
     assert (new.tokens.access_token, new.tokens.refresh_token, new.tokens.scope) == ("access-2", "refresh-1", ("read",))
     assert issuer.rows[KEY] == new
@@ -390,7 +390,7 @@ def test_a_failed_refresh_leaves_the_store_as_it_was() -> None:
     assert stored.tokens is not None
     issuer.answers[f"{ISSUER}/token"] = lambda _: HttpReply(503)
     with pytest.raises(AuthFault) as raised:
-        play(refresh(stored, stored.tokens, AuthSettings(), CLOCK, None), issuer)
+        play(refresh(issuer, stored, stored.tokens, AuthSettings(), CLOCK, None))
     assert raised.value.is_transient
     assert issuer.rows[KEY] == stored
 
@@ -398,9 +398,9 @@ def test_a_failed_refresh_leaves_the_store_as_it_was() -> None:
 def test_signing_out_revokes_the_refresh_token_first() -> None:
     issuer = MemoryIssuer(token={"refresh_token": "refresh-1"})
     stored = sign_in_with(issuer)
-    assert play(revoke(stored, AuthSettings(), CLOCK), issuer) is True
+    assert play(revoke(issuer, stored, AuthSettings(), CLOCK)) is True
     sent = [read_form(step)["token"] for step in issuer.requests if step.url.endswith("/revoke")]
     assert sent == ["refresh-1", "access-1"]
     issuer.answers[f"{ISSUER}/revoke"] = lambda _: HttpReply(503)
-    assert play(revoke(stored, AuthSettings(), CLOCK), issuer) is False
-    assert play(revoke(replace(stored, tokens=None, account=""), AuthSettings(), CLOCK), issuer) is False
+    assert play(revoke(issuer, stored, AuthSettings(), CLOCK)) is False
+    assert play(revoke(issuer, replace(stored, tokens=None, account=""), AuthSettings(), CLOCK)) is False

@@ -9,10 +9,11 @@ import anyio
 import httpcore2
 import httpx2
 import pytest
+from tests.support.issuers import MemoryIssuer, Sent, play
 from tests.support.networks import make_answer, to_fetch_error
 
 from indusagi.core.backoff import Backoff
-from indusagi.interop.auth.steps import HttpReply, HttpStep, WaitStep, fetch_json
+from indusagi.interop.auth.requests import HttpReply
 from indusagi.interop.protocol_bridge.client.http.failures import classify_network_error, classify_status
 from indusagi.interop.protocol_bridge.client.tasks import ServerTasks
 from indusagi.interop.protocol_bridge.client.watches import ChangedLists, ServerWatches, keep_listening
@@ -279,21 +280,19 @@ def to_reply(exc: Exception) -> HttpReply:
 
 
 async def fetch_issuer_metadata(flaky: Flaky) -> str:
-    steps, reply = fetch_json("https://login.example.org/.well-known/openid-configuration"), None
-    while True:
+    url = "https://login.example.org/.well-known/openid-configuration"
+
+    def answer(sent: Sent) -> HttpReply:
         try:
-            step = steps.send(reply)
-        except StopIteration as end:
-            if not end.value[1]:
-                raise flaky.failure() from None
-            return "completed"
-        reply = None
-        if isinstance(step, HttpStep):
-            try:
-                flaky.ask(step.url)
-                reply = HttpReply(200, body=b'{"issuer": "https://login.example.org"}')
-            except Exception as exc:  # noqa: BLE001 — any failure of the table
-                reply = to_reply(exc)
+            flaky.ask(sent.url)
+        except Exception as exc:  # noqa: BLE001 — any failure of the table
+            return to_reply(exc)
+        return HttpReply(200, body=b'{"issuer": "https://login.example.org"}')
+
+    _, document = await MemoryIssuer(answers={url: answer}).fetch_json(url)
+    if not document:
+        raise flaky.failure()
+    return "completed"
 
 
 POLLERS: dict[str, Callable[[Flaky], Awaitable[str]]] = {
@@ -330,20 +329,11 @@ async def test_what_the_server_itself_says_is_final(poller: str, fault: str, mon
 
 @pytest.mark.parametrize(("later", "requests"), [("", 4), ("5", 4), ("3600", 1)])
 def test_an_issuer_that_stays_away_is_reported_and_not_waited_for_long(later: str, requests: int) -> None:
-    steps, sent, waited = fetch_json("https://login.example.org/x"), 0, 0.0
-    reply: HttpReply | None = None
-    while True:
-        try:
-            step = steps.send(reply)
-        except StopIteration as end:
-            last, document = end.value
-            break
-        if isinstance(step, HttpStep):
-            sent, reply = sent + 1, HttpReply(503, {"retry-after": later})
-        elif isinstance(step, WaitStep):
-            waited, reply = waited + step.seconds, None
-    assert (last.status, document, sent) == (503, {}, requests)
-    assert waited <= 15.0
+    url = "https://login.example.org/x"
+    issuer = MemoryIssuer(answers={url: lambda _: HttpReply(503, {"retry-after": later})})
+    last, document = play(issuer.fetch_json(url))
+    assert (last.status, document, len(issuer.requests)) == (503, {}, requests)
+    assert sum(issuer.waits) <= 15.0
 
 
 def test_every_reason_has_its_row() -> None:

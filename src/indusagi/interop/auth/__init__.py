@@ -1,4 +1,4 @@
-"""OAuth client for servers behind a URL: a pure state machine, its driver, credential storage and the user prompt.
+"""OAuth client for servers behind a URL: its procedures, their driver, credential storage and the user prompt.
 
 https://modelcontextprotocol.io/specification/draft/basic/authorization
 """

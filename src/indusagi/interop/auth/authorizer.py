@@ -18,7 +18,7 @@ from indusagi.core.faults import describe_error
 from indusagi.core.tasks import Attempt, BackgroundTask
 from indusagi.interop.auth.contract import AuthFault, Refusal, SignInRequired, StoredCredentials, TokenSet
 from indusagi.interop.auth.metadata import get_origin_of
-from indusagi.interop.auth.steps import Challenge, find_oauth_challenge, parse_challenges
+from indusagi.interop.auth.requests import Challenge, find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.token_endpoint import ProofKey
 from indusagi.runtime.calls import SubjectToken, acting_subject
 

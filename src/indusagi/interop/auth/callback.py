@@ -1,7 +1,7 @@
 """Loopback redirect: receives an authorization server's answer on this machine (RFC 8252 §7.3).
 
 The listener accepts one GET with the redirect URI's path and the request's `state`, and refuses everything else, so
-that neither another user of the machine nor a web page can end a sign-in. The state machine judges the values, so the
+that neither another user of the machine nor a web page can end a sign-in. The sign-in itself judges the values, so the
 page in the browser can't tell the result.
 """
 

@@ -1,10 +1,10 @@
 """Sign-in types: settings, stored credentials, the store, the prompt, and the faults.
 
-The state machine (`machine`) reads settings and stored credentials and does no I/O. The driver (`driver`) runs its
-requests on the guarded HTTP client: `driver.sign_in(url, auth, name=…) -> StoredCredentials` signs in with the prompt
-of `auth` and saves, `driver.sign_out(url, auth) -> bool` revokes and deletes the tokens, and `driver.refresh` is
-single-flight under the store's lock. `settings.grant = "device_code"` selects the device grant. A product implements
-`CredentialStore` and `SignInPrompt`. `repr` omits every secret field, and no fault message contains a secret.
+The procedures (`machine`) do all I/O through an `AuthIO` (`requests`). The driver (`driver`) is one, on the guarded
+HTTP client: `driver.sign_in(url, auth, name=…) -> StoredCredentials` signs in with the prompt of `auth` and saves,
+`driver.sign_out(url, auth) -> bool` revokes and deletes the tokens, and `driver.refresh` is single-flight under the
+store's lock. `settings.grant = "device_code"` selects the device grant. A product implements `CredentialStore` and
+`SignInPrompt`. `repr` omits every secret field, and no fault message contains a secret.
 """
 
 from __future__ import annotations
@@ -341,7 +341,7 @@ class DeviceCode:
 
 
 class SignInPrompt(Protocol):
-    """Talks to the user: shows and receives, while the machine polls, checks and exchanges."""
+    """Talks to the user: shows and receives, while the sign-in polls, checks and exchanges."""
 
     def open_redirect(
         self, settings: AuthSettings, registered: Sequence[str]

@@ -1,4 +1,4 @@
-"""Runs the state machine's steps on the guarded HTTP client, a store and a prompt.
+"""Signs in to a server: runs the procedures of `machine` on the guarded HTTP client, a store and a prompt.
 
 Requests to issuers go through the guarded client, which only connects to checked addresses: a server on
 the open web can't make us send requests into the user's network. An issuer at a private address is reachable if the
@@ -7,9 +7,8 @@ server is at one too, or if the user named the issuer. Requests with a body neve
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, assert_never
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -19,18 +18,7 @@ from indusagi.interop.auth.contract import AuthFault, SignInRequired
 from indusagi.interop.auth.grants import exchange_subject
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
 from indusagi.interop.auth.metadata import IssuerMetadata, canonical_resource, get_origin_of, split_address
-from indusagi.interop.auth.steps import (
-    AuthorizeStep,
-    DeviceStep,
-    HttpReply,
-    HttpStep,
-    LoadStep,
-    RedirectStep,
-    SaveStep,
-    WaitStep,
-    find_oauth_challenge,
-    parse_challenges,
-)
+from indusagi.interop.auth.requests import AuthIO, Challenge, HttpReply, find_oauth_challenge, parse_challenges
 from indusagi.interop.auth.token_endpoint import ProofKey
 from indusagi.net.address import PRIVATE_KINDS, classify_address
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
@@ -38,19 +26,17 @@ from indusagi.net.dial import system_resolver
 from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from indusagi.interop.auth.contract import (
         AuthSettings,
-        RedirectReceiver,
+        CredentialStore,
         ResourceKind,
         ServerAuth,
+        SignInPrompt,
         StoredCredentials,
         TokenSet,
     )
-    from indusagi.interop.auth.steps import Challenge, Reply, Step, Steps
-
-T = TypeVar("T")
 
 _BODY_BYTES = 1024 * 1024
 _REQUEST_S = 20.0
@@ -58,7 +44,7 @@ _RESOLVE_S = 5.0
 _METADATA_REDIRECTS = 3
 
 
-class AuthDriver:
+class AuthDriver(AuthIO):
     """Signs in to one server, refreshes and signs out.
 
     Args:
@@ -104,7 +90,7 @@ class AuthDriver:
         """Send the server a request without credentials and return its challenge, if any."""
         headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
         ping = b'{"jsonrpc":"2.0","id":1,"method":"ping"}'
-        reply = await self._send(HttpStep(url=self.server_url, method="POST", headers=headers, body=ping))
+        reply = await self.send(self.server_url, headers, ping)
         return find_oauth_challenge(parse_challenges([reply.headers.get("www-authenticate", "")]))
 
     async def sign_in(self, challenge: Challenge | None = None) -> StoredCredentials:
@@ -114,8 +100,8 @@ class AuthDriver:
             SignInRequired: It takes the user, and there is no prompt.
             AuthFault: It failed.
         """
-        if self.auth.settings.needs_person and self.auth.prompt is None:
-            raise self.require_sign_in()
+        if self.auth.settings.needs_person:
+            self.require_prompt()
         stored = await self.load()
         request = SignInRequest(
             server_url=self.server_url,
@@ -125,7 +111,7 @@ class AuthDriver:
             previous_issuer="" if stored is None else stored.key.issuer,
             issuer=self._issuer,
         )
-        return await self._run(sign_in(request))
+        return await sign_in(self, request)
 
     async def refresh(self, stored: StoredCredentials, key: ProofKey | None = None) -> StoredCredentials:
         """Refresh a sign-in once across all processes, and save.
@@ -154,7 +140,7 @@ class AuthDriver:
         if key is None and current.dpop_key is not None:
             key = ProofKey(current.dpop_key)
         try:
-            return await self._run(refresh(current, tokens, self.auth.settings, self.clock, key))
+            return await refresh(self, current, tokens, self.auth.settings, self.clock, key)
         except AuthFault as fault:
             is_gone = fault.error == "invalid_client" and current.registration.source == "dynamic"
             if fault.is_transient or (fault.error != "invalid_grant" and not is_gone):
@@ -180,8 +166,8 @@ class AuthDriver:
         Raises:
             AuthFault: The issuer refused, or couldn't be reached.
         """
-        client = build_token_client(stored, self.auth.settings, self.clock, None)
-        return (await self._run(exchange_subject(client, subject, stored.endpoints.indicator))).tokens
+        client = build_token_client(self, stored, self.auth.settings, self.clock, None)
+        return (await exchange_subject(client, subject, stored.endpoints.indicator)).tokens
 
     async def sign_out(self) -> bool:
         """Revoke and delete every sign-in to the server; return whether the issuers confirmed each revocation."""
@@ -190,81 +176,48 @@ class AuthDriver:
             if (stored.key.resource, stored.key.client) == (self.resource, client):
                 if stored.tokens is not None:
                     try:
-                        confirmed = await self._run(revoke(stored, self.auth.settings, self.clock)) and confirmed
+                        confirmed = await revoke(self, stored, self.auth.settings, self.clock) and confirmed
                     except AuthFault:
                         confirmed = False
                 await self.auth.store.delete(stored.key)
         return confirmed
 
-    # -- steps ------------------------------------------------------------------------------
+    # -- AuthIO -----------------------------------------------------------------------------
 
-    async def _run(self, steps: Steps[T]) -> T:
-        """Run a procedure of the machine to completion."""
-        async with AsyncExitStack() as stack:
-            receiver: RedirectReceiver | None = None
-            reply: Reply = None
-            while True:
-                try:
-                    step: Step = steps.send(reply)
-                except StopIteration as end:
-                    return end.value
-                if isinstance(step, RedirectStep):
-                    if self.auth.prompt is None:
-                        raise self.require_sign_in()
-                    opening = self.auth.prompt.open_redirect(self.auth.settings, step.registered)
-                    receiver = await stack.enter_async_context(opening)
-                    reply = receiver.redirect_uri
-                else:
-                    reply = await self._do(step, receiver)
+    @property
+    def store(self) -> CredentialStore:
+        """Where sign-ins are stored."""
+        return self.auth.store
 
-    async def _do(
-        self,
-        step: HttpStep | AuthorizeStep | DeviceStep | WaitStep | LoadStep | SaveStep,
-        receiver: RedirectReceiver | None,
-    ) -> Reply:
-        match step:
-            case HttpStep():
-                return await self._send(step)
-            case AuthorizeStep():
-                if receiver is None:
-                    raise self.require_sign_in()
-                return await receiver.authorize(step.url)
-            case DeviceStep():
-                if self.auth.prompt is None:
-                    raise self.require_sign_in()
-                await self.auth.prompt.show_device_code(step.code)
-                return None
-            case WaitStep():
-                await anyio.sleep(step.seconds)
-                return None
-            case LoadStep():
-                return await self.auth.store.find(step.key)
-            case SaveStep():
-                await self.auth.store.save(step.credentials)
-                return None
-            case _:
-                assert_never(step)
+    def require_prompt(self) -> SignInPrompt:
+        """Return the way to the user; raises `SignInRequired` without one."""
+        if self.auth.prompt is None:
+            raise self.require_sign_in()
+        return self.auth.prompt
 
-    # -- requests ---------------------------------------------------------------------------
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next request."""
+        await anyio.sleep(seconds)
 
-    async def _send(self, step: HttpStep) -> HttpReply:
-        target = split_address(step.url)
+    async def send(self, url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpReply:
+        """Send a request to an issuer or the server."""
+        target = split_address(url)
         host = target.hostname or ""
         own = (host,) if await self._may_be_private(host) else ()
-        has_body = step.body is not None
         policy = HttpPolicy(
             allow_private=own,
             ports=(target.port or 443, 80, 443),
-            redirects=0 if has_body else _METADATA_REDIRECTS,
+            redirects=_METADATA_REDIRECTS if body is None else 0,
             hard_bytes=_BODY_BYTES,
             total_s=_REQUEST_S,
             proxy=self._proxy,
         )
-        request = WebRequest(step.url, method=step.method, headers=step.headers, body=step.body, follow="origin")
+        method = "GET" if body is None else "POST"
+        request = WebRequest(url, method=method, headers=headers, body=body, follow="origin")
         try:
             response = await WebClient(policy).send(request)
         except FetchError as exc:
-            origin = get_origin_of(step.url)
+            origin = get_origin_of(url)
             if exc.code in {"denied", "unsupported"}:
                 problem = "it is at a private address, and the server is not; if that is right, set `issuer` in `auth`"
                 if exc.facts.get("reason") not in {"address", "name"}:

@@ -1,7 +1,7 @@
 """Grants: ways from a registered client to a first access token.
 
-Each function is a procedure of the machine. An authorization server's redirect is checked before anything in it is
-used or shown: `state` (RFC 6749 §10.12), then `iss` (RFC 9207 §2.4), then its error.
+An authorization server's redirect is checked before anything in it is used or shown: `state` (RFC 6749 §10.12), then
+`iss` (RFC 9207 §2.4), then its error.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from urllib.parse import urlencode
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, ClientRegistration, DeviceCode
 from indusagi.interop.auth.metadata import IssuerMetadata, check_endpoint, get_origin_of
-from indusagi.interop.auth.steps import DeviceStep, Steps, WaitStep, authorize, build_reply_fault, post_form
+from indusagi.interop.auth.requests import build_reply_fault
 from indusagi.interop.auth.token_endpoint import (
     TokenClient,
     TokenGrant,
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from indusagi.core.json import JsonObject
+    from indusagi.interop.auth.contract import RedirectReceiver
 
 _URN = "urn:ietf:params:oauth"
 JWT_BEARER = f"{_URN}:grant-type:jwt-bearer"
@@ -51,7 +52,8 @@ class GrantRequest:
     issuer: IssuerMetadata
     scopes: tuple[str, ...] = ()
     indicator: str = ""
-    redirect_uri: str = ""
+    receiver: RedirectReceiver | None = None
+    """Receives the redirect of an authorization code."""
 
     @property
     def target(self) -> dict[str, str]:
@@ -60,7 +62,7 @@ class GrantRequest:
         return scope | ({"resource": self.indicator} if self.indicator else {})
 
 
-def run_grant(request: GrantRequest) -> Steps[TokenGrant]:
+async def run_grant(request: GrantRequest) -> TokenGrant:
     """Run the configured grant.
 
     Raises:
@@ -69,23 +71,24 @@ def run_grant(request: GrantRequest) -> Steps[TokenGrant]:
     settings = request.client.settings
     match settings.grant:
         case "authorization_code":
-            return (yield from _request_by_code(request))
+            return await _request_by_code(request)
         case "device_code":
-            return (yield from _request_by_device(request))
+            return await _request_by_device(request)
         case "client_credentials" | "token_exchange":
             fields = {"grant_type": "client_credentials", **request.target}
-            return (yield from request_tokens(request.client, fields))
+            return await request_tokens(request.client, fields)
         case "jwt_bearer":
             if not settings.assertion:
                 raise AuthFault(f"{request.issuer.issuer}: the grant needs an `assertion` in the row's `auth`")
-            return (yield from _request_by_assertion(request, settings.assertion))
+            return await _request_by_assertion(request, settings.assertion)
         case "id_jag":
-            assertion = yield from _exchange_id_token(request)
-            return (yield from _request_by_assertion(request, assertion))
+            assertion = await _exchange_id_token(request)
+            return await _request_by_assertion(request, assertion)
 
 
-def _request_by_code(request: GrantRequest) -> Steps[TokenGrant]:
-    issuer, client = request.issuer, request.client
+async def _request_by_code(request: GrantRequest) -> TokenGrant:
+    issuer, client, receiver = request.issuer, request.client, request.receiver
+    assert receiver is not None
     if not issuer.authorization_endpoint:
         raise AuthFault(f"{issuer.issuer}: its metadata has no authorization endpoint")
     if not issuer.supports_s256 and not client.settings.assume_pkce:
@@ -95,7 +98,7 @@ def _request_by_code(request: GrantRequest) -> Steps[TokenGrant]:
     query = {
         "response_type": "code",
         "client_id": client.registration.client_id,
-        "redirect_uri": request.redirect_uri,
+        "redirect_uri": receiver.redirect_uri,
         "state": state,
         "code_challenge": encode_base64url(hashlib.sha256(verifier.encode()).digest()),
         "code_challenge_method": "S256",
@@ -104,16 +107,16 @@ def _request_by_code(request: GrantRequest) -> Steps[TokenGrant]:
     if issuer.is_openid and "offline_access" in request.scopes:
         query["prompt"] = "consent"  # https://openid.net/specs/openid-connect-core-1_0.html#OfflineAccess
     joint = "&" if "?" in issuer.authorization_endpoint else "?"
-    answer = yield from authorize(f"{issuer.authorization_endpoint}{joint}{urlencode(query)}")
+    answer = await receiver.authorize(f"{issuer.authorization_endpoint}{joint}{urlencode(query)}")
     code = _check_redirect(answer, state, issuer)
     fields = {
         "grant_type": "authorization_code",
         "code": code,
-        "redirect_uri": request.redirect_uri,
+        "redirect_uri": receiver.redirect_uri,
         "code_verifier": verifier,
         **({"resource": request.indicator} if request.indicator else {}),
     }
-    return (yield from request_tokens(client, fields))
+    return await request_tokens(client, fields)
 
 
 def _check_redirect(answer: Mapping[str, str], state: str, issuer: IssuerMetadata) -> str:
@@ -142,13 +145,13 @@ def _is_own_identifier(claimed: str, issuer: IssuerMetadata) -> bool:
         return False
 
 
-def _request_by_device(request: GrantRequest) -> Steps[TokenGrant]:
+async def _request_by_device(request: GrantRequest) -> TokenGrant:
     issuer, client = request.issuer, request.client
     if not issuer.device_endpoint:
         raise AuthFault(f"{issuer.issuer}: it offers no sign-in on another device (RFC 8628); sign in by a browser")
     headers, own = build_client_authentication(client)
     fields = {"client_id": client.registration.client_id, **own, **request.target}
-    reply = yield from post_form(issuer.device_endpoint, fields, headers)
+    reply = await client.io.post_form(issuer.device_endpoint, fields, headers)
     answer = reply.parse_object()
     device_code, user_code = _get_text(answer, "device_code"), _get_text(answer, "user_code")
     if not reply.is_success or not (device_code and user_code):
@@ -162,12 +165,12 @@ def _request_by_device(request: GrantRequest) -> Steps[TokenGrant]:
         verification_uri_complete=check_endpoint(complete, "verification address", issuer.issuer) if complete else "",
         expires_s=expires_s if isinstance(expires_s, int) and 0 < expires_s <= 3600 else 600,
     )
-    yield DeviceStep(shown)
+    await client.io.require_prompt().show_device_code(shown)
     waited_s = 0
     while waited_s < shown.expires_s:
-        yield WaitStep(poll_s)
+        await client.io.pause(poll_s)
         waited_s += poll_s
-        reply = yield from send_token_request(client, {"grant_type": DEVICE_GRANT, "device_code": device_code})
+        reply = await send_token_request(client, {"grant_type": DEVICE_GRANT, "device_code": device_code})
         if reply.is_success:
             return parse_token_reply(reply, client)
         error = reply.parse_object().get("error")
@@ -180,12 +183,12 @@ def _request_by_device(request: GrantRequest) -> Steps[TokenGrant]:
     raise AuthFault(f"{issuer.issuer}: the code was not entered in time; sign in again")
 
 
-def _request_by_assertion(request: GrantRequest, assertion: str) -> Steps[TokenGrant]:
+async def _request_by_assertion(request: GrantRequest, assertion: str) -> TokenGrant:
     fields = {"grant_type": JWT_BEARER, "assertion": assertion, **request.target}
-    return (yield from request_tokens(request.client, fields))
+    return await request_tokens(request.client, fields)
 
 
-def _exchange_id_token(request: GrantRequest) -> Steps[str]:
+async def _exchange_id_token(request: GrantRequest) -> str:
     """Exchange the user's ID token for an assertion that the issuer accepts (ID-JAG).
 
     https://www.ietf.org/archive/id/draft-ietf-oauth-identity-assertion-authz-grant-01.html#section-4.3
@@ -209,13 +212,14 @@ def _exchange_id_token(request: GrantRequest) -> Steps[str]:
         auth_method="none" if provider.client_secret is None else "client_secret_basic",
     )
     client = TokenClient(
+        io=request.client.io,
         issuer=endpoint,
         token_endpoint=endpoint,
         registration=registration,
         settings=settings,
         clock=request.client.clock,
     )
-    reply = yield from send_token_request(client, fields)
+    reply = await send_token_request(client, fields)
     answer = reply.parse_object()
     assertion = _get_text(answer, "access_token")
     if not reply.is_success or not assertion or answer.get("issued_token_type") != _ID_JAG:
@@ -223,7 +227,7 @@ def _exchange_id_token(request: GrantRequest) -> Steps[str]:
     return assertion
 
 
-def exchange_subject(client: TokenClient, subject: str, indicator: str) -> Steps[TokenGrant]:
+async def exchange_subject(client: TokenClient, subject: str, indicator: str) -> TokenGrant:
     """Exchange a user's access token for one for another server (RFC 8693 §2.1).
 
     Raises:
@@ -238,7 +242,7 @@ def exchange_subject(client: TokenClient, subject: str, indicator: str) -> Steps
         **({"scope": " ".join(scopes)} if scopes else {}),
         **({"resource": indicator} if indicator else {}),
     }
-    return (yield from request_tokens(client, fields))
+    return await request_tokens(client, fields)
 
 
 def _get_text(document: JsonObject, name: str) -> str:

@@ -1,12 +1,13 @@
-"""Sign-in state machine: discovery, registration, grant, refresh and revocation, without I/O.
+"""The procedures of a sign-in: discovery, registration, grant, refresh and revocation.
 
-Each procedure yields steps and receives replies (see `steps`); `driver` runs them. State belongs to an issuer:
-registrations and tokens are loaded by the issuer that discovery found, so a server that moves to another issuer can't
-make us show the first issuer's credentials to the second.
+All I/O goes through an `AuthIO`. State belongs to an issuer: registrations and tokens are loaded by the issuer that
+discovery found, so a server that moves to another issuer can't make us show the first issuer's credentials to the
+second.
 """
 
 from __future__ import annotations
 
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -33,15 +34,7 @@ from indusagi.interop.auth.metadata import (
     parse_issuer_metadata,
     parse_resource_metadata,
 )
-from indusagi.interop.auth.steps import (
-    SaveStep,
-    build_reply_fault,
-    fetch_json,
-    load_credentials,
-    open_redirect,
-    post_form,
-    post_json,
-)
+from indusagi.interop.auth.requests import AuthIO, Challenge, build_reply_fault
 from indusagi.interop.auth.token_endpoint import (
     PROOF_ALGORITHM,
     ProofKey,
@@ -56,8 +49,7 @@ if TYPE_CHECKING:
 
     from indusagi.core.json import JsonLike
     from indusagi.core.time import Clock
-    from indusagi.interop.auth.contract import AuthMethod, AuthSettings
-    from indusagi.interop.auth.steps import Challenge, Steps
+    from indusagi.interop.auth.contract import AuthMethod, AuthSettings, RedirectReceiver
     from indusagi.interop.auth.token_endpoint import TokenGrant
 
 _REFUSED_CLIENT = frozenset({"invalid_client", "unauthorized_client", "invalid_redirect_uri", "invalid_request"})
@@ -78,7 +70,7 @@ class SignInRequest:
     """The issuer, if known without discovery."""
 
 
-def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
+async def sign_in(io: AuthIO, request: SignInRequest) -> StoredCredentials:
     """Sign in to a server and save the result.
 
     Raises:
@@ -88,67 +80,68 @@ def sign_in(request: SignInRequest) -> Steps[StoredCredentials]:
     if request.issuer is not None:
         found = Discovery(issuer=request.issuer)
     else:
-        found = yield from discover(request.server_url, settings, request.challenge, request.previous_issuer)
+        found = await discover(io, request.server_url, settings, request.challenge, request.previous_issuer)
     key = CredentialKey(found.issuer.issuer, canonical_resource(request.server_url), settings.client_id)
-    stored = yield from load_credentials(key)
+    stored = await io.store.find(key)
     scopes = select_scopes(request, found, stored)
     proof_key = _open_proof_key(request, found, stored)
-    redirect_uri = ""
-    if settings.grant == "authorization_code":
-        redirect_uri = yield from open_redirect(() if stored is None else stored.registration.redirect_uris)
+    async with AsyncExitStack() as stack:
+        receiver = None
+        if settings.grant == "authorization_code":
+            registered = () if stored is None else stored.registration.redirect_uris
+            receiver = await stack.enter_async_context(io.require_prompt().open_redirect(settings, registered))
+        redirect_uri = "" if receiver is None else receiver.redirect_uri
 
-    def register() -> Steps[ClientRegistration]:
-        if stored is not None and can_reuse(stored.registration, redirect_uri, request.clock.now_ms()):
-            return stored.registration
-        uses_dpop = proof_key is not None
-        return (yield from register_client(found.issuer, settings, redirect_uri, scopes, uses_dpop=uses_dpop))
+        async def register() -> ClientRegistration:
+            if stored is not None and can_reuse(stored.registration, redirect_uri, request.clock.now_ms()):
+                return stored.registration
+            uses_dpop = proof_key is not None
+            return await register_client(io, found.issuer, settings, redirect_uri, scopes, uses_dpop=uses_dpop)
 
-    registration = find_registration(found.issuer, settings)
-    if registration is None:
-        registration = yield from register()
-    base = StoredCredentials(
-        key=key,
-        registration=registration,
-        endpoints=IssuerEndpoints(
-            token_endpoint=found.issuer.token_endpoint,
-            refresh_endpoint=found.issuer.refresh_endpoint,
-            revocation_endpoint=found.issuer.revocation_endpoint,
-            indicator=found.indicator,
-        ),
-        requested_scopes=scopes,
-        dpop_key=None if proof_key is None else proof_key.to_json(),
-    )
-    if registration.source == "dynamic" and (stored is None or stored.tokens is None):
-        # Save before asking the user: an abandoned sign-in shouldn't register another client next time. Tokens of
-        # an earlier sign-in belong to its registration, and stay until there are new ones.
-        yield SaveStep(base)
-    try:
-        grant = yield from _run(request, found, base, redirect_uri, proof_key)
-    except AuthFault as fault:
-        can_register = registration.source == "metadata_document" and bool(found.issuer.registration_endpoint)
-        if not can_register or fault.error not in _REFUSED_CLIENT:
-            raise
-        # An issuer may refuse the document's redirect URIs, for example if it compares the port of a loopback one.
-        registration = yield from register()
-        base = replace(base, registration=registration)
-        grant = yield from _run(request, found, base, redirect_uri, proof_key)
-    signed_in = replace(base, tokens=grant.tokens, account=grant.account)
-    yield SaveStep(signed_in)
-    return signed_in
+        registration = find_registration(found.issuer, settings) or await register()
+        base = StoredCredentials(
+            key=key,
+            registration=registration,
+            endpoints=IssuerEndpoints(
+                token_endpoint=found.issuer.token_endpoint,
+                refresh_endpoint=found.issuer.refresh_endpoint,
+                revocation_endpoint=found.issuer.revocation_endpoint,
+                indicator=found.indicator,
+            ),
+            requested_scopes=scopes,
+            dpop_key=None if proof_key is None else proof_key.to_json(),
+        )
+        if registration.source == "dynamic" and (stored is None or stored.tokens is None):
+            # Save before asking the user: an abandoned sign-in shouldn't register another client next time. Tokens of
+            # an earlier sign-in belong to its registration, and stay until there are new ones.
+            await io.store.save(base)
+        try:
+            grant = await _run(io, request, found, base, receiver, proof_key)
+        except AuthFault as fault:
+            can_register = registration.source == "metadata_document" and bool(found.issuer.registration_endpoint)
+            if not can_register or fault.error not in _REFUSED_CLIENT:
+                raise
+            # An issuer may refuse the document's redirect URIs, for example if it compares the port of a loopback one.
+            base = replace(base, registration=await register())
+            grant = await _run(io, request, found, base, receiver, proof_key)
+        signed_in = replace(base, tokens=grant.tokens, account=grant.account)
+        await io.store.save(signed_in)
+        return signed_in
 
 
-def _run(
-    request: SignInRequest, found: Discovery, base: StoredCredentials, redirect_uri: str, key: ProofKey | None
-) -> Steps[TokenGrant]:
-    client = build_token_client(base, request.settings, request.clock, key)
+async def _run(
+    io: AuthIO,
+    request: SignInRequest,
+    found: Discovery,
+    base: StoredCredentials,
+    receiver: RedirectReceiver | None,
+    key: ProofKey | None,
+) -> TokenGrant:
+    client = build_token_client(io, base, request.settings, request.clock, key)
     grant = GrantRequest(
-        client=client,
-        issuer=found.issuer,
-        scopes=base.requested_scopes,
-        indicator=found.indicator,
-        redirect_uri=redirect_uri,
+        client=client, issuer=found.issuer, scopes=base.requested_scopes, indicator=found.indicator, receiver=receiver
     )
-    return (yield from run_grant(grant))
+    return await run_grant(grant)
 
 
 def _open_proof_key(request: SignInRequest, found: Discovery, stored: StoredCredentials | None) -> ProofKey | None:
@@ -185,13 +178,14 @@ def select_scopes(request: SignInRequest, found: Discovery, stored: StoredCreden
 
 
 def build_token_client(
-    stored: StoredCredentials, settings: AuthSettings, clock: Clock, key: ProofKey | None
+    io: AuthIO, stored: StoredCredentials, settings: AuthSettings, clock: Clock, key: ProofKey | None
 ) -> TokenClient:
     """Build the client of a stored registration; a configured client takes its secret from the settings."""
     registration = stored.registration
     if registration.source == "configured":
         registration = replace(registration, client_secret=settings.client_secret)
     return TokenClient(
+        io=io,
         issuer=stored.key.issuer,
         token_endpoint=stored.endpoints.token_endpoint,
         registration=registration,
@@ -201,38 +195,38 @@ def build_token_client(
     )
 
 
-def refresh(
-    stored: StoredCredentials, tokens: TokenSet, settings: AuthSettings, clock: Clock, key: ProofKey | None
-) -> Steps[StoredCredentials]:
+async def refresh(
+    io: AuthIO, stored: StoredCredentials, tokens: TokenSet, settings: AuthSettings, clock: Clock, key: ProofKey | None
+) -> StoredCredentials:
     """Refresh and save tokens; an unreplaced refresh token stays valid (RFC 6749 §6).
 
     Raises:
         AuthFault: The issuer refused (`invalid_grant`: for good), or couldn't be reached.
     """
-    client = build_token_client(stored, settings, clock, key)
+    client = build_token_client(io, stored, settings, clock, key)
     client = replace(client, token_endpoint=stored.endpoints.refresh_endpoint or client.token_endpoint)
     indicator = stored.endpoints.indicator
     fields = {"grant_type": "refresh_token", "refresh_token": tokens.refresh_token or ""}
-    grant = yield from request_tokens(client, fields | ({"resource": indicator} if indicator else {}))
+    grant = await request_tokens(client, fields | ({"resource": indicator} if indicator else {}))
     new = grant.tokens
     new = replace(new, refresh_token=new.refresh_token or tokens.refresh_token, scope=new.scope or tokens.scope)
     refreshed = replace(stored, tokens=new, account=grant.account or stored.account)
-    yield SaveStep(refreshed)
+    await io.store.save(refreshed)
     return refreshed
 
 
-def revoke(stored: StoredCredentials, settings: AuthSettings, clock: Clock) -> Steps[bool]:
+async def revoke(io: AuthIO, stored: StoredCredentials, settings: AuthSettings, clock: Clock) -> bool:
     """Revoke the tokens of a sign-in (RFC 7009); return whether the issuer confirmed it for all of them."""
     endpoint, tokens = stored.endpoints.revocation_endpoint, stored.tokens
     if not endpoint or tokens is None:
         return False
-    headers, own = build_client_authentication(build_token_client(stored, settings, clock, None))
+    headers, own = build_client_authentication(build_token_client(io, stored, settings, clock, None))
     # Refresh token first: most issuers revoke the sign-in's access tokens along with it.
     named = (("refresh_token", tokens.refresh_token), ("access_token", tokens.access_token))
     confirmed = True
     for kind, token in named:
         if token:
-            reply = yield from post_form(endpoint, {"token": token, "token_type_hint": kind, **own}, headers)
+            reply = await io.post_form(endpoint, {"token": token, "token_type_hint": kind, **own}, headers)
             confirmed = confirmed and reply.is_success
     return confirmed
 
@@ -261,45 +255,45 @@ class Discovery:
         return "" if self.resource is None else self.resource.resource
 
 
-def discover(
-    server_url: str, settings: AuthSettings, challenge: Challenge | None, preferred: str = ""
-) -> Steps[Discovery]:
+async def discover(
+    io: AuthIO, server_url: str, settings: AuthSettings, challenge: Challenge | None, preferred: str = ""
+) -> Discovery:
     """Find a server's issuer; `preferred` is the one of an earlier sign-in.
 
     Raises:
         AuthFault: Metadata is missing, contradicts itself, or couldn't be fetched.
     """
-    resource = yield from _find_resource_metadata(server_url, challenge)
+    resource = await _find_resource_metadata(io, server_url, challenge)
     if settings.metadata_url:
         url = check_endpoint(settings.metadata_url, "metadata document", get_origin_of(settings.metadata_url))
-        reply, document = yield from fetch_json(url)
+        reply, document = await io.fetch_json(url)
         if not document:
             raise build_reply_fault(reply, url, "fetching the issuer's metadata")
         return Discovery(issuer=parse_issuer_metadata(document, settings.issuer), resource=resource)
     if resource is None and not settings.issuer:
         # https://modelcontextprotocol.io/specification/2025-03-26/basic/authorization#server-metadata-discovery
         origin = get_origin_of(server_url)
-        found = yield from _find_issuer_metadata(check_endpoint(origin, "address", origin), f"{origin}/")
+        found = await _find_issuer_metadata(io, check_endpoint(origin, "address", origin), f"{origin}/")
         return Discovery(issuer=build_default_metadata(origin) if found is None else found)
     named = resource.issuers if resource is not None else ()
     # Issuers are independent of each other: take the user's choice, then the one used before, then the server's order.
     candidates = [settings.issuer] if settings.issuer else sorted(named, key=lambda issuer: issuer != preferred)
     for issuer in candidates[:_MAX_ISSUERS]:
-        found = yield from _find_issuer_metadata(check_endpoint(issuer, "address", issuer))
+        found = await _find_issuer_metadata(io, check_endpoint(issuer, "address", issuer))
         if found is not None:
             assumed = ResourceMetadata(resource=canonical_resource(server_url), issuers=(issuer,))
             return Discovery(issuer=found, resource=resource or assumed)
     raise AuthFault(f"{', '.join(candidates)}: no metadata is published (RFC 8414); set `metadata_url` in `auth`")
 
 
-def _find_resource_metadata(server_url: str, challenge: Challenge | None) -> Steps[ResourceMetadata | None]:
+async def _find_resource_metadata(io: AuthIO, server_url: str, challenge: Challenge | None) -> ResourceMetadata | None:
     origin = get_origin_of(server_url)
     urls = build_resource_metadata_urls(server_url)
     if challenge is not None and (named := challenge.parameters.get("resource_metadata", "")):
         is_own = get_origin_of(named) == origin
         urls = (named if is_own else check_endpoint(named, "metadata document", origin), *urls)
     for url in urls:
-        reply, document = yield from fetch_json(url)
+        reply, document = await io.fetch_json(url)
         if document:
             return parse_resource_metadata(document, server_url)
         if reply.is_transient:
@@ -308,9 +302,9 @@ def _find_resource_metadata(server_url: str, challenge: Challenge | None) -> Ste
     return None
 
 
-def _find_issuer_metadata(issuer: str, *also: str) -> Steps[IssuerMetadata | None]:
+async def _find_issuer_metadata(io: AuthIO, issuer: str, *also: str) -> IssuerMetadata | None:
     for url in build_issuer_metadata_urls(issuer):
-        reply, document = yield from fetch_json(url)
+        reply, document = await io.fetch_json(url)
         if document:
             return parse_issuer_metadata(document, issuer, *also)
         if reply.is_transient:
@@ -356,9 +350,15 @@ def can_reuse(stored: ClientRegistration, redirect_uri: str, now_ms: int) -> boo
     return stored.source == "dynamic" and not is_expired and fits
 
 
-def register_client(
-    issuer: IssuerMetadata, settings: AuthSettings, redirect_uri: str, scopes: Sequence[str], *, uses_dpop: bool = False
-) -> Steps[ClientRegistration]:
+async def register_client(
+    io: AuthIO,
+    issuer: IssuerMetadata,
+    settings: AuthSettings,
+    redirect_uri: str,
+    scopes: Sequence[str],
+    *,
+    uses_dpop: bool = False,
+) -> ClientRegistration:
     """Register a client dynamically (RFC 7591 §3.1).
 
     Raises:
@@ -382,7 +382,7 @@ def register_client(
         document["scope"] = " ".join(scopes)
     if uses_dpop:
         document["dpop_bound_access_tokens"] = True
-    reply = yield from post_json(issuer.registration_endpoint, document)
+    reply = await io.post_json(issuer.registration_endpoint, document)
     answer = reply.parse_object()
     client_id, secret = answer.get("client_id"), answer.get("client_secret")
     if not reply.is_success or not isinstance(client_id, str) or not client_id:

@@ -16,7 +16,7 @@ from indusagi.core.json import JsonObject, JsonValue, is_json_object, parse_stri
 from indusagi.core.records import record
 from indusagi.interop.auth.contract import AuthFault, AuthMethod, AuthSettings, ClientRegistration, TokenSet
 from indusagi.interop.auth.metadata import get_origin_of
-from indusagi.interop.auth.steps import HttpReply, Steps, build_reply_fault, post_form
+from indusagi.interop.auth.requests import AuthIO, HttpReply, build_reply_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +37,7 @@ _KEY_TYPES: Final = {"ES": "EC", "RS": "RSA", "PS": "RSA", "Ed": "OKP"}
 class TokenClient:
     """A client at the token endpoint of one issuer."""
 
+    io: AuthIO
     issuer: str
     token_endpoint: str
     registration: ClientRegistration
@@ -54,19 +55,19 @@ class TokenGrant:
     account: str = ""
 
 
-def request_tokens(client: TokenClient, fields: Mapping[str, str]) -> Steps[TokenGrant]:
+async def request_tokens(client: TokenClient, fields: Mapping[str, str]) -> TokenGrant:
     """Send a token request, and repeat it if the issuer asks for a DPoP nonce (RFC 9449 §8).
 
     Raises:
         AuthFault: The issuer refused, couldn't be reached, or sent no token of a known type.
     """
-    reply = yield from send_token_request(client, fields)
+    reply = await send_token_request(client, fields)
     if not reply.is_success:
         raise build_reply_fault(reply, client.issuer, f"the token request ({fields['grant_type'].rpartition(':')[2]})")
     return parse_token_reply(reply, client)
 
 
-def send_token_request(client: TokenClient, fields: Mapping[str, str]) -> Steps[HttpReply]:
+async def send_token_request(client: TokenClient, fields: Mapping[str, str]) -> HttpReply:
     """Send a token request as the registered client, and return the raw response."""
     own_headers, own_fields = build_client_authentication(client)
     origin = get_origin_of(client.token_endpoint)
@@ -75,7 +76,7 @@ def send_token_request(client: TokenClient, fields: Mapping[str, str]) -> Steps[
         headers = dict(own_headers)
         if client.key is not None:
             headers["dpop"] = client.key.sign_proof("POST", client.token_endpoint, origin, client.clock.now_ms())
-        reply = yield from post_form(client.token_endpoint, {**fields, **own_fields}, headers)
+        reply = await client.io.post_form(client.token_endpoint, {**fields, **own_fields}, headers)
         nonce = reply.headers.get("dpop-nonce")
         if client.key is None or nonce is None or has_new_nonce:
             return reply

@@ -1,41 +1,29 @@
-"""Steps of the state machine: requests to its driver, and the replies.
+"""Requests of a sign-in and their replies, and the challenges of servers.
 
-A procedure of the machine is a generator. It yields a step, receives its reply, and returns a result; a test can play
-the driver with a list of replies. `Steps[T]` is the type of such a procedure.
+The procedures of a sign-in (`machine`, `grants`) do all their I/O through an `AuthIO`. `driver` implements it, and a
+test can with replies from memory.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from http import HTTPStatus
-from typing import TypeAlias, TypeVar
 from urllib.parse import urlencode
 
 from indusagi.core.backoff import TRANSIENT_STATUSES, Backoff, parse_retry_after
 from indusagi.core.json import JsonLike, JsonObject, is_json_object, parse_strict_json
 from indusagi.core.records import record
-from indusagi.interop.auth.contract import AuthFault, CredentialKey, DeviceCode, StoredCredentials
-
-T = TypeVar("T")
+from indusagi.interop.auth.contract import AuthFault, CredentialStore, SignInPrompt
 
 FORM = "application/x-www-form-urlencoded"
 _RETRIES = 3
 """How often to retry fetching a document: the user may be waiting for the sign-in."""
 _MAX_PAUSE_S = 10.0
 """Report an issuer that wants a longer pause instead."""
-
-
-@record(kw_only=True)
-class HttpStep:
-    """Send a request. Redirects are never followed to another origin, and never with a body."""
-
-    url: str
-    method: str = "GET"
-    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    body: bytes | None = field(default=None, repr=False)
 
 
 @record
@@ -69,107 +57,47 @@ class HttpReply:
         return document if is_json_object(document) else {}
 
 
-@record
-class RedirectStep:
-    """Prepare to receive a redirect; the reply is its URI."""
+class AuthIO(ABC):
+    """What a sign-in needs from outside: requests, pauses, the user and the store."""
 
-    registered: Sequence[str] = ()
+    @property
+    @abstractmethod
+    def store(self) -> CredentialStore:
+        """Where sign-ins are stored."""
 
+    @abstractmethod
+    def require_prompt(self) -> SignInPrompt:
+        """Return the way to the user; raises `SignInRequired` without one."""
 
-@record
-class AuthorizeStep:
-    """Show the user an authorization URL; the reply is the redirect's query parameters."""
+    @abstractmethod
+    async def pause(self, seconds: float) -> None:
+        """Wait before the next request."""
 
-    url: str = field(repr=False)
+    @abstractmethod
+    async def send(self, url: str, headers: Mapping[str, str], body: bytes | None = None) -> HttpReply:
+        """Send a POST with a body, otherwise a GET, whose redirects are followed within its origin."""
 
+    async def fetch_json(self, url: str) -> tuple[HttpReply, JsonObject]:
+        """Fetch a JSON document, retrying after transient failures; the object is empty if there is none."""
+        headers, backoff = {"accept": "application/json"}, Backoff(longest_s=_MAX_PAUSE_S)
+        reply = await self.send(url, headers)
+        for _ in range(_RETRIES):
+            wanted_s = parse_retry_after(reply.headers.get("retry-after", ""))
+            if not reply.is_transient or (wanted_s or 0.0) > _MAX_PAUSE_S:
+                break
+            await self.pause(backoff.next_pause(wanted_s))
+            reply = await self.send(url, headers)
+        return reply, reply.parse_object() if reply.is_success else {}
 
-@record
-class DeviceStep:
-    """Show a code that the user enters on another device."""
+    async def post_form(self, url: str, fields: Mapping[str, str], headers: Mapping[str, str]) -> HttpReply:
+        """Send a form (RFC 6749 appendix B)."""
+        base = {"accept": "application/json", "content-type": FORM}
+        return await self.send(url, {**base, **headers}, urlencode(fields).encode())
 
-    code: DeviceCode
-
-
-@record
-class WaitStep:
-    """Wait before the next request."""
-
-    seconds: float
-
-
-@record
-class LoadStep:
-    """Load a sign-in by key; the reply is `None` if it doesn't exist."""
-
-    key: CredentialKey
-
-
-@record
-class SaveStep:
-    """Save a sign-in."""
-
-    credentials: StoredCredentials
-
-
-Step: TypeAlias = HttpStep | RedirectStep | AuthorizeStep | DeviceStep | WaitStep | LoadStep | SaveStep
-Reply: TypeAlias = HttpReply | StoredCredentials | str | Mapping[str, str] | None
-Steps: TypeAlias = Generator[Step, Reply, T]
-
-
-def send(step: HttpStep) -> Steps[HttpReply]:
-    """Send a request.
-
-    Raises:
-        TypeError: The driver replied with something else.
-    """
-    reply = yield step
-    if not isinstance(reply, HttpReply):
-        raise TypeError(f"the reply to a request is an HttpReply, not {type(reply).__name__}")
-    return reply
-
-
-def fetch_json(url: str) -> Steps[tuple[HttpReply, JsonObject]]:
-    """Fetch a JSON document, retrying after transient failures; the object is empty if there is none."""
-    step, backoff = HttpStep(url=url, headers={"accept": "application/json"}), Backoff(longest_s=_MAX_PAUSE_S)
-    reply = yield from send(step)
-    for _ in range(_RETRIES):
-        wanted_s = parse_retry_after(reply.headers.get("retry-after", ""))
-        if not reply.is_transient or (wanted_s or 0.0) > _MAX_PAUSE_S:
-            break
-        yield WaitStep(backoff.next_pause(wanted_s))
-        reply = yield from send(step)
-    return reply, reply.parse_object() if reply.is_success else {}
-
-
-def post_form(url: str, fields: Mapping[str, str], headers: Mapping[str, str]) -> Steps[HttpReply]:
-    """Send a form (RFC 6749 appendix B)."""
-    base = {"accept": "application/json", "content-type": FORM}
-    step = HttpStep(url=url, method="POST", headers={**base, **headers}, body=urlencode(fields).encode())
-    return (yield from send(step))
-
-
-def post_json(url: str, document: JsonLike) -> Steps[HttpReply]:
-    """Send a JSON document."""
-    headers = {"accept": "application/json", "content-type": "application/json"}
-    return (yield from send(HttpStep(url=url, method="POST", headers=headers, body=json.dumps(document).encode())))
-
-
-def open_redirect(registered: Sequence[str]) -> Steps[str]:
-    """Prepare to receive a redirect, and return its URI."""
-    reply = yield RedirectStep(registered)
-    return str(reply)
-
-
-def authorize(url: str) -> Steps[Mapping[str, str]]:
-    """Show the user an authorization URL, and return the parameters of the redirect."""
-    reply = yield AuthorizeStep(url)
-    return reply if isinstance(reply, Mapping) else {}
-
-
-def load_credentials(key: CredentialKey) -> Steps[StoredCredentials | None]:
-    """Load a sign-in by key."""
-    reply = yield LoadStep(key)
-    return reply if isinstance(reply, StoredCredentials) else None
+    async def post_json(self, url: str, document: JsonLike) -> HttpReply:
+        """Send a JSON document."""
+        headers = {"accept": "application/json", "content-type": "application/json"}
+        return await self.send(url, headers, json.dumps(document).encode())
 
 
 def build_reply_fault(reply: HttpReply, owner: str, action: str) -> AuthFault:
