@@ -57,6 +57,10 @@ JSON_FORMATS = {
     "tools list --no-check": ("tools", "sources", "total", "notes", "disabled"),
     "tools search --no-check read": ("tools", "leftOut", "searched", "semantic"),
     "top": ("servers", "calls", "errors", "declined"),
+    "try http://localhost:1": (
+        *("target", "row", "server", "startMs", "tokens", "items", "notes", "digest"),
+        *("findings", "former", "drifts", "calls", "kept", "fault"),
+    ),
 }
 """The members of the object that a command prints with `--json`, for commands that run in an empty directory."""
 
@@ -70,6 +74,8 @@ OTHER_EXIT_CODES = (
         "A required server isn't ready, or the server of `--transparent` isn't there or may not start.",
     ),
     ("`indus tools search`", "1", "Nothing matches."),
+    ("`indus try`", "1", "A tool returned an error, or a finding of the review is serious."),
+    ("`indus try`", "3", "The server failed, or there's no such package."),
     (
         "`indus mcp lock --check`",
         "1",

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 BLOCK = re.compile(r"^(?:<!-- not run: ([^\n]*?) -->\n\n?)?( *)```console\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 NOT_RUN = {
-    "network": 3,
+    "network": 4,
     "minutes": 11,
     "brokers": 4,
     "authorization server": 1,

@@ -80,7 +80,7 @@ class LineDialog:
         prompt = format_prompt(question)
         text = "\n".join(("", *format_question(question), prompt))
         for _ in range(_MAX_ATTEMPTS):
-            line = await self._read_line(text, hidden=question.secret)
+            line = await self.read_line(text, hidden=question.secret)
             if line is None:
                 return Reply(cancelled=True)
             if not question.choices:
@@ -97,14 +97,14 @@ class LineDialog:
                 continue
             choice, comment = match
             if choice.takes_text and line.strip() and not comment:
-                added = await self._read_line("why? (Enter: no comment) ")
+                added = await self.read_line("why? (Enter: no comment) ")
                 if added is None:
                     return Reply(cancelled=True)
                 comment = added.strip()
             return Reply(choice.key, comment)
         return Reply(cancelled=True)
 
-    async def _read_line(self, text: str, *, hidden: bool = False) -> str | None:
+    async def read_line(self, text: str, *, hidden: bool = False) -> str | None:
         """Print a text and read a line. Return `None` on cancellation or at the end of the terminal."""
         wake, held = os.pipe()
         writers = [held]

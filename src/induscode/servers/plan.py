@@ -360,6 +360,15 @@ def _build_usage_error(message: str) -> click.UsageError:
 # -- ad hoc servers ---------------------------------------------------------------------------
 
 
+def suggest_name(target: Sequence[str]) -> str:
+    """Suggest a server's name: the host of its address, or the last word of its command that looks like a name."""
+    if target[0].lower().startswith(("http://", "https://")):
+        base = urlsplit(target[0]).hostname or ""
+    else:
+        base = next((word for word in reversed(target) if re.search("[A-Za-z]{3}", word)), "")
+    return re.sub(r"[^A-Za-z0-9]+", "-", os.path.basename(base.rstrip("/")))[:24].strip("-") or "server"
+
+
 def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None, headers: Sequence[str]) -> ServerPlan:
     """Plan one unconfigured server: the command of `--stdio`, or the address of `--url`.
 
@@ -377,14 +386,8 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
     if not target:
         raise click.UsageError("--stdio takes the command that starts the server", context)
     fields = build_fields(target, headers=headers)
-    # The id is the host or the last word that looks like a name, plus a digest of all words.
-    if target[0].lower().startswith(("http://", "https://")):
-        base = urlsplit(target[0]).hostname or "server"
-    else:
-        base = next((word for word in reversed(target) if re.search("[A-Za-z]{3}", word)), "")
-    name = re.sub(r"[^A-Za-z0-9]+", "-", os.path.basename(base.rstrip("/"))).strip("-")[:24]
     digest = hashlib.sha256("\0".join(target).encode("utf-8", "replace")).hexdigest()
-    server = f"{name or 'server'}-{digest[:_DIGEST_LETTERS]}"
+    server = f"{suggest_name(target)}-{digest[:_DIGEST_LETTERS]}"
     row = parse_server_row(server, fields, os.path.abspath("."), "user")
     configs, notes = resolve_rows([row], os.environ)
     return ServerPlan((row,), configs, {row.id: "trusted"}, notes)

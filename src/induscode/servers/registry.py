@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping, Sequence
 
 
-_EXACT_VERSIONS = {
+EXACT_VERSIONS = {
     # A partial version (`1.2`) is a range on npm and exact on PyPI: https://semver.org/,
     # https://packaging.python.org/en/latest/specifications/version-specifiers/#version-scheme. An image tag isn't
     # exact, and the prompt says so: https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pull.
@@ -43,14 +43,14 @@ _EXACT_VERSIONS = {
 _MAX_VERSION_CHARS = 100
 _HASH = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}", re.ASCII)
-_IDENTIFIERS = {
+IDENTIFIERS = {
     # https://docs.npmjs.com/cli/v11/configuring-npm/package-json#name, https://peps.python.org/pep-0508/#names,
     # https://github.com/opencontainers/distribution-spec/blob/main/spec.md#pulling-manifests
     "npm": re.compile(r"(?:@[a-z0-9~][\w.~-]*/)?[a-z0-9~][\w.~-]*", re.ASCII | re.IGNORECASE),
     "pypi": re.compile(r"[A-Z0-9](?:[\w.-]*[A-Z0-9])?", re.ASCII | re.IGNORECASE),
     "oci": re.compile(r"[a-z0-9][\w.:/-]*(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?", re.ASCII),
 }
-_LAUNCHERS = {"npm": "npx", "pypi": "uvx", "oci": "docker"}
+LAUNCHERS = {"npm": "npx", "pypi": "uvx", "oci": "docker"}
 _LAUNCHER_WORDS = {
     "npm": re.compile(r"-q|--quiet"),
     "pypi": re.compile(r"-q|--quiet|--isolated|--python=[0-9.]+"),
@@ -130,13 +130,13 @@ def describe_verification(package: str, sha256: str) -> str:
     Neither accepts a hash for a package started by name.
     """
     kind = package.partition(":")[0]
-    if kind not in _LAUNCHERS:
+    if kind not in LAUNCHERS:
         return "nothing is downloaded"
     if kind == "oci":
         digest = "@sha256:" in package
         return "docker compares the image with its digest" if digest else "nothing: the tag of an image can be moved"
     hashed = f"the registry's hash {sha256} is not compared" if sha256 else "the registry publishes no hash"
-    return f"exact version; {_LAUNCHERS[kind]} compares the file with the hash of its package index; {hashed}"
+    return f"exact version; {LAUNCHERS[kind]} compares the file with the hash of its package index; {hashed}"
 
 
 def build_installation(server: RegistryServer, kind: str | None, given: Mapping[str, str]) -> Installation:
@@ -147,7 +147,7 @@ def build_installation(server: RegistryServer, kind: str | None, given: Mapping[
     """
     if server.status == "deleted":
         raise RegistryError(f"{server.name} {server.version} was removed from the registry")
-    packages = [package for package in server.objects("packages") if package.get("registryType") in [*_LAUNCHERS]]
+    packages = [package for package in server.objects("packages") if package.get("registryType") in [*LAUNCHERS]]
     if kind not in {None, "remote"}:
         packages = [package for package in packages if package.get("registryType") == kind]
     if packages and kind != "remote":
@@ -160,16 +160,16 @@ def build_installation(server: RegistryServer, kind: str | None, given: Mapping[
 
 def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[str, str]) -> Installation:
     kind, identifier, version = (str(package.get(key) or "") for key in ("registryType", "identifier", "version"))
-    if _IDENTIFIERS[kind].fullmatch(identifier) is None:
+    if IDENTIFIERS[kind].fullmatch(identifier) is None:
         raise RegistryError(f"{server.name} names an invalid {kind} package: {identifier[:100]!r}")
-    if version and (len(version) > _MAX_VERSION_CHARS or _EXACT_VERSIONS[kind].fullmatch(version) is None):
+    if version and (len(version) > _MAX_VERSION_CHARS or EXACT_VERSIONS[kind].fullmatch(version) is None):
         raise RegistryError(f"{server.name} names no exact version of {identifier}: {version[:100]!r}")
     if not version and kind != "oci":
         raise RegistryError(f"{server.name} names no version of {identifier}")
     hint = package.get("runtimeHint")
-    if hint not in (None, "", _LAUNCHERS[kind]):
+    if hint not in (None, "", LAUNCHERS[kind]):
         raise RegistryError(
-            f"{server.name} wants the launcher {str(hint)[:50]!r}; {_LAUNCHERS[kind]} runs such packages"
+            f"{server.name} wants the launcher {str(hint)[:50]!r}; {LAUNCHERS[kind]} runs such packages"
         )
     inputs = _Inputs(server, given)
     env = inputs.read_variables(package.get("environmentVariables"))
@@ -187,7 +187,7 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
     foreign += [name for name in env if _VARIABLE.fullmatch(name) is None]
     if foreign:
         danger = "it could start another package, or give it more rights; if you want that, use indus mcp add"
-        raise RegistryError(f"{server.name} gives {_LAUNCHERS[kind]} {foreign[0][:80]!r}: {danger}")
+        raise RegistryError(f"{server.name} gives {LAUNCHERS[kind]} {foreign[0][:80]!r}: {danger}")
     if kind == "oci":
         tagged = ":" in identifier.rpartition("/")[2] or "@" in identifier
         target = identifier if tagged or not version else f"{identifier}:{version}"
@@ -198,7 +198,7 @@ def _build_package(server: RegistryServer, package: JsonObject, given: Mapping[s
     digest = package.get("fileSha256")
     sha256 = digest if isinstance(digest, str) and _HASH.fullmatch(digest) else ""
     return _finish(
-        server, {"command": _LAUNCHERS[kind], "args": [*words], "env": env}, f"{kind}:{target}", inputs, sha256
+        server, {"command": LAUNCHERS[kind], "args": [*words], "env": env}, f"{kind}:{target}", inputs, sha256
     )
 
 

@@ -56,6 +56,8 @@ class ServerProfile:
     """The file with its row: servers of the same name in two files have two homes."""
     observer: SandboxObserver | None = field(default=None, compare=False, repr=False)
     """Records what it does. It then reaches every public host, through the proxy."""
+    home: str = ""
+    """Its private home. Without one, it's in our state directory, and lasts."""
 
     @property
     def is_strict(self) -> bool:

@@ -157,8 +157,9 @@ def prepare_server(
     program = shutil.which(os.path.join(folder, argv[0]) if os.sep in argv[0] else argv[0], path=env.get("PATH"))
     if program is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
-    private_home = server_home(server, profile.owner)
-    make_private_dir(state_dir())
+    private_home = profile.home or server_home(server, profile.owner)
+    if not profile.home:
+        make_private_dir(state_dir())
     make_private_dir(os.path.dirname(private_home))
     make_private_dir(private_home)
     private = PrivateDir(make_owned_dir())

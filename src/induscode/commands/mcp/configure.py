@@ -54,10 +54,11 @@ _REFERENCE = re.compile(r"\$\{[^}]+\}")
 _MAX_INPUT_CHARS = 1024 * 1024
 
 
-class _AddCommand(click.Command):
+class AddCommand(click.Command):
     """Adds a hint about `--` to unknown-option errors."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as exc:
@@ -71,7 +72,7 @@ no_check = click.option("--no-check", is_flag=True, help="Do not start it for a 
 
 
 @flags("--cwd")
-@click.command("add", cls=_AddCommand)
+@click.command("add", cls=AddCommand)
 @click.argument("name")
 @click.argument("target", nargs=-1, metavar="(URL | -- COMMAND [ARGUMENT]…)")
 @scope_option
@@ -108,16 +109,8 @@ def add(
         target = resolve_paths(target, read_invocation(context).cwd)
     fields = build_fields(target, options["transport"], options["header"], options["env"])
     for option, key in (("timeout", "tool_timeout_sec"), ("startup_timeout", "startup_timeout_sec")):
-        if options[option] is None:
-            continue
-        try:
-            number = float(options[option])
-        except ValueError:
-            number = math.nan
-        if not math.isfinite(number) or number <= 0:
-            flag = f"--{option.replace('_', '-')}"
-            raise click.UsageError(f"{flag} takes seconds, a number above 0, not {options[option]!r}")
-        fields[key] = int(number) if number.is_integer() else number
+        if options[option] is not None:
+            fields[key] = parse_seconds(option, options[option])
     for key in ("include_tools", "exclude_tools"):
         names = split_list(options[key])
         if names:
@@ -126,6 +119,17 @@ def add(
         fields["required"] = True
     fields |= {key: options[key] for key in ("start", "sandbox") if options[key]}
     return add_server(context, name, fields, where, replace=replace, check=not no_check)
+
+
+def parse_seconds(option: str, text: str) -> float:
+    """Parse the value of an option like `startup_timeout`."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or number <= 0:
+        raise click.UsageError(f"--{option.replace('_', '-')} takes seconds, a number above 0, not {text!r}")
+    return int(number) if number.is_integer() else number
 
 
 def resolve_paths(words: Sequence[str], cwd: str) -> tuple[str, ...]:

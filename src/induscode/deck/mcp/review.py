@@ -253,7 +253,7 @@ _PHRASES: tuple[tuple[str, Severity, str, str, str], ...] = (
      r"(?:any|all|every|the) other (?:tools?|servers?)",
      "gives instructions about other tools"),
     ("credentials", "serious", "environment env environ",
-     r"(?:values?|contents?|all|dump) (?:of |the |your |all )*(?:environment variables|process\.env|os\.environ)",
+     r"(?:send|pass|include|give|append|provide|attach)\b[^.\n]{0,40}(?:environment variables|process\.env|environ\b)",
      "asks for variables"),
     ("smuggling", "serious", "http https",
      r"!\[[^\]]{0,200}\]\(https?://[^\s)]{0,200}[?&=/][^\s)]{0,60}(?:\{|<|\$|\[|%7b)"
