@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.sandbox.behaviour import Behaviour, Refusal
-from indusagi.capabilities.sandbox.observe import SandboxObserver
+from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse, SandboxObserver
 from indusagi.capabilities.sandbox.profile import ServerProfile
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
@@ -58,7 +57,7 @@ class LearnedRun:
     calls: Sequence[TriedCall] = ()
     fault: ProtocolFault | None = None
     """Why it didn't start, or list its tools."""
-    refusals: Sequence[Refusal] = ()
+    refusals: Sequence[RefusedUse] = ()
     """What the profile doesn't allow, and the server asked for."""
     is_blocked: bool = False
     """Whether the profile has something that the run refused: with it, the server may go further."""

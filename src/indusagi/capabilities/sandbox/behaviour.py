@@ -1,7 +1,7 @@
 """Behaviour of a server: the hosts, paths and programs it used while somebody watched, and the profile that fits.
 
 It's pinned like a definition: its JSON form goes into the ledger and the lock file, so paths are relative to the
-workspace or start with `~`, and programs have no path.
+workspace or start with `~`, and programs have no path. The egress proxy tells the hosts, the trace the rest.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias
 
 from indusagi.capabilities.sandbox.policy import PROTECTED
+from indusagi.capabilities.sandbox.trace import SandboxTrace
 from indusagi.core.app_dirs import is_within, state_dir
 from indusagi.core.records import record
 from indusagi.core.secrets import find_credential_places
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from indusagi.capabilities.sandbox.trace import Sighting
     from indusagi.core.json import JsonObject
@@ -77,7 +78,7 @@ def parse_behaviour(raw: JsonObject) -> Behaviour:
     )
 
 
-class Refusal(NamedTuple):
+class RefusedUse(NamedTuple):
     """Something the sandbox refused that the behaviour doesn't include."""
 
     target: str
@@ -122,9 +123,9 @@ class SortedSightings:
         self._read: dict[str, None] = {}
         self._write: dict[str, None] = {}
         self._programs: dict[str, None] = {}
-        self.asked: dict[Refusal, None] = {}
+        self.asked: dict[RefusedUse, None] = {}
         """Refused, and perhaps not needed."""
-        self.withheld: dict[Refusal, None] = {}
+        self.withheld: dict[RefusedUse, None] = {}
         """Refused, and never proposed."""
         self.addresses: dict[str, None] = {}
         """Connected to without the proxy."""
@@ -191,11 +192,11 @@ class SortedSightings:
         elif key == "write" and is_within(shown, *PROTECTED):
             reason = "programs outside the sandbox run what's there"
         if reason:
-            self.withheld[Refusal(shown, key, reason)] = None
+            self.withheld[RefusedUse(shown, key, reason)] = None
         elif needed:
             (self._write if key == "write" else self._read)[shown] = None
         else:
-            self.asked[Refusal(shown, key)] = None
+            self.asked[RefusedUse(shown, key)] = None
 
     def _is_above(self, path: str) -> bool:
         return is_within(self._places.home, path) or is_within(self._places.workspace or "/", path)
@@ -237,3 +238,40 @@ def _join_siblings(paths: Iterable[str]) -> tuple[str, ...]:
 
 def _sort(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({*texts}))
+
+
+class SandboxObserver:
+    """Records what a server does in a sandbox whose profile names it, which also lets it reach every public host."""
+
+    def __init__(self) -> None:
+        self.trace = SandboxTrace()
+        self.hosts: Collection[str] = ()
+        """What it asked the proxy for; set, like the others, by the start of the sandbox."""
+        self.blocked: Collection[str] = ()
+        """What the proxy refused."""
+        self.places = SandboxPlaces(home="/nonexistent", workspace=None, package=(), read=(), write=())
+
+    def find_behaviour(self, *, with_asked: str | None = None) -> Behaviour:
+        """Return what it has used so far.
+
+        `with_asked` also counts what runtimes look for on their own, if it starts with this text.
+        """
+        return self._sort().build_behaviour(self.hosts, with_asked=with_asked)
+
+    def find_refusals(self) -> list[RefusedUse]:
+        """List what it asked for and was refused, beyond its behaviour."""
+        found = self._sort()
+        direct = [one for one in found.addresses if not one.startswith(("127.", "[::1]"))]
+        refusals = [RefusedUse(host, "hosts", "an address of this machine or network") for host in sorted(self.blocked)]
+        if direct:
+            reason = f"it connects to {direct[0]} without the proxy, so it can't be limited to hosts"
+            refusals.append(RefusedUse("*", "hosts", reason))
+        return [*found.withheld, *refusals, *found.asked]
+
+    @property
+    def note(self) -> str:
+        """What couldn't be observed, or an empty string."""
+        return f"the paths and programs it used are unknown: {self.trace.missing}" if self.trace.missing else ""
+
+    def _sort(self) -> SortedSightings:
+        return SortedSightings(self.trace.sightings, self.places)

@@ -20,8 +20,7 @@ from indusagi.core.records import record
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.capabilities.sandbox.behaviour import Behaviour
-    from indusagi.capabilities.sandbox.observe import SandboxObserver
+    from indusagi.capabilities.sandbox.behaviour import Behaviour, SandboxObserver
     from indusagi.core.json import JsonObject, JsonValue
 
 ProfileName: TypeAlias = Literal["standard", "strict"]

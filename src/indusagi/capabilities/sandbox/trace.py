@@ -33,7 +33,7 @@ _AT_FDCWD = 2**32 - 100
 _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
 
-class _Call(NamedTuple):
+class _TracedCall(NamedTuple):
     """The arguments of one system call that matter."""
 
     use: Use
@@ -46,36 +46,36 @@ class _Call(NamedTuple):
 
 
 _AT: Final = {
-    "openat": _Call("read", 1, 0, 2),
-    "openat2": _Call("read", 1, 0, 2),
-    "execve": _Call("program", 0),
-    "execveat": _Call("program", 1, 0),
-    "connect": _Call("address", 1),
-    "mkdirat": _Call("write", 1, 0),
-    "unlinkat": _Call("write", 1, 0),
-    "symlinkat": _Call("write", 2, 1),
-    "linkat": _Call("write", 3, 2),
-    "renameat": _Call("write", 3, 2),
-    "renameat2": _Call("write", 3, 2),
-    "truncate": _Call("write", 0),
-    "faccessat": _Call("probe", 1, 0),
-    "faccessat2": _Call("probe", 1, 0),
-    "newfstatat": _Call("probe", 1, 0),
-    "statx": _Call("probe", 1, 0),
-    "sendto": _Call("address", 4),
+    "openat": _TracedCall("read", 1, 0, 2),
+    "openat2": _TracedCall("read", 1, 0, 2),
+    "execve": _TracedCall("program", 0),
+    "execveat": _TracedCall("program", 1, 0),
+    "connect": _TracedCall("address", 1),
+    "mkdirat": _TracedCall("write", 1, 0),
+    "unlinkat": _TracedCall("write", 1, 0),
+    "symlinkat": _TracedCall("write", 2, 1),
+    "linkat": _TracedCall("write", 3, 2),
+    "renameat": _TracedCall("write", 3, 2),
+    "renameat2": _TracedCall("write", 3, 2),
+    "truncate": _TracedCall("write", 0),
+    "faccessat": _TracedCall("probe", 1, 0),
+    "faccessat2": _TracedCall("probe", 1, 0),
+    "newfstatat": _TracedCall("probe", 1, 0),
+    "statx": _TracedCall("probe", 1, 0),
+    "sendto": _TracedCall("address", 4),
 }
 _OLD: Final = {
-    "open": _Call("read", 0, -1, 1),
-    "creat": _Call("write", 0),
-    "mkdir": _Call("write", 0),
-    "rmdir": _Call("write", 0),
-    "unlink": _Call("write", 0),
-    "symlink": _Call("write", 1),
-    "link": _Call("write", 1),
-    "rename": _Call("write", 1),
-    "access": _Call("probe", 0),
-    "stat": _Call("probe", 0),
-    "lstat": _Call("probe", 0),
+    "open": _TracedCall("read", 0, -1, 1),
+    "creat": _TracedCall("write", 0),
+    "mkdir": _TracedCall("write", 0),
+    "rmdir": _TracedCall("write", 0),
+    "unlink": _TracedCall("write", 0),
+    "symlink": _TracedCall("write", 1),
+    "link": _TracedCall("write", 1),
+    "rename": _TracedCall("write", 1),
+    "access": _TracedCall("probe", 0),
+    "stat": _TracedCall("probe", 0),
+    "lstat": _TracedCall("probe", 0),
 }
 """Calls that newer machines don't have."""
 _NUMBERS: Final[dict[str, dict[str, int]]] = {
@@ -132,7 +132,7 @@ _NUMBERS: Final[dict[str, dict[str, int]]] = {
 """System call numbers: asm/unistd_64.h, and asm-generic/unistd.h."""
 
 
-def list_calls() -> dict[int, _Call]:
+def list_calls() -> dict[int, _TracedCall]:
     """Return the calls to report on this machine, by number; empty if there's no table for it."""
     known = {**_AT, **_OLD}
     return {number: known[name] for name, number in _NUMBERS.get(platform.machine(), {}).items()}
