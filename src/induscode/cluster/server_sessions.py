@@ -379,7 +379,7 @@ class ReplicatedServer:
                             session = await stack.enter_async_context(opening)
                         wait_s = _POLL_INTERVAL_S
                         await asyncio.wait({session.connection.ended})
-                    watch = StartWatch(StartPolicy().allow(self._config, seen_up=True), lambda: None)
+                    watch = StartWatch(StartPolicy().allow(self._config, seen_up=True), lambda _: None)
             except ClusterFault as fault:
                 _log.debug("no replica of %s runs here: %s", self._config.id, fault)
             except Exception as exc:  # noqa: BLE001 — boundary: any behaviour of a server; the other replicas go on

@@ -7,6 +7,7 @@ question is granted to it: public hosts, through the proxy, and what `standard` 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from contextlib import suppress
 from dataclasses import replace
@@ -15,12 +16,17 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
-from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse, SandboxObserver
-from indusagi.capabilities.sandbox.profile import ServerProfile
-from indusagi.core.json import is_json_object
+from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse
+from indusagi.capabilities.sandbox.profile import ServerProfile, format_profile
+from indusagi.capabilities.sandbox.trace import SandboxObserver
+from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, ProtocolFault
 from indusagi.interop.protocol_bridge.endpoint import create_server_endpoint
+from induscode.core.faults import BridgeFault
+from induscode.servers.config.rows import find_project_dir, parse_row
+from induscode.servers.config.trust import TrustStore, describe_row
+from induscode.servers.config.writer import change_row, own_config_path
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +34,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl
+    from induscode.servers.config.rows import ServerRow
 
 _MAX_CALLS = 20
 """How many tools to call that nobody named."""
@@ -81,11 +88,11 @@ async def learn_behaviour(
     own = config.sandbox or ServerProfile()
     hosts = tuple(host for host in own.hosts or () if host != "*") or None
     strict = replace(own, name="strict", hosts=hosts)
-    runs = [await _run(config, strict, calls, seconds)]
+    runs = [await observe_server(config, strict, calls, seconds)]
     shown = _limit_to_standard(runs[0].widest, strict)
     for profile in (*([shown] if shown != strict else []), replace(strict, name="standard")):
         if runs[-1].failures:
-            runs.append(await _run(config, profile, calls, seconds))
+            runs.append(await observe_server(config, profile, calls, seconds))
     return min(runs, key=lambda run: run.failures)
 
 
@@ -96,9 +103,13 @@ def _limit_to_standard(profile: ServerProfile, own: ServerProfile) -> ServerProf
     return replace(profile, read=read, write=write, hosts=own.hosts)
 
 
-async def _run(
-    config: StdioServerConfig, profile: ServerProfile, calls: Sequence[tuple[str, JsonObject]], seconds: float
+async def observe_server(
+    config: StdioServerConfig,
+    profile: ServerProfile,
+    calls: Sequence[tuple[str, JsonObject]] = (),
+    seconds: float = 0.0,
 ) -> LearnedRun:
+    """Start a server once in an observing sandbox of this profile, and call it as `learn_behaviour` does."""
     observer = SandboxObserver()
     endpoint = create_server_endpoint(replace(config, sandbox=replace(profile, observer=observer)))
     tools: Sequence[RemoteTool] = ()
@@ -168,3 +179,41 @@ async def _call(endpoint: ServerEndpointImpl, name: str, arguments: JsonObject) 
         return TriedCall(name, arguments)
     texts = [str(block.get("text", "")) for block in result.content if is_json_object(block)]
     return TriedCall(name, arguments, " ".join(" ".join(texts).split())[:_MAX_MESSAGE_CHARS] or "an error")
+
+
+# -- the row ----------------------------------------------------------------------------------
+
+
+def write_profile(row: ServerRow, profile: ServerProfile) -> None:
+    """Write a profile into a row of a file of ours, keeping the consent to it. Blocks.
+
+    Raises:
+        BridgeFault: The file isn't ours, or the row has changed since it was read.
+        OSError: The file can't be written.
+    """
+    scope, value = row.origin.scope, format_profile(profile)
+    own = "" if scope == "given" else own_config_path(scope, find_project_dir(row.origin))
+    if os.path.realpath(own) != os.path.realpath(row.origin.file):
+        shown = compact_json({"sandbox": value})[1:-1]
+        raise BridgeFault(f"{row.origin.file} isn't a file of indus: put {shown} into the row of {row.id!r} yourself")
+    fields = {**row.written, "sandbox": value}
+
+    def change(present: JsonObject) -> JsonObject:
+        if {**present, "name": row.id} != {**row.written, "name": row.id}:
+            raise BridgeFault(f"the row of {row.id!r} in {row.origin.file} has changed since you looked; look again")
+        return {**present, "sandbox": value}
+
+    store = TrustStore()
+    is_trusted = scope == "project" and store.consent(row) == "trusted"
+    if not change_row(row.origin.file, row.id, change, private=scope == "user"):
+        raise BridgeFault(f"{row.origin.file} has no server {row.id!r} any more")
+    if is_trusted:
+        changed = parse_row(row.id, fields, row.origin, expansion=row.expansion)
+        store.approve(changed, describe_row(changed).digest)
+
+
+def allow_behaviour(row: ServerRow, behaviour: Behaviour) -> None:
+    """Add what a behaviour uses to the profile of a row. Blocks; raises like `write_profile`."""
+    profile = getattr(row.config, "sandbox", None)
+    if isinstance(profile, ServerProfile) and profile.allow(behaviour) != profile:
+        write_profile(row, profile.allow(behaviour))

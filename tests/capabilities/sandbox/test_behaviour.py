@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from indusagi.capabilities.sandbox.behaviour import Behaviour, SandboxPlaces, SortedSightings, parse_behaviour
+from indusagi.capabilities.sandbox.behaviour import Behaviour, SandboxPlaces, parse_behaviour
 from indusagi.capabilities.sandbox.profile import ServerProfile, format_profile
-from indusagi.capabilities.sandbox.trace import Sighting
+from indusagi.capabilities.sandbox.trace import Sighting, SortedSightings
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,6 +15,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
+from indusagi.capabilities.sandbox.profile import parse_host
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -56,11 +58,10 @@ class EgressProxy:
         self._resolve = resolve
         self._classify = classify
         self._on_blocked = on_blocked
-        self.reached: set[str] = set()
-        """Targets it connected to."""
         self.asked: set[str] = set()
         """Allowed targets it asked for."""
-        self.blocked: set[str] = set()
+        self.blocked: dict[str, None] = {}
+        """Targets it was refused, in order."""
         self._server: asyncio.Server | None = None
         self._tunnels: set[asyncio.Task[None]] = set()
 
@@ -161,12 +162,13 @@ class EgressProxy:
         Raises:
             _Blocked: It doesn't name it, or the name has a private address.
             OSError: Nothing answers.
+            ValueError: It's no name of a host.
         """
-        target = f"{host}:{port}"
+        target = parse_host(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
         is_named = self._profile.allows_host(host, port)
         if not is_named and self._profile.observer is None:
             self._note_blocked(target)
-            raise _Blocked(f"{target} isn't one of the hosts of this server's sandbox")
+            raise _Blocked(f'{target} isn\'t one of the "hosts" of this server\'s "sandbox"')
         if len(self.asked) < _MAX_NOTED:
             self.asked.add(target)
         async with asyncio.timeout(_CONNECT_S):
@@ -174,27 +176,23 @@ class EgressProxy:
             if is_local and is_named:
                 addresses: Sequence[str] = [host]  # on purpose
             else:
-                found = [host] if is_local else await self._resolve(host, port)
-                addresses = [one for one in found if self._classify(one) == "public"]
+                known = [host] if is_local else await self._resolve(host, port)
+                addresses = [one for one in known if self._classify(one) == "public"]
                 if not addresses:
                     self._note_blocked(target)
                     raise _Blocked(f"{host} has no public address")
             failure: OSError | None = None
             for address in addresses:
                 try:
-                    found = await asyncio.open_connection(address, port)
+                    return await asyncio.open_connection(address, port)
                 except OSError as exc:
                     failure = exc
-                else:
-                    if len(self.reached) < _MAX_NOTED:
-                        self.reached.add(target)
-                    return found
             raise failure or OSError("no address")
 
     def _note_blocked(self, target: str) -> None:
         self.asked.discard(target)
         if target not in self.blocked and len(self.blocked) < _MAX_NOTED:
-            self.blocked.add(target)
+            self.blocked[target] = None
             self._on_blocked(target)
 
 
@@ -230,7 +228,8 @@ def _read_http(request: bytes) -> tuple[str, int, bytes]:
 
 def _refuse_http(status: int, reason: str) -> bytes:
     body = f"{reason}\n".encode()
-    head = f"HTTP/1.1 {status} Refused by the sandbox\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+    # Many clients show the first line only.
+    head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

@@ -20,7 +20,8 @@ from indusagi.core.records import record
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from indusagi.capabilities.sandbox.behaviour import Behaviour, SandboxObserver
+    from indusagi.capabilities.sandbox.behaviour import Behaviour
+    from indusagi.capabilities.sandbox.trace import SandboxObserver
     from indusagi.core.json import JsonObject, JsonValue
 
 ProfileName: TypeAlias = Literal["standard", "strict"]
@@ -147,7 +148,7 @@ def parse_profile(value: JsonValue) -> ServerProfile | None:
         name=_parse_name(value.get("profile", "standard")),
         read=_parse_texts(value, "read") or (),
         write=_parse_texts(value, "write") or (),
-        hosts=None if hosts is None else tuple(map(_parse_host, hosts)),
+        hosts=None if hosts is None else tuple(map(parse_host, hosts)),
         env=env,
         limits=limits,
     )
@@ -186,8 +187,12 @@ def _parse_texts(value: JsonObject, key: str) -> tuple[str, ...] | None:
     return tuple(cast("list[str]", texts))
 
 
-def _parse_host(text: str) -> str:
-    """Parse `host`, `host:port`, `*.host:port`, `[address]:port` or `*`; without a port it's 443."""
+def parse_host(text: str) -> str:
+    """Parse `host`, `host:port`, `*.host:port`, `[address]:port` or `*`; without a port it's 443.
+
+    Raises:
+        InvalidProfileError: It's nothing of these.
+    """
     if text == ANY_HOST:
         return text
     name, port = text.lower().rstrip("."), str(_HTTPS)

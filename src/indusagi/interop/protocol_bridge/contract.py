@@ -311,11 +311,12 @@ class BridgeConfig:
         object.__setattr__(self, "servers", tuple(self.servers))
 
 
-ItemKind: TypeAlias = Literal["tool", "resource", "template", "prompt", "skill", "instructions", "content"]
-"""Kind of a server's item: something it lists, its instructions, or the content of a listed resource."""
+ItemKind: TypeAlias = Literal["tool", "resource", "template", "prompt", "skill", "instructions", "content", "behaviour"]
+"""Kind of a server's item: something it lists, its instructions, the content of a listed resource, or what its process
+does."""
 LISTED_KINDS: tuple[ItemKind, ...] = ("resource", "template", "prompt", "skill")
 """Kinds that servers list in addition to tools."""
-ITEM_KINDS: tuple[ItemKind, ...] = ("tool", *LISTED_KINDS, "instructions", "content")
+ITEM_KINDS: tuple[ItemKind, ...] = ("tool", *LISTED_KINDS, "instructions", "content", "behaviour")
 
 
 @record

@@ -59,8 +59,8 @@ from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)
 
-EndpointEvent: TypeAlias = Literal["phase", "tools", "items", "slow_start"]
-"""The change: the phase, the list of tools, another list, or a slow start."""
+EndpointEvent: TypeAlias = Literal["phase", "tools", "items", "slow_start", "refused"]
+"""The change: the phase, the list of tools, another list, a slow start, or a host that the sandbox refused."""
 OnEvent: TypeAlias = Callable[[EndpointEvent], None]
 BeforeList: TypeAlias = Callable[[str, ItemKind], Awaitable[None]]
 """Awaited with the server's id after it answered with a list, before the list becomes visible."""
@@ -182,6 +182,12 @@ class ServerEndpointImpl:
     def _process(self) -> StdioTransport | None:
         return None if self._start_watch is None else self._start_watch.process
 
+    @property
+    def refused_hosts(self) -> Sequence[str]:
+        """The hosts (`host:port`) its sandbox has refused, in order."""
+        sandbox = None if self._process is None else self._process.sandbox
+        return () if sandbox is None or sandbox.proxy is None else tuple(sandbox.proxy.blocked)
+
     async def cpu_demand(self) -> CpuDemand | None:
         """Return the CPU demand of the server's processes, if known."""
         return None if self._process is None else await self._process.cpu_demand()
@@ -226,7 +232,7 @@ class ServerEndpointImpl:
         try:
             seen_up = self._history.was_up(self._config) or self._session_factory is not None
             allowance = self._policy.allow(self._config, seen_up=seen_up)
-            watch = self._start_watch = StartWatch(allowance, partial(self._report, "slow_start"))
+            watch = self._start_watch = StartWatch(allowance, self._report)
             async with AsyncExitStack() as stack:
                 async with watch.limit():
                     opening = self._open_session(self._config, self._handlers, self._session_factory, watch)

@@ -173,7 +173,8 @@ def lock(context: click.Context, *, check: bool, as_json: bool, **_: object) -> 
             if _report_faults(mcp):
                 print_status(f"the lock would be incomplete: nothing was {'compared' if check else 'written'}")
                 return _FAULT
-            return (_check_lock if check else _write_lock)(path, mcp, (*mcp.items, *contents), as_json=as_json)
+            items = (*mcp.items, *contents, *mcp.behaviours)
+            return (_check_lock if check else _write_lock)(path, mcp, items, as_json=as_json)
 
     return run_until_signal(work)
 
@@ -319,6 +320,8 @@ async def _approve(
     if not await to_thread.run_sync(ask, abandon_on_cancel=True):
         print_line("Nothing was approved.")
         return _DECLINED
+    for drift in wanted:
+        await mcp.allow(drift)
     changed = [drift.ref for drift in wanted if not mcp.enrolment.approve(drift.ref, drift.digest)]
     if not await mcp.journal.store.flush():
         print_status("the ledger could not store the approval: indus ledger verify")

@@ -14,16 +14,25 @@ from typing import TYPE_CHECKING
 
 from anyio import to_thread
 
+from indusagi.capabilities.sandbox.behaviour import parse_behaviour
 from indusagi.core.records import record
 from indusagi.core.secrets import hide_secrets
 from indusagi.core.tasks import BackgroundTask
 from indusagi.interop.protocol_bridge.client.connect import OpenSession, open_client_session
 from indusagi.interop.protocol_bridge.client.start import StartHistory, Supervision
 from indusagi.interop.protocol_bridge.client.tools import DefinitionNote
-from indusagi.interop.protocol_bridge.contract import QUALIFIER, BridgeConfig, FaultDetail, ProtocolFault
+from indusagi.interop.protocol_bridge.contract import (
+    QUALIFIER,
+    BridgeConfig,
+    FaultDetail,
+    ProtocolFault,
+    StdioServerConfig,
+)
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, ServerFleetImpl, Waiting
+from induscode.deck.mcp.capability import BridgeCapability, build_behaviour
 from induscode.deck.mcp.enrolment import Enrolment
 from induscode.deck.mcp.ledger import BridgeLedger
+from induscode.deck.mcp.lock import lock_behaviour
 from induscode.deck.mcp.store import LedgerStore, SilentStoreError
 from induscode.deck.mcp.store.events import Retention
 from induscode.deck.mcp.store.journal import LATE, STANDARD_ERROR, Journal
@@ -33,6 +42,7 @@ from induscode.deck.mcp.store.pins import (
     find_started_before,
     follow_rows,
     load_pins,
+    read_asked,
     read_disabled_tools,
     read_known_tools,
 )
@@ -50,8 +60,7 @@ if TYPE_CHECKING:
         RemoteToolRef,
         ServerConfig,
     )
-    from induscode.deck.mcp.capability import BridgeCapability
-    from induscode.deck.mcp.drift import DisabledTool
+    from induscode.deck.mcp.drift import DisabledTool, Drift
     from induscode.servers.plan import ServerPlan
 
 _MAX_STDERR_CHARS = 1_900
@@ -388,6 +397,12 @@ class BootedBridge:
 
     async def _introduce_items(self, servers: Sequence[ServerConfig]) -> None:
         """Enrol the prompts, resources etc. the store knows, for servers that haven't listed them yet."""
+        sandboxed = [
+            config for config in servers if isinstance(config, StdioServerConfig) and config.sandbox is not None
+        ]
+        with suppress(SilentStoreError):  # the store has a note about it
+            for server, asked in (await read_asked(self._store, sandboxed)).items() if sandboxed else ():
+                self.enrolment.check_behaviour(server, parse_behaviour(asked))
         for kind in self.options.kinds:
             try:
                 known, _ = await read_known_tools(self._store, servers, kind)
@@ -459,6 +474,27 @@ class BootedBridge:
         to_start = [config.id for config in fresh if config.id not in known or config.id not in plan.lazy]
         return ServerChanges(removed, replaced, added, to_start, leased)
 
+    @property
+    def behaviours(self) -> Sequence[BridgeCapability]:
+        """The learned behaviours of the servers, as items for the lock file."""
+        refs = (build_behaviour(server).ref for server in self._configs)
+        learned = ((ref.server, self._pins.find_approved(ref)) for ref in refs)
+        items = [build_behaviour(server, parse_behaviour(raw)) for server, raw in learned if raw is not None]
+        return [BridgeCapability.from_definition(item.descriptor, item.ref, item.raw) for item in items]
+
+    async def allow(self, drift: Drift) -> None:
+        """Write what a drift of behaviour asks for into the row of its server, before it's approved.
+
+        Raises `BridgeFault` if the row isn't in a file of ours, or has changed.
+        """
+        row = next((row for row in self.plan.rows if row.id == drift.ref.server), None)
+        if drift.ref.kind != "behaviour" or row is None or drift.after is None:
+            return
+        from induscode.servers.learn import allow_behaviour  # noqa: PLC0415 — for a changed behaviour
+
+        await to_thread.run_sync(allow_behaviour, row, parse_behaviour(drift.after))
+        await to_thread.run_sync(lock_behaviour, row, drift.after)
+
     async def reread_approvals(self) -> None:
         """Apply approvals from other processes (`indus mcp approve`)."""
         servers = {tool.ref.server for tool in self.enrolment.disabled}
@@ -468,6 +504,7 @@ class BootedBridge:
                 await load_pins(self._pins, self._store, configs)
             for config in configs:
                 self.enrolment.sync_server(config.id)
+                self.enrolment.check_behaviour(config.id)
 
     async def _reread_first(self, server: str, kind: ItemKind) -> None:
         """Reread the pins before approving a first listing: another process may have listed the server since.

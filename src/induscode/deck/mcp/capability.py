@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import ClassVar, Self, TypeAlias, cast
 
 from indusagi.capabilities.context import ToolContext
+from indusagi.capabilities.sandbox.behaviour import Behaviour
 from indusagi.core.faults import Note
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, compact_json, content_hash
@@ -257,6 +258,13 @@ def read_definitions(
         text = rows[0].get(INSTRUCTIONS) if rows else None
         return read_instructions(text if isinstance(text, str) else None, config), ()
     return read_items(kind, [*rows], config)
+
+
+def build_behaviour(server: str, behaviour: Behaviour = Behaviour()) -> RemoteTool:  # noqa: B008 — frozen
+    """Build the item that stands for what a server's process does."""
+    raw = behaviour.as_json()
+    ref = RemoteToolRef(server, "behaviour", "behaviour")
+    return RemoteTool(ref, ToolDescriptor(ref.name, "", {}, definition=raw), raw=raw)
 
 
 def bridge_box_to_capabilities(box: ToolBox) -> Sequence[BridgeCapability]:

@@ -300,6 +300,8 @@ class DisabledTool:
     @property
     def reason(self) -> str:
         """Why it's disabled."""
+        if self.ref.kind == "behaviour":
+            return f"blocked: it asked for {_list_fields(self.fields)} it didn't use when its behaviour was learned"
         if self.cause == "unread":
             return "disabled: the ledger can't be read, so nobody knows whether its definition is the approved one"
         if self.cause == "added":
@@ -329,7 +331,8 @@ class DisabledTool:
     @property
     def note(self) -> Note:
         """The reason and the remedy as a note."""
-        return Note(f"server {self.ref.server!r}, {self.ref.kind} {self.ref.name!r}", self.reason, self.remedy)
+        item = "" if self.ref.kind == "behaviour" else f", {self.ref.kind} {self.ref.name!r}"
+        return Note(f"server {self.ref.server!r}{item}", self.reason, self.remedy)
 
     def as_json(self) -> JsonObject:
         """Return the facts for `--json`."""
@@ -359,6 +362,8 @@ def name_item(ref: RemoteToolRef) -> str:
 
     Adds an ASCII form to names with possible lookalikes, such as Cyrillic letters.
     """
+    if ref.kind == "behaviour":
+        return escape_unseen(f"{ref.server}'s behaviour")
     name = escape_unseen(f"{ref.server}/{ref.name}")
     if not name.isascii():
         name += f" [{name.encode('ascii', 'backslashreplace').decode()}]"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.sandbox.behaviour import Behaviour, parse_behaviour
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, NotJson
 from indusagi.core.time import iso_utc
@@ -32,7 +33,7 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 from indusagi.interop.protocol_bridge.fleet import FleetEvent, MountedTool, ServerFleetImpl
 from indusagi.runtime.contract import ToolResult
-from induscode.deck.mcp.capability import BridgeCapability, definition_pin, read_definitions
+from induscode.deck.mcp.capability import BridgeCapability, build_behaviour, definition_pin, read_definitions
 from induscode.deck.mcp.drift import DisabledTool, Drift, DriftGrade, PinVerdict, differ_in_order_alone, grade_drift
 from induscode.deck.mcp.ledger import BridgeKey, BridgeLedger, EnrollRequest
 
@@ -74,7 +75,7 @@ class Enrolment:
         self._drifts: dict[RemoteToolRef, Drift] = {}
         self._disabled: dict[RemoteToolRef, DisabledTool] = {}
         self._switches: Counter[RemoteToolRef] = Counter()
-        self._recorded_drifts: set[tuple[RemoteToolRef, DriftGrade]] = set()
+        self._recorded_drifts: set[tuple[RemoteToolRef, str]] = set()
         self._former_keys: dict[RemoteToolRef, BridgeKey] = {}
         self._listed: dict[tuple[str, ItemKind], Sequence[RemoteTool]] = {}
         self._invalid: dict[RemoteToolRef, str] = {}
@@ -160,6 +161,9 @@ class Enrolment:
                 # An `items` event doesn't say which list changed.
                 kinds = ("tool",) if event.event == "tools" else self._find_changed(event.server)
                 self.sync_server(event.server, kinds)
+        elif event.event == "refused":
+            endpoint = self.fleet.endpoint(event.server)
+            self._note_refused(event.server, () if endpoint is None else endpoint.refused_hosts)
         elif self._sink is not None and event.event == "phase":
             phase, fault = event.status.phase, event.status.fault
             # While connecting, the fault is still the previous attempt's.
@@ -254,6 +258,32 @@ class Enrolment:
             return self._disabled[content.ref]
         self._forget_drift(content.ref)
         return None
+
+    def _note_refused(self, server: str, hosts: Sequence[str]) -> None:
+        """Remember the hosts a server was refused: as drift of its behaviour if that was learned."""
+        ref = build_behaviour(server).ref
+        for host in hosts:
+            if self._sink is not None and (ref, host) not in self._recorded_drifts:
+                self._recorded_drifts.add((ref, host))
+                detail = f'the sandbox refused {host}; to allow it, add "{host}" to "hosts" of its "sandbox"'
+                self._sink.record_event("drift", server, "sandbox", detail)
+        self.check_behaviour(server, Behaviour(hosts=tuple(hosts)))
+        self._record_behaviour(ref)
+
+    def check_behaviour(self, server: str, asked: Behaviour = Behaviour()) -> None:  # noqa: B008 — frozen
+        """Compare what a server was refused, now and before, with its learned behaviour, if it has one."""
+        ref = build_behaviour(server).ref
+        approved = None if self._pins is None else self._pins.find_approved(ref)
+        if approved is not None:
+            waiting = self._waiting.get(ref)
+            before = asked if waiting is None else asked | parse_behaviour(waiting.raw)
+            self.check_content(build_behaviour(server, parse_behaviour(approved) | before))
+
+    def _record_behaviour(self, ref: RemoteToolRef) -> None:
+        tool, waiting = self._disabled.get(ref), self._waiting.get(ref)
+        if self._sink is not None:
+            disabled = [] if tool is None else [tool]
+            self._sink.record_listing(ref.server, (), disabled, ref.kind, None if waiting is None else waiting.raw)
 
     def _judge(self, remote: RemoteTool) -> PinVerdict:
         return PinVerdict(served=remote.raw) if self._pins is None else self._pins.judge(remote.ref, remote.raw)
@@ -415,7 +445,7 @@ class Enrolment:
         self._forget_drift(ref)
         del self._switches[ref]
         self._recorded_drifts = {key for key in self._recorded_drifts if key[0] != ref}
-        if ref.kind != "content":
+        if ref.kind not in {"content", "behaviour"}:
             # An alternating tool may be back in another approved form.
             present = next((tool for tool in self._listed.get((ref.server, ref.kind), ()) if tool.ref == ref), remote)
             served = self._restore(present, self._judge(present).served or remote.raw)
@@ -424,6 +454,8 @@ class Enrolment:
             self._sink.record_event("approve", ref.server, ref.name, digest)
         self._record_since(before)
         self._record_listing(ref.server, ref.kind)
+        if ref.kind == "behaviour":
+            self._record_behaviour(ref)
         return True
 
     def withdraw(self, server: str) -> None:

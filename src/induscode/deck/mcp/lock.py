@@ -16,8 +16,9 @@ from indusagi.core.faults import describe_error
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import ItemKind, RemoteToolRef
 from induscode.deck.contract import BridgeFault
-from induscode.deck.mcp.capability import definition_pin
+from induscode.deck.mcp.capability import build_behaviour, definition_pin
 from induscode.deck.mcp.drift import compare_definitions, is_same_definition
+from induscode.servers.config.rows import find_project_dir
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.drift import Drift
+    from induscode.servers.config.rows import ServerRow
 
 LOCK_NAME = os.path.join(".indusvx", "mcp.lock.json")
 _VERSION = 1
@@ -36,7 +38,10 @@ _SECTIONS: dict[ItemKind, str] = {
     "skill": "skills",
     "instructions": "instructions",
     "content": "contents",
+    "behaviour": "behaviours",
 }
+_UNLISTED = frozenset({"content", "behaviour"})
+"""Kinds without an empty entry: the resource of an app's content has one, and a behaviour may not be known yet."""
 """The sections of the file, each keyed by server. "servers" predates the other kinds."""
 _EMPTY = ""
 """The name of the definition that represents an empty entry."""
@@ -55,15 +60,17 @@ def lock_text(
     """
     names = sorted(servers)
     sections: dict[ItemKind, dict[str, JsonValue]] = {"tool": {name: {} for name in names}}
-    # App content isn't listed: its resource has the entry.
-    sections |= {kind: {name: {} for name in names} for kind in _SECTIONS if names and kind != "content"}
+    sections |= {kind: {name: {} for name in names} for kind in _SECTIONS if names and kind not in _UNLISTED}
     for capability in sorted(capabilities, key=lambda capability: (capability.ref.server, capability.ref.name)):
         tools = sections.setdefault(capability.ref.kind, {}).setdefault(capability.ref.server, {})
         assert isinstance(tools, dict)
         known = (before or {}).get(capability.ref)
         raw = known if known is not None and is_same_definition(known, capability.raw) else capability.raw
         tools[capability.ref.name] = {"pin": definition_pin(raw), "definition": raw}
-    lock = {"version": _VERSION, **{_SECTIONS[kind]: servers for kind, servers in sections.items()}}
+    return _format_lock({"version": _VERSION, **{_SECTIONS[kind]: servers for kind, servers in sections.items()}})
+
+
+def _format_lock(lock: JsonObject) -> str:
     return json.dumps(lock, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
 
@@ -76,6 +83,23 @@ def write_lock(path: str, capabilities: Iterable[BridgeCapability], servers: Ite
         with suppress(BridgeFault):  # missing or invalid: replace it
             before = read_lock(path)
         replace_file(path, lock_text(capabilities, before, servers).encode("utf-8"), mode=None)
+
+
+def lock_behaviour(row: ServerRow, raw: JsonObject) -> None:
+    """Replace the behaviour of a project's server in its lock file, if that has the server. Blocks.
+
+    Raises `BridgeFault` if the file is damaged, and `OSError` if it can't be written.
+    """
+    path = os.path.join(find_project_dir(row.origin), LOCK_NAME)
+    if row.origin.scope == "user" or not os.path.lexists(path):
+        return
+    with locked_directory(os.path.dirname(path)):
+        if not any(ref.server == row.id for ref in read_lock(path)):
+            return
+        lock = json.loads(read_small_file(path, _MAX_BYTES))
+        item = build_behaviour(row.id).ref
+        lock.setdefault(_SECTIONS[item.kind], {})[row.id] = {item.name: {"pin": definition_pin(raw), "definition": raw}}
+        replace_file(path, _format_lock(lock).encode("utf-8"), mode=None)
 
 
 def read_lock(path: str) -> Mapping[RemoteToolRef, JsonObject]:

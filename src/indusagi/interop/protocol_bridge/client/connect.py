@@ -148,7 +148,7 @@ async def _stdio_session(
 async def _process_session(
     config: StdioServerConfig, handlers: Handlers, first: Era, watch: StartWatch
 ) -> AsyncGenerator[ClientSession]:
-    transport = watch.process = await start_server_process(config)
+    transport = watch.process = await start_server_process(config, partial(watch.report, "refused"))
     try:
         on_invalid = transport.keep_invalid_line
         session = ClientSession(transport, config.limits, handlers, CLIENT_INFO, on_invalid_frame=on_invalid)

@@ -16,7 +16,7 @@ import os
 import re
 import signal
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from indusagi.capabilities.ports import SandboxMissing
 from indusagi.core.process.child import ChildProcess
@@ -49,8 +49,13 @@ _GENTLE_IDLE_S = 2.0
 """How long a package manager may pause while it cleans up at its end."""
 
 
-async def start_server_process(config: StdioServerConfig) -> StdioTransport:
-    """Start a configured server process, or raise `ProtocolFault` with the reason."""
+async def start_server_process(
+    config: StdioServerConfig, on_refused: Callable[[], None] = lambda: None
+) -> StdioTransport:
+    """Start a configured server process, or raise `ProtocolFault` with the reason.
+
+    Calls `on_refused` after each host that its sandbox refuses for the first time.
+    """
     downloads = find_package_manager(config.command, config.args) is not None
     transport = StdioTransport(config.id, config.limits, downloads=downloads)
     try:
@@ -59,9 +64,12 @@ async def start_server_process(config: StdioServerConfig) -> StdioTransport:
         if config.sandbox is None:
             await transport.child.start(argv, env, config.cwd, gentle=downloads)
         else:
-            sandbox = transport.sandbox = RunningSandbox(
-                config.sandbox, config.id, transport.log_line, transport.end_for_excess
-            )
+
+            def report(line: str) -> None:
+                transport.log_line(line)
+                on_refused()
+
+            sandbox = transport.sandbox = RunningSandbox(config.sandbox, config.id, report, transport.end_for_excess)
             await sandbox.start(transport.child, argv, env, config.env, config.cwd, gentle=downloads)
     except SandboxMissing as exc:
         detail = FaultDetail(server=config.id, reason="refused")
@@ -364,12 +372,12 @@ class StartTimeout(TimeoutError):
 class StartWatch:
     """Watches one start. `process` is set once it exists, and again for a second attempt."""
 
-    def __init__(self, allowance: StartAllowance, on_slow: Callable[[], None]) -> None:
+    def __init__(self, allowance: StartAllowance, report: Callable[[Literal["slow_start", "refused"]], None]) -> None:
         self.allowance = allowance
         self.is_slow = False
         """Whether the start takes longer than `allowance.slow_s`."""
         self.process: StdioTransport | None = None
-        self._on_slow = on_slow
+        self.report = report
 
     @asynccontextmanager
     async def limit(self) -> AsyncGenerator[None]:
@@ -398,7 +406,7 @@ class StartWatch:
         if slow_s < self.allowance.limit_s:
             await asyncio.sleep(slow_s)
             self.is_slow = True
-            self._on_slow()
+            self.report("slow_start")
         window_s = min(_WINDOW_S, self.allowance.limit_s / 4)
         while (due := deadline.when()) is not None and due < cap_at:
             await asyncio.sleep(max(0.0, due - window_s - loop.time()))

@@ -141,10 +141,18 @@ class Journal:
             self._append(op, facts)
 
     def record_listing(
-        self, server: str, tools: Sequence[RemoteTool], disabled: Sequence[DisabledTool], kind: ItemKind = "tool"
+        self,
+        server: str,
+        tools: Sequence[RemoteTool],
+        disabled: Sequence[DisabledTool],
+        kind: ItemKind = "tool",
+        asked: JsonObject | None = None,
     ) -> None:
-        """Record a server's enrolled and disabled tools (or other items), if changed."""
-        names = tuple(tool.ref.name for tool in tools)
+        """Record a server's enrolled and disabled tools (or other items), if changed.
+
+        `asked` is a behaviour that waits for approval.
+        """
+        names = tuple(tool.ref.name for tool in tools) if asked is None else (compact_json(asked),)
         identity = self._identities.get(server)
         listing = names, tuple(disabled)
         if identity is None or self._listed.get((server, kind)) == listing:
@@ -154,7 +162,7 @@ class Journal:
         if kind == "tool":
             facts |= {"filter": build_tool_filter(self._configs[server]), "tools": [*names]}
         else:
-            facts |= {"kind": kind, "items": [*names]}
+            facts |= {"kind": kind, "items": [*names]} if asked is None else {"kind": kind, "asked": asked}
         if disabled:
             facts["disabled"] = [
                 {

@@ -130,6 +130,11 @@ class StorePins:
         """Tell whether the next listing of a kind would be approved as the first."""
         return self._journal is not None and kind not in self._listed.get(server, ())
 
+    def find_approved(self, ref: RemoteToolRef) -> JsonObject | None:
+        """Return the definition of an item that was approved last, or else the locked one."""
+        forms = self._forms.get((ref.server, ref.kind, ref.name))
+        return forms[-1].definition if forms else self.locked.get(ref)
+
     def judge(self, ref: RemoteToolRef, raw: JsonObject) -> PinVerdict:
         """Compare a definition with the approved forms, adding it if it's part of the first listing.
 
@@ -394,6 +399,17 @@ async def read_pinned(
         if (tools or kind != "tool") and None not in parsed:
             definitions[server] = [definition for definition in parsed if definition is not None]
     return definitions
+
+
+async def read_asked(store: LedgerStore, servers: Iterable[ServerConfig]) -> Mapping[str, JsonObject]:
+    """Read the behaviours of servers that waited for approval the last time they ran.
+
+    Raises `SilentStoreError` if the store doesn't answer.
+    """
+    configs = {config.id: config for config in servers}
+    identities = {config.id: {server_identity(config)} for config in configs.values()}
+    rows = await _read_listings(store, configs, identities, ("behaviour",))
+    return {server: asked for server, _, row in rows if is_json_object(asked := row.facts.get("asked"))}
 
 
 async def read_disabled_tools(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import click
 from anyio import to_thread
 
+from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.interop.auth.contract import AuthFault
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, EndpointStatus, ProtocolFault
@@ -426,7 +427,12 @@ async def _approve(host: SlashHost, servers: SessionServers, words: Sequence[str
         item = name_item(drift.ref)
         if not await confirm(host, f"Approve {item} as it is now?", build_approval(name, [drift]).details):
             host.screen.show(f"{item}: not approved")
-        elif not enrolment.approve(drift.ref, drift.digest):
+            continue
+        try:
+            await servers.mcp.allow(drift)
+        except (CoreError, OSError) as exc:
+            raise SlashError(str(exc)) from exc
+        if not enrolment.approve(drift.ref, drift.digest):
             host.screen.show(f"{item}: it has changed again: /mcp approve {name}")
         else:
             host.screen.show(f"{item}: approved as it is now")

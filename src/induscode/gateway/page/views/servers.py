@@ -10,7 +10,6 @@ from indusagi.core.faults import CoreError
 from indusagi.core.text import format_count
 from indusagi.core.time import now_ms
 from induscode.calls.database import CallDatabase, CallSeries, format_duration, read_series, use_calls
-from induscode.core.consent import ConsentChangedError
 from induscode.deck.mcp.drift import Drift, build_approval, name_item
 from induscode.gateway.page.html import (
     Html,
@@ -258,9 +257,11 @@ async def _decide(page: PageRequest) -> str:
     try:
         consent = build_approval(server, [drift])
         consent.check_digest(digest)
-        if page.get("action") == "approve" and not page.source.approve(drift.ref, drift.digest):
-            consent.check_digest("")
-    except ConsentChangedError as exc:
+        if page.get("action") == "approve":
+            await mcp.allow(drift)
+            if not page.source.approve(drift.ref, drift.digest):
+                consent.check_digest("")
+    except (CoreError, OSError) as exc:
         raise PageError(str(exc), 409) from None
     named = name_item(drift.ref)
     if page.get("action") == "approve":
