@@ -285,7 +285,8 @@ except OSError as exc:
     finally:
         await proxy.aclose()
         upstream.close()
-    assert output == "seen | HTTP Error 403: Refused by the sandbox\nConnectionRefusedError\n", errors
+    refused = 'other.example:80 isn\'t one of the "hosts" of this server\'s "sandbox"'
+    assert output == f"seen | HTTP Error 403: {refused}\nConnectionRefusedError\n", errors
     assert blocked == ["other.example:80"]
 
 

@@ -93,7 +93,8 @@ except OSError as exc:
     failure = await fault_of_opening(config)
     refused = 'indus: the sandbox refused evil.example:80; to allow it, add "evil.example:80" to "hosts"'
     assert any(line.startswith(refused) for line in failure.detail.stderr), failure.detail.stderr
-    assert "no way: HTTP Error 403: Refused by the sandbox" in failure.detail.stderr
+    refused = 'evil.example:80 isn\'t one of the "hosts" of this server\'s "sandbox"'
+    assert f"no way: HTTP Error 403: {refused}" in failure.detail.stderr
 
 
 async def test_a_missing_command_is_said_as_without_a_sandbox(project: Path) -> None:

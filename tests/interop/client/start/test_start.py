@@ -511,8 +511,8 @@ async def test_finding_b4_what_was_written_before_the_link_is_read_is_quoted(mon
     # With many servers starting at once, a line arrives before the loop comes back to its start.
     spawn = connect.start_server_process
 
-    async def spawn_late(config: StdioServerConfig) -> StdioTransport:
-        link = await spawn(config)
+    async def spawn_late(config: StdioServerConfig, on_refused: Callable[[], None]) -> StdioTransport:
+        link = await spawn(config, on_refused)
         await until(lambda: link.bytes_received > 0)
         return link
 
