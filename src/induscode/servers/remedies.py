@@ -160,9 +160,9 @@ def advise(
 def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, environ: Mapping[str, str]) -> str | None:
     """Recognise why a process failed and return the remedy, a template with literal braces doubled."""
     from indusagi.interop.protocol_bridge.client.causes import find_cause, needs_sdk_1  # noqa: PLC0415 — on a fault
-    from indusagi.interop.protocol_bridge.client.start import find_package_manager  # noqa: PLC0415 — on a fault
+    from indusagi.interop.protocol_bridge.client.start import find_launcher  # noqa: PLC0415 — on a fault
 
-    manager = find_package_manager(config.command, config.args)
+    manager = find_launcher(config)
     known = "" if manager is None else manager.name
     if fault.detail.reason == "not_found":
         program = os.path.basename(config.command)

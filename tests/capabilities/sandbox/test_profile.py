@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from indusagi.capabilities.sandbox.limits import ResourceLimits
 from indusagi.capabilities.sandbox.profile import InvalidProfileError, ServerProfile, format_profile, parse_profile
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1, max_size=20)
 HOSTS = st.builds(
@@ -27,11 +32,30 @@ PROFILES = st.builds(
     env=st.lists(st.from_regex(r"[A-Z_][A-Z0-9_]{0,9}", fullmatch=True), max_size=3).map(tuple),
     limits=st.just(ResourceLimits()) | LIMITS,
 )
+DIGEST = f"example.com:5000/notes@sha256:{'0' * 64}"
+CONTAINER: JsonObject = {
+    "container": "podman",
+    "image": DIGEST,
+    "network": "any",
+    "env": ["ZONE"],
+    "write": ["~/notes"],
+}
 
 
 @given(PROFILES)
 def test_a_profile_survives_its_row(profile: ServerProfile) -> None:
     assert parse_profile(format_profile(profile)) == profile
+
+
+def test_a_container_survives_its_row_and_is_described() -> None:
+    profile = parse_profile(CONTAINER)
+    assert profile is not None
+    assert format_profile(profile) == CONTAINER
+    shown = f"podman: runs in {DIGEST}; also writes ~/notes; inherits ZONE; reaches any host"
+    assert (profile.describe(), profile.title) == (shown, "podman")
+    tagged = parse_profile({"container": "docker", "image": "notes:1", "allow_tag": True})
+    assert tagged is not None
+    assert tagged.describe() == "docker: runs in notes:1, whose tag can move to another image; no network"
 
 
 def test_off_and_nothing_are_no_profile() -> None:
@@ -51,6 +75,15 @@ def test_off_and_nothing_are_no_profile() -> None:
         ({"profile": "off"}, "no sandbox profile 'off'"),
         ({"profile": ["strict"]}, "no sandbox profile"),
         ({"network": False}, "unknown key 'network'"),
+        ({**CONTAINER, "container": "lxc"}, "must be docker or podman, not 'lxc'"),
+        ({**CONTAINER, "image": "--privileged"}, "names no image: '--privileged'"),
+        ({**CONTAINER, "image": "notes@sha256:12"}, "names no image"),
+        ({**CONTAINER, "image": "notes:1"}, "has no digest, so another can take its place"),
+        ({**CONTAINER, "image": "notes", "allow_tag": 1}, "has no digest"),
+        ({**CONTAINER, "network": "host"}, "must be none or any, not 'host'"),
+        ({**CONTAINER, "hosts": ["*"]}, "unknown key 'hosts'"),
+        ({**CONTAINER, "privileged": True}, "unknown key 'privileged'"),
+        ({**CONTAINER, "args": ["--privileged"]}, "unknown key 'args'"),
         ({"read": "/etc"}, "the read of its sandbox must be a list of strings"),
         ({"write": ["a\0b"]}, "the write of its sandbox must be a list of strings"),
         ({"hosts": [1]}, "the hosts of its sandbox must be a list of strings"),

@@ -72,3 +72,29 @@ def test_servers_of_two_files_have_two_homes_and_the_home_of_a_removed_one_is_na
     run("mcp", "list", cwd=tmp_path)
     assert len([*homes[0].parent.glob("a-*")]) == 2
     assert (homes[0] / "kept").read_text() == "mine\n"
+
+
+def test_a_container_runs_the_command_in_its_image(tmp_path: Path) -> None:
+    image = f"example/notes@sha256:{'0' * 64}"
+    engine, log = tmp_path / "bin" / "docker", tmp_path / "log"
+    engine.parent.mkdir()
+    start = 'while test "$1" != --entrypoint; do shift; done; program=$2; shift 3; exec "$program" "$@"'
+    engine.write_text(f'#!/bin/sh\necho "$@" >>{log}\ntest "$1" = rm && exit\n{start}\n', "utf-8")
+    engine.chmod(0o755)
+    path, cwd = f"{engine.parent}{os.pathsep}{os.environ['PATH']}", tmp_path / "work"
+    cwd.mkdir()
+    added = run("mcp", "add", "--image", image, "notes", "--", *HONEST, cwd=cwd, PATH=path)
+    assert "Server 'notes': ready, 12 tools" in added.stdout, added.stderr
+    assert servers_of(user_file())["notes"]["sandbox"] == {"container": "docker", "image": image}
+    started, removed = log.read_text("utf-8").splitlines()
+    name = started.split()[4]
+    assert started.endswith(f" --entrypoint {HONEST[0]} {image} {' '.join(HONEST[1:])}")
+    assert removed == f"rm --force --volumes {name}"
+    assert "notes  stdio, docker  ready" in run("mcp", "list", cwd=cwd, PATH=path).stdout
+    assert f"  command: docker: {engine}\n" in run("mcp", "doctor", "notes", cwd=cwd, PATH=path).stdout
+    one_line(run("mcp", "doctor", "notes", "--sandbox", cwd=cwd, PATH=path), "runs in a container")
+    tagged = ("mcp", "add", "--no-check", "--image", "notes:1", "tagged", "--", "serve")
+    one_line(run(*tagged, cwd=cwd), "has no digest, so another can take its place")
+    assert run(*tagged[:2], "--allow-tag", "-s", "project", *tagged[2:], cwd=cwd, PATH=path).returncode == 0
+    asked = run("mcp", "trust", "--yes", "tagged", cwd=cwd).stdout
+    assert "sandbox: docker: runs in notes:1, whose tag can move to another image; no network" in asked

@@ -25,17 +25,31 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject, JsonValue
 
 ProfileName: TypeAlias = Literal["standard", "strict"]
+Engine: TypeAlias = Literal["docker", "podman"]
 PROFILES: Final[tuple[ProfileName, ...]] = ("standard", "strict")
 ANY_HOST = "*"
 _HTTPS = 443
 _MAX_PORT = 65_535
 _HOST = re.compile(r"(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9_])?|\[[0-9a-f:.]+\]", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,255}", re.ASCII)
+_IMAGE = re.compile(r"[a-z0-9][\w./-]*(?::[0-9]+/[\w./-]+)?(?::[\w.-]+)?(?:@sha256:[0-9a-f]{64})?", re.ASCII)
 _KEYS = frozenset({"profile", "read", "write", "hosts", "env", "limits"})
+_CONTAINER_KEYS = frozenset({"container", "image", "allow_tag", "read", "write", "network", "env", "limits"})
+ENGINES: Final[tuple[Engine, ...]] = ("docker", "podman")
 
 
 class InvalidProfileError(ValueError):
     """A `sandbox` value that can't be used."""
+
+
+@record
+class Container:
+    """The container a server runs in, instead of a sandbox on this machine."""
+
+    engine: Engine
+    image: str
+    allows_tag: bool = False
+    """Whether the image may be named without a digest. The tag can then move to another image."""
 
 
 @record(kw_only=True)
@@ -43,6 +57,8 @@ class ServerProfile:
     """What one server may touch."""
 
     name: ProfileName = "standard"
+    container: Container | None = None
+    """In a container, `name` doesn't count: it only sees the image and `read`, `write` and `env`."""
     read: tuple[str, ...] = ()
     """Further paths it may read."""
     write: tuple[str, ...] = ()
@@ -63,6 +79,11 @@ class ServerProfile:
     def is_strict(self) -> bool:
         """Whether only the system, its package and the workspace are visible."""
         return self.name == "strict"
+
+    @property
+    def title(self) -> str:
+        """The name of the profile, or the engine of the container."""
+        return self.name if self.container is None else self.container.engine
 
     @property
     def reaches_all(self) -> bool:
@@ -97,7 +118,10 @@ class ServerProfile:
 
     def describe(self) -> str:
         """Describe in one line what the server may touch."""
-        if self.is_strict:
+        if self.container is not None:
+            tagged = "" if "@" in self.container.image else ", whose tag can move to another image"
+            parts = [f"runs in {self.container.image}{tagged}"]
+        elif self.is_strict:
             parts = ["reads system programs, its own package and the workspace", "writes to a home of its own"]
         else:
             parts = [
@@ -116,7 +140,7 @@ class ServerProfile:
             parts.append(f"reaches {', '.join(self.hosts)}" if self.hosts else "no network")
         if self.limits != ResourceLimits():
             parts.append(f"uses at most {self.limits.describe()}")
-        return f"{self.name}: {'; '.join(parts)}"
+        return f"{self.title}: {'; '.join(parts)}"
 
 
 def parse_profile(value: JsonValue) -> ServerProfile | None:
@@ -131,11 +155,10 @@ def parse_profile(value: JsonValue) -> ServerProfile | None:
         return ServerProfile(name=_parse_name(value))
     if not is_json_object(value):
         raise InvalidProfileError('its sandbox must be "off", "standard", "strict" or an object')
-    unknown = sorted(value.keys() - _KEYS)
+    keys = _CONTAINER_KEYS if "container" in value else _KEYS
+    unknown = sorted(value.keys() - keys)
     if unknown:
-        raise InvalidProfileError(
-            f"its sandbox has an unknown key {unknown[0]!r}; there are {', '.join(sorted(_KEYS))}"
-        )
+        raise InvalidProfileError(f"its sandbox has an unknown key {unknown[0]!r}; there are {', '.join(sorted(keys))}")
     hosts, env = _parse_texts(value, "hosts"), _parse_texts(value, "env") or ()
     for name in env:
         if _VARIABLE.fullmatch(name) is None:
@@ -144,8 +167,12 @@ def parse_profile(value: JsonValue) -> ServerProfile | None:
         limits = parse_limits(value.get("limits", {}))
     except ValueError as exc:
         raise InvalidProfileError(f"in its sandbox, {exc}") from None
+    container = _parse_container(value) if "container" in value else None
+    if container is not None:
+        hosts = _parse_network(value.get("network", "none"))
     return ServerProfile(
         name=_parse_name(value.get("profile", "standard")),
+        container=container,
         read=_parse_texts(value, "read") or (),
         write=_parse_texts(value, "write") or (),
         hosts=None if hosts is None else tuple(map(parse_host, hosts)),
@@ -169,7 +196,32 @@ def format_profile(profile: ServerProfile | None) -> JsonValue:
     }
     if limits := format_limits(profile.limits):
         given["limits"] = limits
+    if container := profile.container:
+        del given["hosts"]
+        tag: JsonObject = {"allow_tag": True} if container.allows_tag else {}
+        network = "any" if profile.reaches_all else "none"
+        return {"container": container.engine, "image": container.image, **tag, "network": network, **given}
     return {"profile": profile.name, **given} if given else profile.name
+
+
+def _parse_container(value: JsonObject) -> Container:
+    engine, image, allows_tag = value["container"], value.get("image"), value.get("allow_tag", False)
+    if engine not in ENGINES:
+        raise InvalidProfileError(f"the container of its sandbox must be {' or '.join(ENGINES)}, not {engine!r}")
+    if not isinstance(image, str) or _IMAGE.fullmatch(image) is None:
+        raise InvalidProfileError(f"its sandbox names no image: {image!r}; write it like NAME@sha256:DIGEST")
+    if not isinstance(allows_tag, bool) or not (allows_tag or "@" in image):
+        raise InvalidProfileError(
+            f"the image {image!r} of its sandbox has no digest, so another can take its place: write"
+            f' {image}@sha256:DIGEST, or add "allow_tag": true'
+        )
+    return Container(engine, image, allows_tag)
+
+
+def _parse_network(value: JsonValue) -> tuple[str, ...]:
+    if value not in ("none", "any"):
+        raise InvalidProfileError(f"the network of its sandbox must be none or any, not {value!r}")
+    return (ANY_HOST,) if value == "any" else ()
 
 
 def _parse_name(value: JsonValue) -> ProfileName:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from indusagi.capabilities.sandbox.profile import PROFILES, server_home
+from indusagi.capabilities.sandbox.profile import ENGINES, PROFILES, server_home
 from indusagi.core.json import is_json_object
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig, needs_sign_in
 from induscode.cli.listing import Listing
@@ -86,6 +86,9 @@ no_check = click.option("--no-check", is_flag=True, help="Do not start it for a 
 @click.option("--required", is_flag=True, help="A run fails without it.")
 @click.option("--start", type=click.Choice(("eager", "lazy")), help="When it starts: at once, or at the first call.")
 @click.option("--sandbox", type=click.Choice(("off", *PROFILES)), help="What its process may touch; off by default.")
+@click.option("--image", metavar="NAME@sha256:DIGEST", help="Run the command in a container of this image.")
+@click.option("--container", type=click.Choice(ENGINES), default="docker", show_default=True, help="With --image.")
+@click.option("--allow-tag", is_flag=True, help="The image may have a tag in place of a digest: it can change.")
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
 @click.pass_context
@@ -118,6 +121,11 @@ def add(
     if options["required"]:
         fields["required"] = True
     fields |= {key: options[key] for key in ("start", "sandbox") if options[key]}
+    if options["image"]:
+        if options["sandbox"] or "url" in fields:
+            raise click.UsageError("--image is for a command, and can't be used with --sandbox")
+        tag: JsonObject = {"allow_tag": True} if options["allow_tag"] else {}
+        fields["sandbox"] = {"container": options["container"], "image": options["image"], **tag}
     return add_server(context, name, fields, where, replace=replace, check=not no_check)
 
 
@@ -193,6 +201,8 @@ def add_server(
         give_consent(row)
     target = row.config
     command = target.command if isinstance(target, StdioServerConfig) else None
+    if isinstance(target, StdioServerConfig) and target.sandbox is not None and target.sandbox.container is not None:
+        command = target.sandbox.container.engine
     values = target.env if isinstance(target, StdioServerConfig) else target.headers
     plain = [key for key, value in values.items() if not _REFERENCE.search(value)]
     if scope == "project" and plain:

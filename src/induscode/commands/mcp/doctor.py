@@ -161,6 +161,8 @@ def _compare_profiles(config: ServerConfig | None, *, is_json: bool) -> int:
     """
     if not isinstance(config, StdioServerConfig):
         raise click.UsageError("--sandbox requires the NAME of a trusted server with a command")
+    if config.sandbox is not None and config.sandbox.container is not None:
+        raise click.UsageError(f"Server {config.id!r} runs in a container: its command isn't for this machine")
     outcomes: dict[str, JsonObject] = {}
 
     async def work(_: CancelToken) -> int:
@@ -199,10 +201,12 @@ def _compare_profiles(config: ServerConfig | None, *, is_json: bool) -> int:
 def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
     config = plan.configs.get(row.id, row.config)
     if isinstance(config, StdioServerConfig):
-        path = shutil.which(config.command)
+        container = None if config.sandbox is None else config.sandbox.container
+        command = config.command if container is None else container.engine
+        path = shutil.which(command)
         if path is None and config.cwd is not None:
-            path = shutil.which(os.path.join(config.cwd, config.command))
-        target = f"{config.command}: {'not found' if path is None else os.path.abspath(path)}"
+            path = shutil.which(os.path.join(config.cwd, command))
+        target = f"{command}: {'not found' if path is None else os.path.abspath(path)}"
     else:
         target = format_url(row)
     findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)

@@ -244,13 +244,13 @@ async def _read_states(plan: ServerPlan) -> _States:
 def _name_way(row: ServerRow) -> str:
     """Name how we reach a server, with the sandbox its process runs in."""
     sandbox = row.config.sandbox if isinstance(row.config, StdioServerConfig) else None
-    return name_transport(row.config) + ("" if sandbox is None else f", {sandbox.name}")
+    return name_transport(row.config) + ("" if sandbox is None else f", {sandbox.title}")
 
 
 def _list_cells(facts: JsonObject) -> list[JsonValue]:
     cells = ["-" if facts[key] is None else facts[key] for key in _KEYS]
     sandbox = facts["sandbox"]
-    profile = sandbox.get("profile") if isinstance(sandbox, dict) else sandbox
+    profile = sandbox.get("container", sandbox.get("profile")) if isinstance(sandbox, dict) else sandbox
     if profile not in {None, "off"}:
         cells[1] = f"{cells[1]}, {profile}"
     return cells

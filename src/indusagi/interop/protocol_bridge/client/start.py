@@ -69,7 +69,7 @@ class StartPolicy:
             may_ask = config.auth is not None and config.auth.prompt is not None
             limit_s = self.sign_in_s if may_ask and config.limits.connect_s is None else config.limits.start_s
             return StartAllowance(limit_s, limit_s, self.slow_s)
-        manager = find_package_manager(config.command, config.args)
+        manager = find_launcher(config)
         name = None if manager is None else manager.name
         stated_s = config.limits.connect_s
         if stated_s is not None:
@@ -332,6 +332,14 @@ class PackageManager:
 def find_package_manager(command: str, args: Sequence[str] = ()) -> PackageManager | None:
     """Return the package manager that a command line runs, if any."""
     return _find([command, *args], _MAX_NESTING)
+
+
+def find_launcher(config: StdioServerConfig) -> PackageManager | None:
+    """Return the package manager, or the engine of the container, that starts a server, if any."""
+    container = None if config.sandbox is None else config.sandbox.container
+    if container is not None:
+        return PackageManager(container.engine, outside=True)
+    return find_package_manager(config.command, config.args)
 
 
 def _find(argv: Sequence[str], depth: int) -> PackageManager | None:
