@@ -10,8 +10,8 @@ import pytest
 
 from indusagi.capabilities.ports import SandboxMissing
 from indusagi.capabilities.sandbox.container import prepare_container
-from indusagi.capabilities.sandbox.observe import SandboxObserver
 from indusagi.capabilities.sandbox.profile import ServerProfile, parse_profile
+from indusagi.capabilities.sandbox.trace import SandboxObserver
 
 if TYPE_CHECKING:
     from indusagi.capabilities.sandbox.container import ContainerSandbox

@@ -137,10 +137,6 @@ def prepare_server(
         SandboxMissing: No mechanism holds it to this profile.
         OSError: Its directories can't be created.
     """
-    if profile.container is not None:
-        from indusagi.capabilities.sandbox.container import prepare_container  # noqa: PLC0415 — only for containers
-
-        return prepare_container(profile, argv, env, declared, cwd)
     home, folder = os.path.realpath(os.path.expanduser("~")), os.path.realpath(cwd or os.getcwd())
     workspace = None if is_within(home, folder) else folder  # your home and `/` are no workspace
     paths = _ServerPaths(profile, home, workspace)

@@ -122,10 +122,14 @@ class RunningSandbox:
                 await to_thread.run_sync(sandbox.remove)
 
 
-def _prepare(profile: ServerProfile, *arguments: Any) -> ServerSandbox:
+def _prepare(profile: ServerProfile, server: str, *arguments: Any) -> ServerSandbox:
+    if profile.container is not None:
+        from indusagi.capabilities.sandbox.container import prepare_container  # noqa: PLC0415 — only for containers
+
+        return prepare_container(profile, *arguments)
     from indusagi.capabilities.sandbox.server import prepare_server  # noqa: PLC0415 — only for sandboxed servers
 
-    return prepare_server(profile, *arguments)
+    return prepare_server(profile, server, *arguments)
 
 
 def _create_watch(profile: ServerProfile, sandbox: ServerSandbox, child: ChildProcess) -> UsageWatch:
