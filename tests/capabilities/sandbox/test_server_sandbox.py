@@ -243,6 +243,20 @@ def test_paths_that_a_row_names_are_there_and_its_secrets_are_not(sandboxed: Pat
         (docs / "new").unlink(missing_ok=True)
 
 
+@pytest.mark.parametrize("profile", ["standard", "strict"])
+def test_packages_installed_beside_a_script_are_there(profile: str, sandboxed: Path) -> None:
+    skip_without("bubblewrap")
+    modules = sandboxed / "tools/node_modules"
+    script = modules / "@author/server/dist/index.js"
+    script.parent.mkdir(parents=True)
+    (modules / "dependency").mkdir()
+    (modules / "dependency/index.js").write_text("there")
+    script.write_text(f"print(open({str(modules / 'dependency/index.js')!r}).read())")
+    sandbox = prepare(profile, sandboxed, sys.executable, "-I", "-S", str(script))
+    assert sandbox.argv.count(str(script)) == 1  # mounted along with them
+    assert run(sandbox) == ("there\n", "")
+
+
 async def test_hosts_are_reached_through_the_proxy_and_nothing_else_is(sandboxed: Path) -> None:
     skip_without("bubblewrap")
     script = """

@@ -404,8 +404,12 @@ class _ServerPaths:
         for path in shown:
             if _find_root(os.path.dirname(path), (self._home, *shown)) == self._home:
                 _make_mount_point(private_home, parts_below(path, self._home), is_folder=os.path.isdir(path))
+        read_only = {path for path, (option, _, _) in mounts.items() if option == "--ro-bind"}
         for path in sorted(mounts):  # parents first
-            yield from mounts[path]
+            root = _find_root(os.path.dirname(path), mounts)
+            is_there = root in read_only if root else not (self._profile.is_strict or is_within(path, "/dev", *covers))
+            if path not in read_only or not is_there:  # each mount takes the start of the server some time
+                yield from mounts[path]
         for path in protected:
             yield from cover_path(path) if path in masked else ("--ro-bind-try", path, path)
         for path in covered:
@@ -443,8 +447,11 @@ def _make_mount_point(base: str, parts: Sequence[str], *, is_folder: bool) -> No
 
 
 def _find_project(script: str) -> str:
-    """Return the directory of the package a script belongs to."""
+    """Return the directory of the package a script belongs to, with the packages installed beside it."""
     folder = start = os.path.dirname(script)
+    before, modules, _ = script.partition(f"{os.sep}node_modules{os.sep}")
+    if modules:
+        return before + modules.rstrip(os.sep)
     for _ in range(4):
         if any(os.path.exists(os.path.join(folder, name)) for name in _PROJECT_FILES):
             return folder
