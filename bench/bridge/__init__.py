@@ -43,7 +43,7 @@ FASTMCP = "INDUS_BENCH_FASTMCP"
 _FLOOD = os.path.join(os.path.dirname(os.path.dirname(__file__)), "flood_server.py")
 _FLOODS = ("log", "progress", "junk")
 _BESIDE_CALLS = 300
-_ECHO = os.path.join(os.path.dirname(os.path.dirname(__file__)), "echo_server.py")
+ECHO = os.path.join(os.path.dirname(os.path.dirname(__file__)), "echo_server.py")
 _SDK = "the SDK's client"
 _CALLERS = 64
 _START_ROUNDS = 5
@@ -61,7 +61,7 @@ _WIDE = ServerLimits(frame_bytes=64 * _MB)
 
 
 @asynccontextmanager
-async def _mounted(
+async def mounted(
     *servers: StdioServerConfig, handlers: Handlers | None = None
 ) -> AsyncGenerator[MountedProtocolBridge]:
     bridge = await mount_protocol_bridge(BridgeConfig(servers), handlers=handlers)
@@ -98,13 +98,13 @@ async def _calls_in_turns(callers: int, rounds: int) -> Pair:
     # As dear to load as everything else together: only for the rows that measure it.
     from mcp import Client, StdioServerParameters  # noqa: PLC0415
 
-    command, args = sys.executable, ["-I", "-S", _ECHO]
+    command, args = sys.executable, ["-I", "-S", ECHO]
     theirs = Client(StdioServerParameters(command=command, args=args))
-    async with _mounted(StdioServerConfig("bench", command, args)) as bridge, theirs:
-        echo = _echo(bridge, "bench")
+    async with mounted(StdioServerConfig("bench", command, args)) as bridge, theirs:
+        echo = echo_call(bridge, "bench")
 
         async def call() -> None:
-            _measure_delivery(await echo())
+            measure_delivery(await echo())
 
         async def call_theirs() -> None:
             answer = await theirs.call_tool("echo", {"text": _TEXT})
@@ -112,11 +112,11 @@ async def _calls_in_turns(callers: int, rounds: int) -> Pair:
                 raise CannotMeasure("the SDK's client got no answer")
 
         # In a thread: the timer is synchronous, and both connections live in this task.
-        batches = _by_callers(callers, call), _by_callers(callers, call_theirs)
+        batches = by_callers(callers, call), by_callers(callers, call_theirs)
         return await to_thread.run_sync(partial(compare, *batches, rounds=rounds))
 
 
-def _by_callers(callers: int, call: Callable[[], Awaitable[None]]) -> Batch:
+def by_callers(callers: int, call: Callable[[], Awaitable[None]]) -> Batch:
     """Time callers that call at the same time, each so many times in a row."""
 
     async def caller(count: int) -> None:
@@ -133,11 +133,11 @@ def _by_callers(callers: int, call: Callable[[], Awaitable[None]]) -> Batch:
     return partial(from_thread.run, batch)
 
 
-def _echo(bridge: MountedProtocolBridge, name: str) -> Callable[[], Awaitable[ToolOutcome]]:
+def echo_call(bridge: MountedProtocolBridge, name: str) -> Callable[[], Awaitable[ToolOutcome]]:
     return partial(bridge.box.runner.run, ToolCall("call-1", f"{name}__echo", {"text": _TEXT}))
 
 
-def _measure_delivery(outcome: ToolOutcome) -> None:
+def measure_delivery(outcome: ToolOutcome) -> None:
     if outcome.is_error:
         raise CannotMeasure(f"a call failed: {outcome.output}")
 
@@ -153,14 +153,14 @@ def compare_neighbours(floods: Sequence[str] = _FLOODS, calls: int = _BESIDE_CAL
 
 
 async def _neighbours(kind: str, calls: int) -> tuple[float, float]:
-    calm = StdioServerConfig("calm", sys.executable, ["-I", "-S", _ECHO])
+    calm = StdioServerConfig("calm", sys.executable, ["-I", "-S", ECHO])
     hurried = ServerLimits(close_s=0.1)  # it never ends by itself
     flooding = StdioServerConfig("flood", sys.executable, ["-I", "-S", _FLOOD, kind], limits=hurried)
     heard = asyncio.Event()
     handlers = Handlers(on_notification=lambda method, params: heard.set())
-    async with _mounted(calm) as bridge:
+    async with mounted(calm) as bridge:
         alone_s = await _median_call(bridge, calls)
-    async with _mounted(calm, flooding, handlers=handlers) as bridge:
+    async with mounted(calm, flooding, handlers=handlers) as bridge:
         # It floods half a second after its start; what is not a notification is not heard.
         with suppress(TimeoutError):
             await asyncio.wait_for(heard.wait(), 2)
@@ -168,11 +168,11 @@ async def _neighbours(kind: str, calls: int) -> tuple[float, float]:
 
 
 async def _median_call(bridge: MountedProtocolBridge, calls: int) -> float:
-    echo = _echo(bridge, "calm")
+    echo = echo_call(bridge, "calm")
     spent: list[float] = []
     for _ in range(calls):
         started = perf_counter()
-        _measure_delivery(await echo())
+        measure_delivery(await echo())
         spent.append(perf_counter() - started)
     return statistics.median(spent)
 
@@ -268,9 +268,9 @@ def big_check(refused: Sequence[Big], delivered: Sequence[Big]) -> Check:
 
 
 async def _big(limits: ServerLimits) -> Big:
-    async with _mounted(_config("big", limits), _config("other")) as bridge:
-        echo = _echo(bridge, "other")
-        _measure_delivery(await echo())
+    async with mounted(_config("big", limits), _config("other")) as bridge:
+        echo = echo_call(bridge, "other")
+        measure_delivery(await echo())
         longest_s, done = 0.0, False
 
         async def call_on() -> None:
@@ -278,7 +278,7 @@ async def _big(limits: ServerLimits) -> Big:
             due = perf_counter()
             while True:
                 last = done
-                _measure_delivery(await echo())
+                measure_delivery(await echo())
                 # Measured from when it was due: a blocked event loop delays the caller too.
                 longest_s = max(longest_s, perf_counter() - due)
                 if last:

@@ -8,10 +8,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TypedDict, cast
+from typing import TYPE_CHECKING, TypedDict, cast
 
 from bench.process import compile_packages, surroundings
 from bench.row import CannotMeasure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "program.py")
 
@@ -42,7 +45,9 @@ class Fresh:
     """The processor time of the servers, from their start to their end."""
 
 
-def fresh(how: str, *counts: int, python: str = sys.executable) -> list[Fresh]:
+def fresh(
+    how: str, *counts: int, python: str = sys.executable, env: Mapping[str, str] | None = None, cwd: str | None = None
+) -> list[Fresh]:
     """Connect in a fresh process to so many servers, and again for each further count.
 
     Raises:
@@ -57,7 +62,8 @@ def fresh(how: str, *counts: int, python: str = sys.executable) -> list[Fresh]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=surroundings(),
+        env=surroundings() | dict(env or {}),
+        cwd=cwd,
         encoding="utf-8",
         errors="replace",
     ) as process:

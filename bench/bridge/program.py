@@ -36,10 +36,12 @@ def server(python: str) -> tuple[str, list[str]]:
 
 
 @asynccontextmanager
-async def _ours(count: int) -> AsyncGenerator[None]:
+async def _ours(count: int, profile: str = "off") -> AsyncGenerator[None]:
+    from indusagi.capabilities.sandbox.profile import parse_profile
     from indusagi.interop.protocol_bridge import BridgeConfig, StdioServerConfig, is_usable_phase, mount_protocol_bridge
 
-    servers = [StdioServerConfig(f"server{n}", *server(sys.executable)) for n in range(count)]
+    command, sandbox = server(sys.executable), parse_profile(profile)
+    servers = [StdioServerConfig(f"server{n}", *command, cwd=os.getcwd(), sandbox=sandbox) for n in range(count)]
     bridge = await mount_protocol_bridge(BridgeConfig(servers))
     try:
         for status in bridge.fleet.status().values():
@@ -97,6 +99,7 @@ async def _one_by_one(count: int, client: Callable[[], AbstractAsyncContextManag
 
 WAYS: dict[str, Callable[[int], AbstractAsyncContextManager[None]]] = {
     "ours": _ours,
+    "standard": lambda count: _ours(count, "standard"),
     "sdk": lambda count: _together(count, _sdk_client),
     "sdk-one-by-one": lambda count: _one_by_one(count, _sdk_client),
     "fastmcp": lambda count: _together(count, _fastmcp_client),

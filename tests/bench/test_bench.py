@@ -273,6 +273,6 @@ def test_a_call_that_fails_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch
     def echo(_bridge: object, _name: str) -> object:
         return fail
 
-    monkeypatch.setattr("bench.bridge._echo", echo)
+    monkeypatch.setattr("bench.bridge.echo_call", echo)
     with pytest.raises(CannotMeasure, match="a call failed: not today"):
         compare_calls(2, rounds=1)
