@@ -1,6 +1,7 @@
 """`python -m outside.coldstart`: real `npx` and `uvx` servers, started for the first time ever.
 
-In an empty home with empty caches five servers are listed by one `indus mcp list`, twice. Then a
+In an empty home with empty caches five servers are listed by one `indus mcp list`, twice: without a sandbox
+and in `standard`, in turns. A sandbox leaves the user's caches alone, and may take 1.2 times as long. Then a
 list is interrupted (SIGINT) in mid-download, at several moments, and the same `npx` commands are
 run in a plain shell. Nothing that is left in the cache of npm may stand in their way. Needs `npx`
 on the PATH and the registries of npm and PyPI. Ends with 0 if all went well.
@@ -12,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,11 @@ _PACKAGE = "@modelcontextprotocol/server-"
 _NPX = ("filesystem", "memory", "everything", "sequential-thinking")
 _UVX = ("mcp-server-time",)
 _LIST_S = 600
+_PROFILES = ("off", "standard")
+_TURNS = 3
+_MOST = 1.2
+"""How many times as long a first start may take in a sandbox."""
+_BUBBLEWRAP = Path(sys.prefix) / "bubblewrap/bin"
 _MOMENTS_S = (1.5, 3.0, 5.0, 8.0)
 """When lists are interrupted: while packages are resolved, downloaded, unpacked."""
 _INDUS = (sys.executable, "-m", "induscode")
@@ -50,7 +57,7 @@ def main() -> int:
         return 2
     with tempfile.TemporaryDirectory() as folder:
         tools = _install_uv(Path(folder))
-        wrong = _list_twice(Path(folder) / "list", tools)
+        wrong = _compare_profiles(Path(folder), tools)
         for moment in _MOMENTS_S:
             wrong += _interrupt(Path(folder) / f"interrupt-{moment}", tools, moment)
     for line in wrong:
@@ -75,18 +82,18 @@ def _home(folder: Path, tools: Path) -> Mapping[str, str]:
         "XDG_CONFIG_HOME": str(folder / ".config"),
         "npm_config_cache": str(folder / "npm"),
         "UV_CACHE_DIR": str(folder / "uv-cache"),
-        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([str(tools), os.environ["PATH"], str(_BUBBLEWRAP)]),
     }
 
 
-def _add(folder: Path, env: Mapping[str, str], name: str, *command: str) -> None:
-    words = [*_INDUS, "mcp", "add", "--no-check", name, "--", *command]
+def _add(folder: Path, env: Mapping[str, str], name: str, *command: str, profile: str = "off") -> None:
+    words = [*_INDUS, "mcp", "add", "--no-check", "--sandbox", profile, name, "--", *command]
     subprocess.run(words, check=True, env=env, cwd=folder, stdout=subprocess.DEVNULL)
 
 
-def _add_npx(folder: Path, env: Mapping[str, str], names: Sequence[str]) -> None:
+def _add_npx(folder: Path, env: Mapping[str, str], names: Sequence[str], profile: str = "off") -> None:
     for name in names:
-        _add(folder, env, name, *_npx_command(name, folder))
+        _add(folder, env, name, *_npx_command(name, folder), profile=profile)
 
 
 def _npx_command(name: str, folder: Path) -> Sequence[str]:
@@ -94,23 +101,42 @@ def _npx_command(name: str, folder: Path) -> Sequence[str]:
     return ["npx", "-y", f"{_PACKAGE}{name}", *places]
 
 
-def _list_twice(folder: Path, tools: Path) -> list[str]:
+def _compare_profiles(folder: Path, tools: Path) -> list[str]:
+    wrong: list[str] = []
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for turn in range(_TURNS):
+        for profile in _PROFILES if turn % 2 else reversed(_PROFILES):
+            wrong += _list_twice(folder / f"{profile}-{turn}", tools, profile, seconds)
+    for run in ("cold", "warm"):
+        plain, held = (statistics.median(seconds[profile, run]) for profile in _PROFILES)
+        say(f"{run}: {plain:.1f} s without a sandbox, {held:.1f} s in standard: {held / plain:.2f} x")
+        if run == "cold" and held > _MOST * plain:
+            wrong.append(f"a first start takes {held / plain:.2f} times as long in standard")
+    return wrong
+
+
+def _list_twice(folder: Path, tools: Path, profile: str, seconds: dict[tuple[str, str], list[float]]) -> list[str]:
     env = _home(folder, tools)
-    _add_npx(folder, env, _NPX)
+    _add_npx(folder, env, _NPX, profile)
     for name in _UVX:
-        _add(folder, env, name, "uvx", name)
+        _add(folder, env, name, "uvx", name, profile=profile)
     wrong: list[str] = []
     for run in ("cold", "warm"):
         begun = time.monotonic()
         done = subprocess.run(
             [*_INDUS, "mcp", "list", "--json"], capture_output=True, check=True, env=env, cwd=folder, timeout=_LIST_S
         )
+        took_s = time.monotonic() - begun
+        seconds.setdefault((profile, run), []).append(took_s)
         servers = json.loads(done.stdout)["servers"]
         for one in servers:
-            say(f"{run}: {one['name']}: {one['phase']}, {one['tools']} tools {one['message']}")
-        say(f"{run}: listed in {time.monotonic() - begun:.1f} s")
-        wrong += [f"{run}: {one['name']}" for one in servers if one["phase"] != "ready"]
-        wrong += [f"{run}: left behind: {path}" for path in _leftovers(folder / "npm")]
+            say(f"{profile}, {run}: {one['name']}: {one['phase']}, {one['tools']} tools {one['message']}")
+        say(f"{profile}, {run}: listed in {took_s:.1f} s")
+        wrong += [f"{profile}, {run}: {one['name']}" for one in servers if one["phase"] != "ready"]
+        wrong += [f"{profile}, {run}: left behind: {path}" for path in _leftovers(folder / "npm")]
+    if profile != "off":
+        caches = (folder / name for name in ("npm", "uv-cache", ".npm", ".cache"))
+        wrong += [f"{profile} wrote to {path.name} of the user" for path in caches if path.exists()]
     return wrong
 
 
