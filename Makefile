@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo cluster-demo demo-llm test lint types arrows unit suite coverage format reference docs wheel bench soak gate-fuzz host-fuzz cluster-faults mutants properties repeats stalls scoreboard
-.PHONY: page interop conformance clients demo-search clients-search adapters neighbours connectors search-bench signin resource-server coldstart floors lock clean
+.PHONY: page interop conformance clients demo-search clients-search adapters neighbours connectors search-bench signin resource-server sandboxes coldstart floors lock clean
 # The steps of `test` run in the order given, also under -j.
 .NOTPARALLEL:
 
@@ -143,7 +143,10 @@ resource-server: setup  ## let indus serve --auth check the tokens of another au
 page: setup  ## look at every view of the page in Chromium (needs chromium; installs axe into .outside)
 	@.venv/bin/python -m outside.page
 
-coldstart: setup  ## start npx and uvx servers in an empty home, and interrupt them (downloads)
+sandboxes: setup  ## start some 90 servers of other authors in each sandbox profile (installs them into .outside)
+	@.venv/bin/python -m outside.sandboxes
+
+coldstart: setup  ## start npx and uvx servers in an empty home, with and without a sandbox, and interrupt them (downloads)
 	@.venv/bin/python -m outside.coldstart
 
 floors: setup  ## test with the lowest and the newest versions of our dependencies (installs them into .floors)

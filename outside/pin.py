@@ -27,6 +27,16 @@ PYTHON = {
     "modern": "mcp>=2 mcp-server-motherduck",
     "varied": "mcp<2 mcp-server-calculator mcp-text-editor excel-mcp-server mcp-server-diff-python",
     "unordered": "mcp<2 mcp-shell-server mcp-atlassian",
+    "sandboxes/legacy": (
+        "mcp<2 cli-mcp-server terminal-controller code-index-mcp dns-mcp drawio-mcp mcp-database mcp-dice mcp-echo"
+        " mcp-filesystem mcp-math mcp-server-duckdb mcp-server-rss mcp-todo mcp-youtube-transcript mysql-mcp-server"
+        " office-powerpoint-mcp-server pylint-mcp random-number-mcp redis-mcp-server"
+    ),
+    "sandboxes/modern": (
+        "mcp>=2.2,<2.4 fastmcp<4.1 awslabs.aws-documentation-mcp-server calculator-mcp-server duckduckgo-mcp-server"
+        " excel-mcp-server>=2.2 filesystem-mcp markitdown-mcp>=0.0.1a7 mcp-clickhouse mcp-dblp mcp-nixos mcp-pandoc"
+        " mcp-sequential-thinking mcp-server-wikipedia mcp-ssh odoo-mcp sequential-thinking-mcp office-word-mcp-server"
+    ),
     "clients/modern": "fastmcp==4.1.* openai-agents==0.24.*",
     "clients/legacy": "langchain-mcp-adapters==0.3.*",
     "adapters/frameworks": (
@@ -35,7 +45,7 @@ PYTHON = {
     ),
 }
 """What is installed together; the SDK is named where another version would be taken, and `.` is what we need."""
-NODE = ("", "clients", "clients/coding")
+NODE = ("", "clients", "clients/coding", "sandboxes")
 """The folders that hold a `package.json`."""
 _UNWANTED = ("resolved", "funding", "license", "deprecated")
 

@@ -1,0 +1,1 @@
+"""Real servers in every sandbox profile."""
