@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
 from indusagi.core.ids import is_ulid, new_ulid
@@ -22,10 +22,6 @@ from indusagi.core.json import compact_json
 from indusagi.core.records import record
 from indusagi.core.time import find_safe_now, now_ms
 from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolContentBlock, ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 
 STANDARD_BYTES = 50 * 1024
 STANDARD_LINES = 2_000

@@ -17,14 +17,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, TypeVarTuple, cast
+from typing import Any, Literal, TypeVar, TypeVarTuple, cast
 
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 T = TypeVar("T")
 ArgumentsT = TypeVarTuple("ArgumentsT")

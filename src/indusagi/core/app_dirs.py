@@ -16,6 +16,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from heapq import merge
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -23,8 +24,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from indusagi.core.ids import new_ulid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
     from indusagi.core.json import JsonValue
 
 

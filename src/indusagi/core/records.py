@@ -11,13 +11,11 @@ The rule: use `@record` for values, and `@dataclass(slots=True)` for state that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, dataclass_transform, overload
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar, cast, dataclass_transform, overload
 
 T = TypeVar("T")
 

@@ -9,10 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 _WORDS = frozenset(
     (

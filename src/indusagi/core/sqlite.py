@@ -10,16 +10,13 @@ import os
 import sqlite3
 import stat
 import time
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from indusagi.core.app_dirs import PRIVATE_FILE, create_private_file, make_private_dir
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
 
 BUSY_S = 5.0
 """How long to wait for another writer."""

@@ -10,17 +10,15 @@ from __future__ import annotations
 import ipaddress
 import re
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast
 from urllib.parse import quote, unquote, urljoin
 
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from indusagi.net.policy import FetchError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Scheme = Literal["http", "https"]
 STANDARD_PORTS: Final[dict[str, int]] = {"http": 80, "https": 443}

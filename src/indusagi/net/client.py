@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -30,8 +31,6 @@ from indusagi.net.dial import BodyEndedEarly, open_network, parse_proxy, shared_
 from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from indusagi.core.json import JsonValue
     from indusagi.net.address import WebUrl
     from indusagi.net.dial import HttpAnswer, Network

@@ -14,6 +14,7 @@ import socket
 import ssl
 import threading
 import urllib.request
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Final, cast
 
@@ -24,7 +25,6 @@ from indusagi.net.address import WebUrl, classify_address, is_loopback, parse_ur
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from types import AsyncGeneratorType
 
 

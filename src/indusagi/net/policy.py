@@ -5,6 +5,7 @@ Tools and hosts build policies at startup, so this module imports no network lib
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,7 +14,6 @@ from indusagi.core.records import record
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from indusagi.core.json import JsonValue
 

@@ -12,6 +12,7 @@ import asyncio
 import copy
 import inspect
 import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -30,8 +31,6 @@ from induscode.addons.contract import Addon, AddonError, Allow, Deny, Intercepte
 from induscode.deck.contract import Capability, CardWrapper, is_foreign, iter_layers
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-
     from indusagi.capabilities.context import ContextId, ToolContext
 
 DENIED = "denied"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -27,8 +28,6 @@ from induscode.deck.mcp.store.pins import read_pinned
 from induscode.launch.options import read_invocation
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject

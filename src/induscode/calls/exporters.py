@@ -8,6 +8,7 @@ gets them. Only imported if the environment configures a collector.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,6 @@ from indusagi.core.faults import Note, describe_error
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
-
     from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.trace.export import SpanExportResult

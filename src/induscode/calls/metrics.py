@@ -7,6 +7,7 @@ together. https://prometheus.io/docs/instrumenting/exposition_formats/
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Callable
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,8 +15,6 @@ from indusagi.runtime.calls import UserWait, current_completion, current_wait
 from induscode.calls.record import DECLINED, classify_end, find_tool_ref
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolCall, ToolOutcome
 

@@ -6,6 +6,7 @@ how much was passed. The texts themselves are only kept if the user asks for it 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -14,8 +15,6 @@ from indusagi.core.time import iso_utc
 from indusagi.runtime.contract import TextContentBlock, ToolOutcome, ToolResult
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from hashlib import blake2b
 from json import JSONEncoder
@@ -47,8 +48,6 @@ from induscode.calls.record import (
 from induscode.launch.settings import CALLS_KEEP_DAYS, CALLS_PAYLOAD_HOURS, CALLS_RECORD, Settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from indusagi.runtime.calls import CallObserver
     from induscode.calls.database import CallDatabase, Payload
     from induscode.calls.record import CallRow

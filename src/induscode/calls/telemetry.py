@@ -11,6 +11,7 @@ OpenTelemetry is only loaded if the environment configures a collector
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,6 @@ from indusagi.runtime.calls import (
 from induscode.calls.record import DECLINED, classify_end, find_tool_ref, report_new_notes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
     from contextvars import Token
 
     from opentelemetry.metrics import Histogram, MeterProvider

@@ -6,12 +6,10 @@ terminal of `indus -p` and `indus call`. Without a dialog, everything that needs
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @record(kw_only=True)

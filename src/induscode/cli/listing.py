@@ -7,6 +7,7 @@ narrow, each row becomes a record, since users couldn't retype a truncated name.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import field
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
@@ -16,8 +17,6 @@ from induscode.cli.output import write_json
 from induscode.cli.terminal import STATE_STYLES, escape_unprintable, print_line, stdout_console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Sequence
-
     from rich.console import Console
     from rich.table import Table
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -12,8 +13,6 @@ from indusagi.core.text import escape_unseen
 from induscode.cli.terminal import print_line, print_status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonLike
     from induscode.core.consent import Consent

@@ -7,10 +7,10 @@ import os
 import select
 import signal
 import sys
+from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from threading import Lock
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -24,9 +24,6 @@ from indusagi.core.process.tree import (
     read_variable,
     signal_processes,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
 
 _CLOSING_S = GENTLE_S + 15.0
 """Longer than all graceful-shutdown deadlines together; then the process exits at once."""

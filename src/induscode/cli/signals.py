@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from indusagi.core.cancel import CancelToken
 
 

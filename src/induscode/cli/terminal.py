@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import select
 import sys
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-
     from rich.console import Console
 
 _STDOUT, _STDERR = 1, 2

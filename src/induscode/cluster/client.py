@@ -16,14 +16,12 @@ import asyncio
 import base64
 import binascii
 import re
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
 from urllib.parse import ParseResult, SplitResult, unquote, urlsplit
 
 from nats.aio.client import Client
 from nats.errors import Error
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
 
 _JWT = re.compile(r"-----BEGIN NATS USER JWT-----\s*(\S+)")
 _SEED = re.compile(r"^(SU[A-Z2-7]{56})$", re.MULTILINE)

@@ -9,12 +9,12 @@ method raises `ClusterFault` if the brokers fail or don't answer in time.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
     from datetime import datetime
 
     from nats.js.api import RawStreamMsg

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -47,8 +48,6 @@ from induscode.cluster.contract import ClusterFault, NodeInfo, Placement
 from induscode.cluster.placement import ServerTarget, build_replica_key, rank_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
     from induscode.cluster.membership import Membership
     from induscode.cluster.node import ClusterNode
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import TYPE_CHECKING
@@ -39,7 +40,6 @@ from induscode.launch.settings import CODE_CALLS, CODE_MEMORY_MB, CODE_TIMEOUT_S
 from induscode.search.options import FIND_TOOLS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
     from contextlib import AsyncExitStack
 
     from indusagi.capabilities.context import ToolContext

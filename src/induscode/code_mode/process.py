@@ -17,6 +17,7 @@ import os
 import re
 import sys
 from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -37,8 +38,6 @@ from induscode.code_mode.contract import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from anyio.abc import TaskGroup
 
     from induscode.code_mode.contract import CallFunction, CodeLimits, FaultKind, Message

@@ -10,6 +10,7 @@ import builtins
 import json
 import keyword
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from indusagi.capabilities.arguments import find_similar_name
@@ -21,8 +22,6 @@ from induscode.deck.provision import DeckToolBox
 from induscode.search.options import FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from indusagi.runtime.contract import JsonSchema, ToolBox, ToolDescriptor
 
 _MAX_DEPTH = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -26,8 +27,6 @@ from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import flags, read_cwd
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.addons.loader import DiscoveredAddons, InstalledAddon

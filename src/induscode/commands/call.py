@@ -6,6 +6,7 @@ disabled, 128 + n for signal n.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -49,8 +50,6 @@ from induscode.permissions import build_call_checks
 from induscode.servers.plan import ServerPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue

@@ -15,6 +15,7 @@ import os
 import re
 import select
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from indusagi.core.text import cut_text
 from induscode.cli.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.runtime.contract import JsonSchema, ToolContentBlock, ToolOutcome
 
 _MAX_BYTES = 16 * 1024 * 1024

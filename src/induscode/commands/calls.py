@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -34,8 +35,6 @@ from induscode.cli.terminal import format_age, is_reader_gone, print_line, print
 from induscode.cluster.opening import key_option, read_keyed_settings, run_with_broker
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.calls.database import CallSeries, Payload

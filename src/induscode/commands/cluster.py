@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,6 @@ from induscode.commands.groups import CommandGroup, LazyCommand
 from induscode.launch.options import read_invocation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from indusagi.core.json import JsonObject
     from induscode.cluster.broker import Broker
     from induscode.cluster.opening import Prepared

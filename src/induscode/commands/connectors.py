@@ -6,6 +6,7 @@ Exit codes: 0 success, 1 a connector has a problem or the user declined, 2 usage
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,8 +46,6 @@ from induscode.connectors.store import ConnectorRow, ConnectorStore, check_name
 from induscode.launch.options import flags, read_invocation
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from indusagi.capabilities.ports import WebSettings
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue

@@ -6,6 +6,7 @@ https://click.palletsprojects.com/en/stable/shell-completion/.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -19,8 +20,6 @@ from induscode.cli.terminal import print_line, print_status
 from induscode.launch.options import read_invocation, refuse_unused_flags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.auth.contract import CredentialStore
     from induscode.launch.invocation import Invocation

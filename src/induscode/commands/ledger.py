@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,6 @@ from induscode.deck.mcp.store.events import Row, RunFacts, document_addresses
 from induscode.deck.mcp.store.history import DeckRecord, deck_at
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store import LedgerStore
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -19,8 +20,6 @@ from induscode.launch.flags import FlagGroup, flag_specs
 from induscode.launch.options import GroupedOption, build_option, list_given_flags, read_invocation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from induscode.launch.invocation import Invocation
 
 _PROMPT = 'indus -p "…"'

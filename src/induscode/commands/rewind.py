@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
@@ -20,8 +21,6 @@ from induscode.deck.stores import FileCheckpoints
 from induscode.launch.options import flags, read_cwd
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from induscode.conversations.rewind import RewindPoint, RewindPreview, RewindResult, RewindScope

@@ -10,6 +10,7 @@ import json
 import os
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -49,8 +50,6 @@ from induscode.servers.config.writer import own_config_path, read_own_config
 from induscode.servers.plan import build_fields, digest_place, parse_server_row, suggest_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ServerConfig

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast, get_args
+from typing import Final, Literal, TypeAlias, cast, get_args
 from urllib.parse import quote, quote_plus, urljoin
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
@@ -22,10 +23,6 @@ from indusagi.core.text import clean_json
 from indusagi.interop.auth.contract import AuthFault, AuthMethod, AuthSettings
 from indusagi.interop.auth.metadata import IssuerMetadata, check_endpoint, get_origin_of
 from induscode.connectors.openapi import ConnectorFault, DocumentFault, resolve_object
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
 
 AuthKind: TypeAlias = Literal["bearer", "header", "query", "basic"]
 AUTH_FORMS: Final = (

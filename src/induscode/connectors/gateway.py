@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final, cast
@@ -38,8 +39,6 @@ from induscode.connectors.sources import find_change, is_url, list_approved_oper
 from induscode.deck.contract import ActionError, ActionTarget
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.capabilities.ports import WebSettings
     from induscode.connectors.store import ConnectorRow, ConnectorStore
     from induscode.connectors.tokens import ConnectorTokens

@@ -7,6 +7,7 @@ request that permissions checked.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.ports import WebSettings
@@ -21,8 +22,6 @@ from induscode.launch.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.connectors.gateway import ConnectorGateway
     from induscode.deck.contract import ActionTarget, SaasGatewayPort

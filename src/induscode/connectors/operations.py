@@ -7,7 +7,8 @@ out of the document, a separate server, only a multipart body) are skipped with 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final, Literal, TypeAlias, cast
 
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, JsonValue, exact_hash, is_json_object
@@ -16,10 +17,6 @@ from induscode.connectors.auth import is_public, list_alternatives
 from induscode.connectors.openapi import DocumentFault, SchemaBuilder, expand_server, find_path_problem, resolve_object
 from induscode.search.index import ToolIndex
 from induscode.search.items import HUMP, SearchItem, build_item
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
 
 Place: TypeAlias = Literal["path", "query", "header"]
 """Where a parameter is sent."""

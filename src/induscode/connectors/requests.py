@@ -6,18 +6,15 @@ Path values are completely percent-encoded, so they can't add a segment. A reque
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import quote, urlencode
 
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.records import record
 from induscode.connectors.openapi import ConnectorFault, find_path_problem
 from induscode.connectors.operations import BODY, OperationSpec, Parameter, RequestBody
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 _FORM: Final = "application/x-www-form-urlencoded"
 _SEPARATORS: Final = {"spaceDelimited": " ", "pipeDelimited": "|"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from induscode.connectors.store import ConnectorRow, ConnectorStore
 from induscode.servers.sign_in import SignInFacts, read_facts, sign_in_again, sign_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from indusagi.interop.auth.contract import CredentialStore, SignInPrompt
     from indusagi.interop.auth.driver import AuthDriver
     from indusagi.interop.auth.requests import Challenge

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from indusagi.core.app_dirs import PrivateJsonFile, make_private_dir, read_small_file, replace_file, state_dir
@@ -17,8 +18,6 @@ from indusagi.core.records import record
 from induscode.connectors.openapi import LARGEST_BYTES, ConnectorFault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from induscode.connectors.auth import ConnectorAuth, OAuthReference
 
 

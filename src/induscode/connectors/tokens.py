@@ -7,6 +7,7 @@ sign-in isn't sent without one. Tokens only go to the connector's base URL.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +20,6 @@ from indusagi.interop.auth.requests import Challenge, find_oauth_challenge, pars
 from induscode.connectors.auth import Credentials, check_values, choose_scheme
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from indusagi.core.json import JsonObject
     from indusagi.net.client import WebResponse
     from induscode.connectors.operations import OperationSpec

@@ -7,8 +7,8 @@ before that row undoes it.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import BYTES_PER_TOKEN, JsonObject, compact_json, estimate_tokens, is_json_object
@@ -16,10 +16,6 @@ from indusagi.core.records import record
 from indusagi.core.text import cut_text, format_count
 from indusagi.core.time import iso_utc, now_ms
 from induscode.conversations.transcript import COMPACT_OP, Transcript, build_row
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
 
 AUTOMATIC_SHARE = 0.85
 """Share of a known context window that triggers a compaction before the next turn."""

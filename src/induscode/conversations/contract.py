@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -10,8 +11,6 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from indusagi.adapters.calls import Attachment
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue

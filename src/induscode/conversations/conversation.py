@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,8 +44,6 @@ from induscode.deck.stores import FileCheckpoints
 from induscode.permissions.plan_mode import PlanMode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-
     from indusagi.adapters.calls import Attachment
     from indusagi.core.cancel import CancelToken
     from indusagi.runtime.contract import ToolDescriptor

@@ -10,6 +10,7 @@ which ones, and a note tells the user.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -27,8 +28,6 @@ from induscode.search.cards import SearchReport, ToolFinder, build_search_cards,
 from induscode.search.options import SearchOptions, estimate_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from indusagi.capabilities.context import ToolContext
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
     from indusagi.runtime.contract import ToolCall, ToolDescriptor

@@ -7,6 +7,7 @@ ended, or still run after a crash.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -19,8 +20,6 @@ from induscode.conversations.transcript import Transcript, build_row
 from induscode.permissions.rules import Rule, RuleOrigin, dump_rule, parse_rule_row
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.capabilities.context import ToolContext
     from induscode.permissions.check import Permissions
     from induscode.permissions.plan_mode import PlanMode

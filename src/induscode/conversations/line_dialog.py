@@ -11,8 +11,8 @@ import os
 import select
 import sys
 import termios
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -20,10 +20,6 @@ from anyio import to_thread
 from indusagi.core.cancel import CancelToken
 from induscode.cli.dialog import Choice, Question, Reply
 from induscode.cli.terminal import held_status_lines, print_status
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
 
 _TERMINAL = "/dev/tty"
 _MAX_ATTEMPTS = 20

@@ -11,6 +11,7 @@ import html
 import os
 import re
 import stat
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -26,8 +27,6 @@ from indusagi.interop.protocol_bridge.contract import ProtocolFault
 from induscode.deck.mcp.content import ContentRefused, ServerContent, find_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from induscode.boot.session import Session
 
 MAX_RESOURCE_CHARS = 50 * 1024

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
@@ -15,8 +16,6 @@ from indusagi.core.records import record
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from induscode.launch.invocation import Invocation
 
 ModelApi: TypeAlias = Literal["anthropic", "openai", "compatible"]

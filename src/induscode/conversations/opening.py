@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -42,8 +43,6 @@ from induscode.permissions.plan_mode import PlanMode
 from induscode.search.options import read_search_options
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
-
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.cli.dialog import Dialog
     from induscode.launch.invocation import Invocation

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import select
 import stat
-from typing import IO, TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import IO
 
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
 
 # -- the system prompt --------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ also a rewind point, so that going back to it undoes it.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -20,8 +21,6 @@ from indusagi.core.text import clean_text
 from induscode.conversations.transcript import REWIND_OP, Transcript, remove_session_note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
-
     from indusagi.capabilities.ports import Fs
     from induscode.deck.stores.checkpoints import FileCheckpoints, RestoreResult, RestoreStep
 

@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,8 +50,6 @@ from induscode.deck.contract import BackendFault, UnknownCapability
 from induscode.permissions import InvalidRuleError, PermissionSetup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.conversations.contract import RunEvent
     from induscode.conversations.conversation import Conversation

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -26,8 +27,6 @@ from induscode.cli.dialog import Choice, Dialog, Question, Reply
 from induscode.cli.terminal import escape_unprintable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     Sampling: TypeAlias = Callable[[JsonObject], Awaitable[JsonObject]]
 
 REFUSED = -1

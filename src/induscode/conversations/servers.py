@@ -7,6 +7,7 @@ user, the session keeps the rows it started with, because the model could have c
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from induscode.boot.plans import FIRST_PROMPT_LIMIT_S, BrokenConfigError, Config
 from induscode.boot.runners import explain_slow_start
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.launch.invocation import Invocation

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -24,8 +25,6 @@ from induscode.conversations.deck_limit import find_denied_tools, resolve_deck_c
 from induscode.conversations.transcript import add_session_note
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from indusagi.core.cancel import CancelToken
     from indusagi.runtime.contract import ToolCall, ToolOutcome, ToolProgress
     from induscode.deck.provision import DeckToolBox

@@ -10,11 +10,11 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from shutil import copytree, ignore_patterns, rmtree
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from indusagi.capabilities.context import ReadState
 from indusagi.core.app_dirs import create_private_file, make_private_dir, state_dir
@@ -25,10 +25,6 @@ from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from indusagi.core.time import DAY_MS, find_safe_now, iso_utc, now_ms
 from induscode.deck.stores.line_log import LineLog, decode_line, read_lines
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 KEEP = 200
 """Conversations to keep: this many from scripts (`-p`), and as many others."""

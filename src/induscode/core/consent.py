@@ -7,16 +7,13 @@ Every question (start this server, load this addon, approve this definition …)
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Literal, TypeAlias
 
 from indusagi.core.faults import CoreError
 from indusagi.core.json import JsonValue, compact_json
 from indusagi.core.records import record
 from indusagi.core.text import escape_unseen
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 ConsentState: TypeAlias = Literal["trusted", "unknown", "changed"]
 """The user agreed to it as it is, never agreed, or agreed to an earlier version."""

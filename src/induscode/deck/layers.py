@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef

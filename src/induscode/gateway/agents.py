@@ -8,6 +8,7 @@ has the view's tools. Task logs last as long as the gateway.
 from __future__ import annotations
 
 import os
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from importlib import import_module
@@ -28,8 +29,6 @@ from induscode.conversations.prompt import SystemPrompt, read_project_instructio
 from induscode.gateway.view_box import ViewBox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Sequence
-
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.provision import ToolDeck
     from induscode.gateway.gateway import Gateway

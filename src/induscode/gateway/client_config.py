@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, cast
@@ -22,8 +23,6 @@ from induscode.servers.clients.install import Change, InstallError, find_client_
 from induscode.servers.plan import find_row
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
 
 _ENTRY_FLAGS = ("stdio", "print_config", "install", "uninstall", "dry_run")

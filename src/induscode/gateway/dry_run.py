@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ from induscode.search.cards import list_search_cards
 from induscode.search.options import SEARCH_CARDS, SearchOptions, estimate_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from induscode.gateway.options import ServeOptions
     from induscode.launch.invocation import Invocation
 

@@ -10,6 +10,7 @@ id. Finally, a row with the address this gateway listens on is skipped.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,6 @@ from indusagi.interop.protocol_bridge.host import ProviderHostInfo
 from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.client.session import ServerFacts
     from induscode.servers.plan import ServerPlan

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import gc
 import os
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -44,8 +45,6 @@ from induscode.launch.settings import ADDONS_REQUIRED, SERVE_VIEWS
 from induscode.servers.plan import ServerPlan, name_trust_command
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.http.settings import HttpHost, HttpSettings
     from indusagi.interop.protocol_bridge.relay import RelayHost

@@ -6,6 +6,7 @@ calls may run.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from indusagi.capabilities.registry import ToolRegistry
@@ -18,8 +19,6 @@ from induscode.launch.settings import TOOL_SEARCH_ALWAYS_LIST, Settings
 from induscode.search.options import DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS, SearchOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
-
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.runtime.contract import ProgressSink, ToolBox, ToolCall, ToolDescriptor, ToolOutcome

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from indusagi.core.faults import Note
@@ -12,8 +13,6 @@ from induscode.cli.terminal import print_status
 from induscode.servers.remedies import format_server_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from indusagi.interop.protocol_bridge.contract import EndpointStatus
     from induscode.deck.mcp.boot import BootedBridge
     from induscode.launch.views import Schemas

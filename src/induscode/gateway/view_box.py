@@ -6,6 +6,7 @@ Hidden tools can't be called, and a renamed tool only exists under its new name.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -31,8 +32,6 @@ from induscode.search.options import SEARCH_CARDS
 from induscode.servers.remedies import format_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
@@ -16,8 +17,6 @@ from indusagi.core.json import NotJson, compact_json, content_hash, is_json_obje
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
     from indusagi.core.json import JsonValue
 
 _NAME = r"[A-Za-z_$][\w$-]*(?:\.[\w$-]+)*"

@@ -6,6 +6,7 @@ To describe the call exactly, it reads arguments as the card does and resolves p
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
@@ -29,8 +30,6 @@ from induscode.permissions.rules import ACTION_TOOL
 from induscode.permissions.shell.parse import Script, parse_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.runtime.contract import ToolResult

@@ -6,6 +6,7 @@ card with exactly the checked arguments and a file system limited to the checked
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from operator import attrgetter
@@ -51,8 +52,6 @@ from induscode.permissions.policy import (
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.permissions.plan_mode import PlanMode
 

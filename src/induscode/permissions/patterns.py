@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from enum import IntEnum
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -21,8 +22,6 @@ from induscode.permissions.shell.arguments import Problem, find_problem
 from induscode.permissions.shell.launchers import base_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from induscode.permissions.shell.parse import Command
     from induscode.permissions.shell.syntax import Word
 

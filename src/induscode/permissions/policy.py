@@ -5,6 +5,7 @@ Deny rules come first, then plan mode, then ask rules and doubts, then allow rul
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -32,8 +33,6 @@ from induscode.permissions.patterns import (
 from induscode.permissions.rules import Effect, Rule, match_glob
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from indusagi.core.json import JsonValue
     from induscode.permissions.shell.arguments import Problem
     from induscode.permissions.shell.parse import Command, Script

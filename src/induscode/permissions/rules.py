@@ -16,10 +16,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 from indusagi.core.app_dirs import PrivateJsonFile, read_small_file, state_dir
 from indusagi.core.faults import Note
@@ -29,10 +29,6 @@ from indusagi.core.time import iso_utc, now_ms
 from indusagi.interop.protocol_bridge.contract import QUALIFIER
 from induscode.deck.contract import SECOND_NAMES
 from induscode.permissions.argument_patterns import parse_argument_patterns
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 _RULE = re.compile(r"([A-Za-z0-9_*?-]{1,128})(?:\((.*)\))?(?: +@([!-~]{1,255}))?", re.DOTALL)
 ACTION_TOOL = "saas-action"

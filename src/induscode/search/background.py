@@ -5,6 +5,7 @@ No search, call or list waits for vectors.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib.util import find_spec
@@ -18,8 +19,6 @@ from induscode.search.index import SearchUnavailableError, ToolIndex
 from induscode.search.weights import SENTENCE_ENCODER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
     from induscode.search.items import SearchItem
     from induscode.search.semantic import SemanticIndex
 

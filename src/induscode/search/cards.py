@@ -11,6 +11,7 @@ containing them stays the same while servers come and go.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -31,8 +32,6 @@ from induscode.search.items import SearchItem, build_tool_item, format_signature
 from induscode.search.options import CALL_TOOL, DESCRIBE_TOOLS, FIND_TOOLS, SEARCH_CARDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
     from indusagi.capabilities.context import ToolContext
     from induscode.deck.layers import ToolSource
     from induscode.deck.mcp.drift import DisabledTool

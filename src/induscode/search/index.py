@@ -19,6 +19,7 @@ from __future__ import annotations
 import heapq
 import re
 import sqlite3
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from threading import Lock
 from typing import TYPE_CHECKING, Final
@@ -30,8 +31,6 @@ from indusagi.core.records import record
 from induscode.search.items import HUMP, SEARCH_KINDS, SearchItem, SearchKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
     from induscode.search.semantic import Array, SemanticIndex
 
 

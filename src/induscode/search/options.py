@@ -6,6 +6,7 @@ than a given share of the context window.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
@@ -20,8 +21,6 @@ from induscode.launch.settings import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-
     from indusagi.runtime.contract import ToolDescriptor
 
 SearchMode: TypeAlias = Literal["auto", "on", "off"]

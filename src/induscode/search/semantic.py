@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
@@ -32,13 +33,10 @@ from induscode.search.encoder import np
 from induscode.search.items import HUMP, SearchItem
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from numpy import float32
     from numpy.typing import NDArray
 
     Array: TypeAlias = NDArray[float32]
-    from collections.abc import Collection
 
 
 _VECTORS: Final = DatabaseFormat(

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import anyio
 from anyio import to_thread
@@ -22,9 +22,6 @@ from indusagi.core.faults import CoreError
 from indusagi.core.process.child import ChildProcess
 from indusagi.core.records import record
 from indusagi.core.text import escape_invisible
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
 
 FETCH = "indus search fetch-model"
 _DOWNLOAD_TIMEOUT_S = 900.0

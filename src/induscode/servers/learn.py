@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -29,8 +30,6 @@ from induscode.servers.config.trust import TrustStore, describe_row
 from induscode.servers.config.writer import change_row, own_config_path
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.contract import RemoteTool, StdioServerConfig
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import shlex
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 from urllib.parse import urlsplit
@@ -30,8 +31,6 @@ from induscode.servers.config.trust import find_references, show_url
 from induscode.servers.config.writer import change_row, own_config_path, read_own_config
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
-
     from indusagi.core.faults import Note
     from induscode.launch.invocation import Invocation
 

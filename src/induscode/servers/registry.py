@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from urllib.parse import quote, urlencode
 
 from indusagi.core.faults import CoreError
@@ -24,10 +24,6 @@ from indusagi.net.client import CrossSiteRedirect, WebClient
 from indusagi.net.policy import FetchError, HttpPolicy
 from induscode.core.consent import Consent, build_consent
 from induscode.servers.config.trust import steers_code
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping, Sequence
-
 
 EXACT_VERSIONS = {
     # A partial version (`1.2`) is a range on npm and exact on PyPI: https://semver.org/,

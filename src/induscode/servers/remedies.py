@@ -7,8 +7,8 @@ import hashlib
 import os
 import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 import click
 
@@ -18,10 +18,6 @@ from indusagi.core.records import record
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig, StdioServerConfig
 from induscode.launch.options import list_server_words
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 _REASONS = {
     "auth": "it refuses the credentials: check the header in its row, or sign in again: {login}",

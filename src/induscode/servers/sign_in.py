@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -28,8 +29,6 @@ from induscode.cli.dialog import Dialog, Question, Reply
 from induscode.cli.terminal import print_status
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-
     from indusagi.core.json import JsonObject
     from indusagi.interop.auth.contract import (
         AuthSettings,

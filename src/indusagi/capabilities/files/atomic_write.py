@@ -18,6 +18,7 @@ import hashlib
 import os
 import stat
 import sys
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,8 +35,6 @@ from indusagi.core.tasks import run_shielded
 from indusagi.core.time import now_ms
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from indusagi.capabilities.files.openat import DirFdPath
 
 

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from indusagi.core.text import common_end, common_start
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LEADERS = r"//++|/\*++|\{/\*|\*++|<!--|#++|--|;++|%++|\(\*|'|rem\b|\"{3}"
 _PROSE_LEADERS = r"<!--|//++|/\*++"

@@ -12,13 +12,10 @@ import os
 import re
 from bisect import bisect_left
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Sequence
 
 from indusagi.core.records import record
 from indusagi.core.text import INVISIBLE, common_end, common_start
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
 
 CONTEXT_LINES = 3
 MAX_EXCERPT_LINES = 60

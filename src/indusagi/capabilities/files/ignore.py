@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Container, Iterator
+from typing import NamedTuple
 
 from indusagi.core.app_dirs import read_small_file
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Iterator
 
 RULE_FILE = ".gitignore"
 REPOSITORY = ".git"

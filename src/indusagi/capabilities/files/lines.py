@@ -11,6 +11,7 @@ import hashlib
 import io
 import os
 import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -28,8 +29,6 @@ from indusagi.core.records import record
 from indusagi.core.text import clean_text, find_invisible_kinds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
     from indusagi.core.json import JsonValue
 
 SCAN_LIMIT_BYTES = 128 * 1024 * 1024

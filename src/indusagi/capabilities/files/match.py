@@ -12,16 +12,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
 from enum import StrEnum
 from itertools import accumulate, islice, pairwise
 from math import gcd
-from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 MAX_SPANS = 100
 """Stop after this many matches if only one is wanted."""

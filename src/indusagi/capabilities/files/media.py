@@ -18,6 +18,7 @@ import json
 import math
 import re
 import struct
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -31,8 +32,6 @@ from indusagi.core.records import record
 from indusagi.core.text import clean_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from PIL.Image import Image
 
 

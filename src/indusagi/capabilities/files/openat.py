@@ -11,13 +11,10 @@ import errno
 import os
 import stat
 import sys
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
 
 # Enough to reach the names in a directory; on Linux this doesn't require permission to list it.
 _DIRECTORY = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | (os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,6 @@ from indusagi.core.app_dirs import is_within, parts_below
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.core.json import JsonValue
 
 MAX_PATCH_BYTES = 16 * 1024

@@ -6,8 +6,9 @@ import codecs
 import re
 import signal
 from collections import deque
+from collections.abc import Iterable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import anyio
 from anyio import to_thread
@@ -21,10 +22,6 @@ from indusagi.capabilities.sandbox.capture import KEPT_HEAD_BYTES, KEPT_TAIL_BYT
 from indusagi.core.process.tree import ProcessTree, ResourceUsage, measure_usage, signal_group, signal_processes
 from indusagi.core.records import record
 from indusagi.runtime.contract import Keep
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 _POLL_INTERVAL_S = 0.05
 

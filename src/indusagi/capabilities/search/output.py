@@ -11,14 +11,13 @@ import os
 import re
 from base64 import b64decode
 from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from indusagi.capabilities.search.request import FileMatches, SearchLine, cut_window, path_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from indusagi.core.json import JsonObject
 
 RECORD_BYTES = 1024 * 1024

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 WINDOW_CHARS = 500
 """Longest part of a line to show, around the match."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,8 +31,6 @@ from indusagi.core.app_dirs import find_trusted_program
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from indusagi.capabilities.search.request import Search
     from indusagi.capabilities.search.walk import SearchTarget
     from indusagi.core.process.child import ChildProcess

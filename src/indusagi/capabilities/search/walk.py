@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from threading import Event, Lock
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from anyio import to_thread
 
@@ -20,10 +21,6 @@ from indusagi.capabilities.files.policy import default_protected_paths
 from indusagi.capabilities.ports import FileKind, Fs, PathRefused
 from indusagi.core.app_dirs import is_within, parts_below
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Collection, Generator, Iterator, Sequence
-
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH = 200

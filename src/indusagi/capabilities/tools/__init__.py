@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from indusagi.capabilities.tool import DefinedTool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from indusagi.capabilities.tools.bash import bash_tool as bash_tool
     from indusagi.capabilities.tools.edit import edit_tool as edit_tool
     from indusagi.capabilities.tools.edit import write_tool as write_tool

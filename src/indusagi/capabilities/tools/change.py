@@ -8,7 +8,8 @@ record its new content. The result reports the changes.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
 from anyio import CancelScope
 
@@ -22,10 +23,6 @@ from indusagi.capabilities.tools.paths import path_given, path_trouble
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.text import find_invisible_kinds
 from indusagi.runtime.contract import ToolResult
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _EDIT_TEXTS = ("oldText", "newText", "replaceAll")
 """The arguments of a single edit."""

@@ -9,6 +9,7 @@ import os
 import re
 from base64 import b64encode
 from collections import OrderedDict
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from http import HTTPStatus
@@ -41,8 +42,6 @@ from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, Keep, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
-
     from indusagi.capabilities.web.page import Format
     from indusagi.core.json import JsonObject, JsonValue
 

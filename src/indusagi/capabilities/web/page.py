@@ -12,9 +12,10 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from collections.abc import Mapping, Sequence
 from functools import partial
 from html import unescape
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from indusagi.capabilities.budget import MAX_PAGES
 from indusagi.capabilities.files.codec import shorten_words, sniff
@@ -26,10 +27,6 @@ from indusagi.core.records import record
 from indusagi.core.text import escape_invisible, format_count, remove_break_hints
 from indusagi.net.client import WebResponse, get_media_type
 from indusagi.net.policy import FetchError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 Medium: TypeAlias = Literal["html", "json", "text", "image", "binary"]
 _TYPE = re.compile(r"[a-z0-9!#$&^_.+-]{1,60}/[a-z0-9!#$&^_.+-]{1,100}")

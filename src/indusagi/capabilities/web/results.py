@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import unescape
 from importlib import import_module
@@ -26,8 +27,6 @@ from indusagi.net.policy import FetchError
 from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from indusagi.capabilities.context import ToolContext
 
 

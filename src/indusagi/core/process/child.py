@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, TYPE_CHECKING, Protocol, cast
 
@@ -36,8 +37,6 @@ from indusagi.core.process.tree import (
 from indusagi.core.tasks import BackgroundTask, run_shielded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
-
     from indusagi.core.process.tree import Activity, CpuDemand, ProcessInfo
 
 _PR_SET_PDEATHSIG = 1

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, cast
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
+from typing import cast
 
 _PIECE_BYTES = 64 * 1024
 _REST_BYTES = 1024 * 1024

@@ -24,13 +24,10 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping
 from threading import Lock
-from typing import TYPE_CHECKING
 
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 INACCESSIBLE = (FileNotFoundError, ProcessLookupError, PermissionError)
 """Raised for a process that has just ended or that this user may not inspect."""

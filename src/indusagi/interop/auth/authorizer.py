@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -23,8 +24,6 @@ from indusagi.interop.auth.token_endpoint import ProofKey
 from indusagi.runtime.calls import SubjectToken, acting_subject
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from indusagi.interop.auth.driver import AuthDriver
 
 UNAUTHORIZED = 401

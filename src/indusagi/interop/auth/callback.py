@@ -13,16 +13,13 @@ import hmac
 import html
 import re
 import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 from urllib.parse import parse_qsl, urlsplit
 
 from indusagi.interop.auth.contract import AuthFault, AuthSettings
 from indusagi.interop.auth.metadata import check_endpoint, split_address
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-
 
 CALLBACK_PATH: Final = "/callback"
 SIGN_IN_WAIT_S: Final = 300.0

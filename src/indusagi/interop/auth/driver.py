@@ -7,6 +7,7 @@ server is at one too, or if the user named the issuer. Requests with a body neve
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,6 @@ from indusagi.net.dial import system_resolver
 from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.interop.auth.contract import (
         AuthSettings,
         CredentialStore,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
@@ -27,8 +28,6 @@ from indusagi.interop.auth.token_endpoint import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from indusagi.core.json import JsonObject
     from indusagi.interop.auth.contract import RedirectReceiver
 

@@ -7,6 +7,7 @@ second.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -45,8 +46,6 @@ from indusagi.interop.auth.token_endpoint import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.core.json import JsonLike
     from indusagi.core.time import Clock
     from indusagi.interop.auth.contract import AuthMethod, AuthSettings, RedirectReceiver

@@ -13,6 +13,7 @@ import glob
 import hashlib
 import json
 import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, cast, get_args
@@ -30,8 +31,6 @@ from indusagi.interop.auth.contract import AuthFault, CredentialKey, StoredCrede
 from indusagi.interop.auth.vaults import KEY_VARIABLE, VaultKind, find_keyring, find_sealing_key
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-
     from indusagi.interop.auth.vaults import KeyringVault, SealedVault
 
 _VERSION: Final = 1

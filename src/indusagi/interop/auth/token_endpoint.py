@@ -9,6 +9,7 @@ import base64
 import hashlib
 import json
 import secrets
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, cast
 from urllib.parse import quote
 
@@ -19,8 +20,6 @@ from indusagi.interop.auth.metadata import get_origin_of
 from indusagi.interop.auth.requests import AuthIO, HttpReply, build_reply_fault
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from joserfc.jwk import DictKey, Key
 
     from indusagi.core.time import Clock

@@ -12,14 +12,12 @@ import base64
 import hashlib
 import os
 import threading
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias, TypeVar, cast
 
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.faults import describe_error
 from indusagi.interop.auth.contract import AuthFault
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -15,8 +16,6 @@ from indusagi.core.secrets import REDACTED, hide_secrets, holds_secret, is_secre
 from indusagi.interop.protocol_bridge.contract import ServerConfig, StdioServerConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from indusagi.interop.auth.contract import ServerAuth
 
 _MIN_CHARS = 4

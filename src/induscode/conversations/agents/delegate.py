@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from shutil import rmtree
@@ -38,8 +39,6 @@ from induscode.conversations.transcript import ConversationError, Transcript
 from induscode.deck.contract import DelegateReport, DelegateRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from indusagi.capabilities.context import ContextId, ToolContext
     from indusagi.runtime.contract import ToolProgress
     from induscode.conversations.agents.sub_session import ParentSession

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from indusagi.core.app_dirs import config_home, is_within, read_small_file
 from indusagi.core.faults import CoreError
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
 from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 AgentOrigin: TypeAlias = Literal["indus", "user", "project"]
 MAX_FILE_BYTES = 64 * 1024

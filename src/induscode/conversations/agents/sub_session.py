@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from time import monotonic
@@ -34,7 +35,6 @@ from induscode.deck.contract import Capability, DelegateReport, DelegateRequest,
 from induscode.permissions.plan_mode import ENTER, EXIT
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
     from indusagi.core.cancel import CancelToken

@@ -6,6 +6,7 @@ Format: https://platform.openai.com/docs/api-reference/chat/create.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -26,8 +27,6 @@ from pydantic_ai.messages import (
 from indusagi.core.json import is_json_object
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from pydantic_ai.exceptions import ModelAPIError
     from pydantic_ai.messages import ModelMessage, UserContent
     from pydantic_ai.tools import ToolDefinition

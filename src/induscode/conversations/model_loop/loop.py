@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -51,8 +52,6 @@ from induscode.search.index import FOUND
 from induscode.search.options import CALL_TOOL, SEARCH_CARDS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
     from pydantic_ai.agent import AgentRun
     from pydantic_ai.toolsets.abstract import ToolsetTool
 

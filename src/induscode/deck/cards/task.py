@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import ToolContext
@@ -21,9 +22,6 @@ from induscode.deck.contract import (
     Profile,
     capability_id,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _ALIASES = {"prompt": "objective", "subagent_type": "agent"}
 _PROPERTIES: JsonObject = {

@@ -8,6 +8,7 @@ against the pins like any other: equal definitions change nothing, drifted ones 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field
 from typing import TYPE_CHECKING
@@ -48,8 +49,6 @@ from induscode.deck.mcp.store.pins import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-
     from indusagi.core.faults import Note
     from indusagi.interop.protocol_bridge.client.handlers import Handlers
     from indusagi.interop.protocol_bridge.contract import (

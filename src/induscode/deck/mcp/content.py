@@ -7,6 +7,7 @@ https://modelcontextprotocol.io/specification/2026-07-28/extensions/apps.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias, cast
@@ -40,8 +41,6 @@ from induscode.deck.mcp.capability import BridgeCapability
 from induscode.deck.mcp.enrolment import refuse_disabled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
-
     from indusagi.capabilities.context import ToolContext
     from indusagi.interop.protocol_bridge.contract import ItemKind
     from indusagi.interop.protocol_bridge.endpoint import ServerEndpointImpl

@@ -10,6 +10,8 @@ import base64
 import binascii
 import re
 import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
@@ -21,9 +23,6 @@ from indusagi.core.text import INVISIBLE, common_start, escape_unseen, find_invi
 from induscode.deck.mcp.drift import name_item
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from collections.abc import Set as AbstractSet
-
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 import stat
 import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -27,8 +28,6 @@ from induscode.deck.stores.line_log import LineLog, read_lines
 from induscode.deck.stores.tree import FileImage, TreeEntry, put_image, put_mode, read_image, store_content
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.stores.worktree import Snapshot, TreeChange, WorktreeSnapshots
 

@@ -14,7 +14,7 @@ import shutil
 import stat
 import subprocess
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from indusagi.capabilities.sandbox.policy import find_git_directories
 from indusagi.core.app_dirs import find_trusted_program, make_private_dir, read_small_file
@@ -31,9 +31,6 @@ from induscode.deck.stores.tree import (
     read_signature,
     scan_folder,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LIMIT_S = 10.0
 """Time limit for one snapshot. The first one reads all files git converts, such as with `text=auto`."""

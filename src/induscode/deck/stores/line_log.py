@@ -8,14 +8,11 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from typing import TYPE_CHECKING, cast
+from collections.abc import Sequence
+from typing import cast
 
 from indusagi.core.ids import new_ulid
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _PRIVATE = 0o600
 

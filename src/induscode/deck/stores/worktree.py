@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from indusagi.capabilities.ports import FileKind
@@ -32,8 +33,6 @@ from induscode.deck.stores.tree import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from induscode.deck.stores.tree import Signature
 
 SnapshotMethod: TypeAlias = Literal["git", "files", "none"]

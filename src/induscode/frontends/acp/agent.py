@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import os
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -31,8 +32,6 @@ from induscode.frontends.acp.session import EditorPrompt, EditorSession, invalid
 from induscode.frontends.acp.updates import list_sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
-
     from anyio.abc import TaskGroup
 
     from indusagi.core.cancel import CancelToken

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,8 +19,6 @@ from induscode.launch.extras import require_agent
 from induscode.launch.options import flags, read_invocation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from induscode.launch.invocation import Invocation
 
 _FRAME_BYTES = 64 * 1024 * 1024

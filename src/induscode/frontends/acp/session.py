@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,8 +45,6 @@ from induscode.frontends.terminal.slash.session import load_commands
 from induscode.permissions.policy import ApprovalMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.adapters.calls import Attachment
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
     from induscode.conversations.contract import RunResult

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,6 @@ from induscode.permissions.plan_mode import ENTER, EXIT
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from indusagi.interop.protocol_bridge.rpc.connection import JsonRpcConnection
     from induscode.conversations.conversation import Conversation

@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 from collections import deque
+from collections.abc import Callable, Generator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -34,8 +35,6 @@ from induscode.frontends.terminal.screen import Screen
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, find_command, name_slash_commands, parse_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
-
     from anyio.abc import TaskGroup
 
     from indusagi.interop.protocol_bridge.fleet import FleetEvent

@@ -9,13 +9,11 @@ parts; every character ends up in exactly one part.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from indusagi.core.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 BlockKind: TypeAlias = Literal["text", "fence", "list", "table"]
 

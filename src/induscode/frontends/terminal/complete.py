@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from indusagi.core.app_dirs import is_within, make_private_dir, state_dir
 from induscode.cli.terminal import escape_unprintable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-
     from prompt_toolkit.document import Document
 
 MAX_ENTRIES = 2_000

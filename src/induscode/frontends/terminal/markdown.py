@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from io import StringIO
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -26,10 +27,6 @@ from rich.theme import Theme
 
 from induscode.cli.terminal import escape_controls
 from induscode.frontends.terminal.blocks import MarkdownBlock, wrap_to_cells
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 _TAB = 4
 _RULE_WIDTH = 40

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -23,8 +24,6 @@ from induscode.conversations.contract import RunEvent, TextDelta, ToolAdvanced, 
 from induscode.frontends.terminal.blocks import BlockSplitter, MarkdownBlock, cut_to_cells, measure_cells, wrap_to_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from induscode.conversations.conversation import Conversation
     from induscode.frontends.terminal.markdown import BlockRenderer
 

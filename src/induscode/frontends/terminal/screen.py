@@ -13,6 +13,7 @@ import fcntl
 import os
 import sys
 import termios
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -42,8 +43,6 @@ from induscode.cli.dialog import Question, Reply
 from induscode.cli.terminal import escape_controls, escape_unprintable, redirect_to_null
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from prompt_toolkit.completion import Completer
     from prompt_toolkit.history import History
     from prompt_toolkit.layout.processors import TransformationInput

@@ -9,14 +9,13 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Callable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.identity import Rights
     from induscode.gateway.page.source import GatewayPage

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from functools import lru_cache
 from importlib import import_module
@@ -29,8 +30,6 @@ from induscode.gateway.page.access import PageAccess, PageRequest, PageUser
 from induscode.gateway.page.html import PREFIX, Html, PageError, PageView, Topic, address, render, shorten_path, tag
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-
     from indusagi.interop.protocol_bridge.host.http.request import Headers, HttpRequest
     from induscode.gateway.gateway import Gateway
     from induscode.gateway.options import ServeOptions

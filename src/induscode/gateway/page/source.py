@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Lock
@@ -34,8 +35,6 @@ from induscode.servers.remedies import advise, format_server_command
 from induscode.servers.sign_in import sign_in_to_server
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from indusagi.core.json import JsonObject, JsonValue
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.provision import ToolDeck

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from induscode.deck.programs.table import PROGRAMS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from induscode.deck.programs.git import Launch
     from induscode.permissions.shell.syntax import Word
 

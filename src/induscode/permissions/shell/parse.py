@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -51,8 +52,6 @@ from induscode.permissions.shell.syntax import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from tree_sitter import Node
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import islice, pairwise, product
@@ -17,8 +18,6 @@ from typing import TYPE_CHECKING, TypeAlias
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from tree_sitter import Node, Parser
 
 # -- words --------------------------------------------------------------------------------------

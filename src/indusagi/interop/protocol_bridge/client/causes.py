@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from indusagi.core.records import record
 from indusagi.core.text import clean_text, cut_text
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _SHOWN_CHARACTERS = 300
 _FALLBACK_LINES = 3

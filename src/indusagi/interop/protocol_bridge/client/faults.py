@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, TypeGuard, cast
+from typing import TypeGuard, cast
 
 from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text, cut_text
@@ -18,9 +19,6 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
     RpcError,
     VersionMismatchError,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 _MAX_QUOTE_CHARS = 2_000
 """How much of a server's text a message quotes."""

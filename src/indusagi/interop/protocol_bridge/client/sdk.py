@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator, AsyncIterable, Generator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
@@ -44,8 +45,6 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterable, Generator
-
     from anyio.abc import TaskGroup
     from mcp.client.session import IncomingMessage, MessageHandlerFnT
 

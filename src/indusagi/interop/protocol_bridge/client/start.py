@@ -14,6 +14,7 @@ import random
 import re
 import shlex
 from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ from indusagi.interop.protocol_bridge.contract import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-
     from indusagi.core.process.tree import CpuDemand
 
 

@@ -15,6 +15,7 @@ import math
 import os
 import re
 import signal
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Literal
 
@@ -27,8 +28,6 @@ from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, FaultDetai
 from indusagi.interop.protocol_bridge.rpc.transport import BaseTransport, decode_frame, encode_frame
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
-
     from indusagi.core.json import JsonObject
     from indusagi.core.process.tree import Activity, CpuDemand
     from indusagi.interop.protocol_bridge.contract import ServerLimits, StdioServerConfig

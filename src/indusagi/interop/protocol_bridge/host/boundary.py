@@ -10,13 +10,10 @@ import asyncio
 import logging
 import os
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
 
 from indusagi.core.faults import describe_error
 from indusagi.core.text import clean_text, cut_text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
 
 _log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -29,8 +30,6 @@ from indusagi.interop.protocol_bridge.rpc.connection import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.client.tasks import TaskExchange
     from indusagi.interop.protocol_bridge.host.dispatcher import HostRequest, RequestDispatcher

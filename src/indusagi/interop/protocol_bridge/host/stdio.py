@@ -13,6 +13,7 @@ import os
 import select
 import stat
 import sys
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,6 @@ from indusagi.interop.protocol_bridge.contract import FaultDetail, ProtocolFault
 from indusagi.interop.protocol_bridge.rpc.transport import CLOSED, BaseTransport, TransportEnd, encode_frame
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable
-
     from indusagi.core.json import JsonObject
 
 _CHUNK_BYTES = 64 * 1024

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -30,8 +31,6 @@ from indusagi.interop.protocol_bridge.rpc.transport import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
-
     from indusagi.core.json import JsonObject, JsonValue
     from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig
     from indusagi.interop.protocol_bridge.rpc.transport import RequestId, Transport, TransportEnd

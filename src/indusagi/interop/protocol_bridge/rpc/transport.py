@@ -12,16 +12,13 @@ import asyncio
 import collections
 import json
 import re
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeGuard, TypeVar, cast
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeAlias, TypeGuard, TypeVar, cast
 
 from indusagi.core.json import JsonObject, JsonValue, build_object, refuse_constant
 from indusagi.core.records import record
 from indusagi.core.text import clean_json
 from indusagi.interop.protocol_bridge.contract import FaultDetail
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 T = TypeVar("T")
 RequestId: TypeAlias = int | str

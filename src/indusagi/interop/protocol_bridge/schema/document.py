@@ -9,6 +9,7 @@ follow references, look below their level or modify their arguments.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import IntEnum
 from functools import cached_property
 from itertools import islice
@@ -20,8 +21,6 @@ from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.schema.normalize import KNOWN_TYPES, find_type, has_faults, is_dict, is_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from indusagi.interop.protocol_bridge.schema.normalize import AnyObject
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from collections.abc import Iterable
+from typing import Literal, TypeAlias, cast
 
 from indusagi.core.json import JsonObject, JsonValue
 from indusagi.core.records import record
@@ -48,9 +49,6 @@ from indusagi.interop.protocol_bridge.schema.normalize import (
     is_list,
     new_object_schema,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MAX_DEPTH = 32
 """Nested levels, the root included."""

@@ -14,6 +14,7 @@ import asyncio
 import concurrent.futures
 import queue
 import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -25,8 +26,6 @@ from induscode.deck.contract import BridgeFault
 from induscode.deck.mcp.store.database import ChainEnd, ChainPart, LedgerDb, store_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from induscode.deck.mcp.store.events import Batch, PruneResult, Retention, Row, RunFacts
     from induscode.deck.mcp.store.fallback import FallbackStore
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
@@ -30,8 +31,6 @@ from induscode.deck.mcp.store.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store.events import Batch, Retention, RowOp
 

@@ -18,6 +18,7 @@ import json
 import os
 import sqlite3
 import stat
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeVar
@@ -43,8 +44,6 @@ from induscode.deck.mcp.store.events import Batch, Event, content_address, docum
 from induscode.deck.mcp.store.verify import find_damage, find_end_damage, find_schema_damage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
     from induscode.deck.mcp.store.events import PruneResult, Retention, Row
 
 

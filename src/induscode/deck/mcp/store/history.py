@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
@@ -23,8 +24,6 @@ from induscode.deck.mcp.store.events import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.runtime.contract import ToolDescriptor
     from induscode.deck.mcp.store import LedgerStore
     from induscode.deck.mcp.store.events import Row

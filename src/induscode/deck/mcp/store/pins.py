@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -30,8 +31,6 @@ from induscode.deck.mcp.store.journal import LATE, LISTED, Journal, build_tool_f
 from induscode.servers.config.trust import server_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-
     from indusagi.core.faults import Note
     from induscode.deck.mcp.store import LedgerStore
 

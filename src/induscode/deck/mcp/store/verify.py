@@ -7,8 +7,8 @@ changes that don't try to forge the chain.
 from __future__ import annotations
 
 import json
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from induscode.deck.mcp.store.database import ChainEnd, DamagedStoreError, LedgerDb, parse_facts
 from induscode.deck.mcp.store.events import (
@@ -18,10 +18,6 @@ from induscode.deck.mcp.store.events import (
     filter_texts,
     find_withheld,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
-
 
 _MAX_PROBLEMS = 20
 """Problems to list; further ones are only counted."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,8 +14,6 @@ from indusagi.core.text import escape_unseen
 from induscode.cli.dialog import Choice, Question, Reply
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from induscode.conversations.conversation import Conversation
     from induscode.launch.invocation import Invocation
 

@@ -7,6 +7,7 @@ is asked again.
 from __future__ import annotations
 
 import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -38,8 +39,6 @@ from induscode.servers.remedies import advise
 from induscode.servers.sign_in import PersonPrompt, read_sign_in, sign_in_to_server, sign_out_of_server
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
-
     from induscode.frontends.terminal.slash import SlashHost
     from induscode.servers.config.rows import ServerRow
     from induscode.servers.plan import ServerPlan

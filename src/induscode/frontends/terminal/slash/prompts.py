@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from induscode.deck.mcp.content import ContentRefused, find_text
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm, split_words
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
     from induscode.conversations.conversation import Conversation
     from induscode.deck.mcp.capability import BridgeCapability
 

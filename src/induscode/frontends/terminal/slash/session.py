@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -33,8 +34,6 @@ from induscode.frontends.terminal.slash.tools import ADDONS, PERMISSIONS, TOOLS
 from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from induscode.conversations.rewind import RewindPoint, RewindPreview, RewindScope
 
 

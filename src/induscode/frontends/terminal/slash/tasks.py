@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
@@ -18,8 +19,6 @@ from induscode.deck.cards.task import describe_work, format_report
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.capabilities.jobs.job import Job
 
 _LINES = 40

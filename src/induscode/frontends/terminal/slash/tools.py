@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from induscode.permissions.check import Permissions
 
 _SAVE = "--save"

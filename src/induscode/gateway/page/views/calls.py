@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -42,8 +43,6 @@ from induscode.gateway.page.html import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from induscode.calls.database import CallDatabase, Payload
     from induscode.gateway.page.access import PageRequest
 

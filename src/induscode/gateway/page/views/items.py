@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from anyio import to_thread
@@ -36,8 +37,6 @@ from induscode.gateway.page.html import (
 from induscode.search.options import estimate_definition
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from indusagi.interop.protocol_bridge.contract import ItemKind
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.gateway.page.access import PageRequest

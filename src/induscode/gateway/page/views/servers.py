@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast, get_args
 
 from anyio import to_thread
@@ -35,8 +36,6 @@ from induscode.gateway.page.html import (
 from induscode.gateway.page.source import ServerAction, ServerSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from induscode.gateway.page.access import PageRequest
 
 _HEADS = ("Server", "State", "Via", "Tools", "Tokens", "Answer", "Last hour", "Restarts", "Actions")

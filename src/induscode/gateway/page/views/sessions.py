@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from anyio import to_thread
@@ -41,8 +42,6 @@ from induscode.gateway.page.html import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from induscode.gateway.page.access import PageRequest
 
 _MAX_CONVERSATIONS = 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, time, timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -28,8 +29,6 @@ from induscode.gateway.page.html import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.core.json import JsonObject
     from induscode.deck.mcp.store.events import Row, RunFacts
     from induscode.gateway.page.access import PageRequest

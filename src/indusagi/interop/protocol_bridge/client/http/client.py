@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from email.message import Message
 from http import HTTPStatus
@@ -39,7 +40,6 @@ from indusagi.net.dial import BodyEndedEarly, HttpAnswer, Network, find_proxy, o
 from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
     from http.client import HTTPResponse
 
     from anyio.abc import TaskGroup

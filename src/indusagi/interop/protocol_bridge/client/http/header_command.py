@@ -11,16 +11,12 @@ import asyncio
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from indusagi.core.json import is_json_object
 from indusagi.core.process.child import ChildProcess
 from indusagi.interop.auth.contract import AuthFault, Refusal
 from indusagi.interop.protocol_bridge.client.stdio import child_environment
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 _MAX_OUTPUT_BYTES = 64 * 1024
 # RFC 9110 §5.1 (field names are tokens), §5.5 (field values)

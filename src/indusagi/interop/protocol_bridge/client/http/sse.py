@@ -6,6 +6,7 @@ https://modelcontextprotocol.io/specification/2024-11-05/basic/transports#http-w
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -31,8 +32,6 @@ from indusagi.net.client import EventParser, ServerEvent
 from indusagi.net.policy import FetchError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from anyio.abc import TaskGroup
 
     from indusagi.interop.protocol_bridge.contract import ServerLimits, SseServerConfig, StreamableHttpServerConfig

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -44,8 +45,6 @@ from indusagi.net.client import EventParser, ServerEvent
 from indusagi.runtime.calls import SubjectToken, acting_subject
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from anyio.abc import TaskGroup
 
     from indusagi.interop.protocol_bridge.client.session import ClientSession

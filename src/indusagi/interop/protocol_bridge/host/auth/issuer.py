@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import quote_plus, urlencode, urlsplit
 
@@ -20,8 +21,6 @@ from indusagi.interop.protocol_bridge.host.auth.resource import ALGORITHMS, Issu
 from indusagi.net.policy import FetchError, HttpPolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from joserfc.jwk import Key
 
     from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ResourceSettings

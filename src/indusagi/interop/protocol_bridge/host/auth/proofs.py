@@ -12,6 +12,7 @@ import hmac
 import re
 import secrets
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
@@ -21,8 +22,6 @@ from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.host.auth.resource import ALGORITHMS, TokenRefusal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from joserfc.jwk import Key
 
 

@@ -7,6 +7,7 @@ can be switched off.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from importlib import import_module
@@ -26,8 +27,6 @@ from indusagi.interop.protocol_bridge.host.http.settings import (
 from indusagi.interop.protocol_bridge.rpc.transport import decode_frame_verbatim
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
-
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
     from indusagi.interop.protocol_bridge.host.http.settings import FindSchema, FindTarget, NewSession
 

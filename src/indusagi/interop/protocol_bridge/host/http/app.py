@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -44,8 +45,6 @@ from indusagi.interop.protocol_bridge.rpc.mcp_headers import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from indusagi.interop.protocol_bridge.host.http.quota import Place, Quota
     from indusagi.interop.protocol_bridge.host.http.request import HttpRequest
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess

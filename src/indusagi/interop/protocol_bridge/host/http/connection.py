@@ -14,6 +14,7 @@ import asyncio
 import http
 import math
 import select
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache, wraps
 from time import asctime, gmtime
@@ -25,8 +26,6 @@ from indusagi.interop.protocol_bridge.host.boundary import log_failure
 from indusagi.interop.protocol_bridge.host.http.request import HEAD_BYTES, HttpRefusal, HttpRequest, check_head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from indusagi.interop.protocol_bridge.host.http.app import HostApp
     from indusagi.interop.protocol_bridge.host.http.quota import Quota
     from indusagi.interop.protocol_bridge.host.http.request import Headers

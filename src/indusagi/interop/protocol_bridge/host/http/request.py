@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import unquote
@@ -18,13 +19,10 @@ from indusagi.interop.protocol_bridge.rpc.transport import RequestId, encode_fra
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Mapping, Sequence
 
     import h11
 
     Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
-
-    from collections.abc import AsyncGenerator
 
 
 JSON = "application/json"

@@ -8,6 +8,7 @@ import os
 import resource
 import select
 import socket
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -22,8 +23,6 @@ from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal
 from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy, build_url
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
     from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
     from indusagi.interop.protocol_bridge.host.dispatcher import Reader
     from indusagi.interop.protocol_bridge.host.http.resource_access import ResourceAccess
