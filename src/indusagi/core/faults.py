@@ -24,6 +24,7 @@ CoreError                  anything of ours that a caller may want to catch
 ├── SearchUnavailableError  a search that this Python cannot do
 ├── EngineUnavailable      an interpreter of `run_code` that cannot be used here
 ├── RegistryError          an MCP registry that does not answer, or an entry of it that cannot be used
+├── PackageError           a package of npm or PyPI that can't be found
 ├── WeightsError           weights that are absent or can't be used
 ├── AgentFileError         a file of an agent that cannot be used
 ├── AddonError             an addon that cannot be used as it is
