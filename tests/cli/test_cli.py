@@ -111,7 +111,7 @@ def test_the_module_is_the_command() -> None:
         (["--frobnicate"], "No such option '--frobnicate'. See"),
         (["--vers"], "No such option '--vers'. Did you mean '--version'? See"),
         (["-x"], "No such option '-x'. See"),
-        (["stray"], "There is no command 'stray'. See"),
+        (["no-command"], "There is no command 'no-command'. See"),
         (["--cwd"], "Option '--cwd' requires an argument. See"),
         (["--cwd", "nowhere"], "'--cwd': 'nowhere': No such file or directory. See"),
         (["--cwd", "file"], "'--cwd': 'file': Not a directory. See"),

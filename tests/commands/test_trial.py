@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 OFF = ("--sandbox", "off")
+WRITES_FIRST = (
+    "import os, runpy, sys; open(os.path.expanduser('~/mark'), 'w').close(); open('here', 'w').close(); "
+    "runpy.run_path(sys.argv[1], run_name='__main__')"
+)
 FAULT = [*PYTHON, str(SERVERS / "fault.py")]
 
 
@@ -43,8 +47,8 @@ def attempt(tmp_path: Path) -> Callable[..., Any]:
 def test_a_server_is_listed_reviewed_and_called_and_leaves_nothing(attempt: Callable[..., Any], tmp_path: Path) -> None:
     skip_without("bubblewrap")
     calls = ("--call", "echo text='two words'", "--call", 'add {"a": 1, "b": 2}')
-    script = f"echo x >~/mark; echo x >here; exec {shlex.join(HONEST)}"
-    done = attempt(*calls, "--", "sh", "-c", script)
+    # The interpreter is the command: a sandbox shows it wherever this clone lies.
+    done = attempt(*calls, "--", *PYTHON, "-c", WRITES_FIRST, HONEST[-1])
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0].startswith("honest-py: honest 1.0, protocol ")

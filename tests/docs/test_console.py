@@ -13,8 +13,10 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -115,14 +117,23 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         path.write_text(text, encoding="utf-8")
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir()
-    programs = {"npx": shlex.join(HONEST), "git": "echo diff", "indus": f'{shlex.quote(command())} "$@"'}
+    for name in ("honest.py", "peer.py"):  # a sandbox shows what's next to a program
+        shutil.copy(SERVERS / name, bin_folder)
+    programs = {
+        "npx": shlex.join([*PYTHON, str(bin_folder / "honest.py")]),
+        "git": "echo diff",
+        "indus": f'{shlex.quote(command())} "$@"',
+    }
     for name, line in programs.items():
         (bin_folder / name).write_text(f"#!/bin/sh\nexec {line}\n", encoding="utf-8")
         (bin_folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.environ['PATH']}")
-    server = {"github": {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "issues.py")]}}
-    configured(user_file(), server)
-    configured(project / "servers.json", server)
+    # For `indus try`: a sandbox shows the runtimes that variables name, wherever this clone and its interpreter lie.
+    monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
+    monkeypatch.setenv("PYENV_ROOT", sys.base_prefix)
+    servers = {"github": {"command": PYTHON[0], "args": [*PYTHON[1:], str(SERVERS / "issues.py")]}}
+    configured(user_file(), servers)
+    configured(project / "servers.json", servers)
     (user_file().parents[2] / ".codex").mkdir()
     settings = user_file().parent.parent / "indus" / "settings.json"
     settings.parent.mkdir(parents=True)

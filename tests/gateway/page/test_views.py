@@ -85,9 +85,12 @@ class Source:
         mcp = SimpleNamespace(
             ledger=SimpleNamespace(live_items=self.live_items),
             enrolment=enrolment, journal=journal, capabilities=found, status_of={"lib": True}.get,
-            fleet=SimpleNamespace(read_log=self.read_log),
+            fleet=SimpleNamespace(read_log=self.read_log), allow=self.allow,
         )  # fmt: skip
         return SimpleNamespace(mcp=mcp, store=self.store, invocation=SimpleNamespace(cwd="/work/here"))
+
+    async def allow(self, drift: Drift) -> None:
+        self.done.append(("allow", drift.ref))
 
     def record(self, *facts: str) -> None:
         self.done.append(facts)
@@ -389,7 +392,7 @@ async def test_changes_of_definitions_are_shown_and_decided() -> None:
         for action in ("approve", "refuse")
     ]
     refused = ("drift", "lib", "look", "refused by a person: routing change of description")
-    assert source.done == [(ref, changed.digest), refused]
+    assert source.done == [("allow", ref), (ref, changed.digest), refused]
     check_page("drift", *pages, await servers.show_drifts(ask(Source())))
 
 
