@@ -106,6 +106,14 @@ def test_metadata_of_another_resource_is_refused(resource: object) -> None:
     assert issuer.authorized == []
 
 
+@pytest.mark.parametrize("server", ["http://mcp.example/mcp", "http://10.0.0.1/mcp", "http://localhost.evil/mcp"])
+def test_nobody_signs_in_to_a_server_that_is_not_encrypted(server: str) -> None:
+    issuer = MemoryIssuer()
+    with pytest.raises(AuthFault, match="no https address"):
+        play(sign_in(issuer, SignInRequest(server_url=server, settings=AuthSettings(), clock=CLOCK)))
+    assert issuer.requests == []
+
+
 def test_the_resource_is_sent_as_the_server_publishes_it() -> None:
     issuer = MemoryIssuer(resource={"resource": "https://mcp.example"})
     assert sign_in_with(issuer).endpoints.indicator == "https://mcp.example"
@@ -286,6 +294,28 @@ def test_another_issuer_never_sees_the_registration_of_the_first() -> None:
     assert len(other.registered) == 1
     assert first.registration.client_id.encode() not in b"".join(step.body or b"" for step in other.requests[:-1])
     assert issuer.rows[first.key] == first
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        AuthSettings(grant="client_credentials", client_id="me", client_secret="s3cret"),
+        AuthSettings(grant="jwt_bearer", client_id="me", assertion="s3cret"),
+        AuthSettings(client_id="me", client_secret="s3cret"),
+    ],
+    ids=lambda own: own.grant,
+)
+def test_another_issuer_never_sees_the_credentials_of_the_user(own: AuthSettings) -> None:
+    first = MemoryIssuer()
+    stored = sign_in_with(first, own)
+    moved = MemoryIssuer(issuer="https://evil.example", memory=first.memory)
+    again = SignInRequest(server_url=SERVER, settings=own, clock=CLOCK, previous_issuer=stored.key.issuer)
+    with pytest.raises(AuthFault, match="set `issuer`"):
+        play(sign_in(moved, again))
+    assert all(step.body is None for step in moved.requests), "nothing but metadata was asked for"
+    assert moved.authorized == []
+    named = replace(own, issuer="https://evil.example")
+    assert play(sign_in(moved, replace(again, settings=named))).key.issuer == "https://evil.example"
 
 
 def test_an_issuer_that_registers_no_clients_names_the_remedy() -> None:

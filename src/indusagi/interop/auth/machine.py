@@ -76,10 +76,13 @@ async def sign_in(io: AuthIO, request: SignInRequest) -> StoredCredentials:
         AuthFault: A step failed. A new registration is kept for the next try.
     """
     settings = request.settings
+    # A token is for the server: it must not cross the network unencrypted (RFC 6750 §5.3).
+    check_endpoint(request.server_url, "address", get_origin_of(request.server_url))
     if request.issuer is not None:
         found = Discovery(issuer=request.issuer)
     else:
         found = await discover(io, request.server_url, settings, request.challenge, request.previous_issuer)
+        _check_issuer(found.issuer.issuer, settings, request.previous_issuer)
     key = CredentialKey(found.issuer.issuer, canonical_resource(request.server_url), settings.client_id)
     stored = await io.store.find(key)
     scopes = select_scopes(request, found, stored)
@@ -126,6 +129,14 @@ async def sign_in(io: AuthIO, request: SignInRequest) -> StoredCredentials:
         signed_in = replace(base, tokens=grant.tokens, account=grant.account)
         await io.store.save(signed_in)
         return signed_in
+
+
+def _check_issuer(issuer: str, settings: AuthSettings, previous: str) -> None:
+    """Refuse to show the user's own credentials to another issuer than before: the server alone has named it."""
+    has_own = settings.client_secret or settings.private_key or settings.assertion or settings.identity_provider
+    if has_own and previous not in {"", issuer} and not (settings.issuer or settings.metadata_url):
+        problem = f"the server named {previous} before, and your credentials are for that one"
+        raise AuthFault(f"{issuer}: {problem}; if that has changed, set `issuer` in `auth`")
 
 
 async def _run(

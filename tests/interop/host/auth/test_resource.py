@@ -24,6 +24,7 @@ from indusagi.interop.protocol_bridge.contract import StdioServerConfig
 from indusagi.interop.protocol_bridge.host.auth.resource import IntrospectionClient, ProtectedResource, ResourceSettings
 from indusagi.interop.protocol_bridge.host.http.settings import build_access_policy
 from indusagi.interop.protocol_bridge.relay import create_relay_host
+from indusagi.interop.protocol_bridge.rpc.mcp_headers import LEGACY_VERSIONS
 
 CLIENT = ec_key("client")
 ASKING = IntrospectionClient(client_id="indus host", client_secret="s:ecret")
@@ -224,6 +225,20 @@ async def test_a_scope_allows_exactly_this(scope: str, allowed: set[str]) -> Non
         assert {name for name, status in statuses.items() if status == 200} == allowed
         assert set(statuses.values()) <= {200, 403}
         assert await open_session(resource, token)
+
+
+@pytest.mark.parametrize("version", [*LEGACY_VERSIONS, None])
+async def test_a_scope_holds_in_every_revision(version: str | None) -> None:
+    async with protected() as resource:
+        token = resource.mint(scope="indus:call:beta indus:list")
+        session = await open_session(resource, token)
+        known = {"accept": "application/json", "authorization": f"Bearer {token}", "mcp-session-id": session}
+        if version is not None:
+            known["mcp-protocol-version"] = version
+        for name, status in (("echo", 403), ("media", 200)):
+            body = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": name}}
+            assert (await resource.client.post(resource.url, json=body, headers=known)).status_code == status
+        assert resource.bench.seen["echo"] == 0
 
 
 async def test_a_relay_calls_with_the_scope_of_its_server() -> None:
