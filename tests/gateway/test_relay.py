@@ -70,7 +70,7 @@ def test_trust_applies(tmp_path: Path) -> None:
 
 def test_a_variable_without_a_value_is_told(tmp_path: Path) -> None:
     configured(user_file(), {"open": {"command": "x", "args": ["${NOT_SET_HERE}"]}})
-    one_line(run("serve", "--transparent", "open", cwd=tmp_path), "no value", code=3)
+    one_line(run("serve", "--transparent", "open", cwd=tmp_path), "the variable NOT_SET_HERE is not set", code=3)
 
 
 def test_below_the_same_server_it_refuses_to_begin_again(tmp_path: Path) -> None:

@@ -120,13 +120,11 @@ def test_finding_1a1_without_a_terminal_and_a_prompt_nothing_is_opened(capsys: p
     ("words", "said"),
     [
         (["--transparent", "a", "--allow", "x"], "--transparent and --allow can't be used"),
-        (["--transparent", "a", "--sandbox", "off"], "--transparent and --sandbox can't be used"),
         (["--transparent", "a", "--approval", "all"], "--transparent and --approval can't be used"),
         (["--transparent", "a", "--tools", "read"], "--transparent and --tools can't be used"),
         (["--transparent", "a", "--no-mcp"], "--transparent and --no-mcp can't be used"),
         (["--transparent", "a", "--name", "b"], "--transparent and --name can't be used"),
         (["--profile", "none", "--tools", "read"], "--tools requires native"),
-        (["--profile", "none", "--sandbox", "off"], "--sandbox requires native"),
     ],
 )
 def test_finding_1a1_serve_refuses_flags_without_an_effect(

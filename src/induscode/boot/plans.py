@@ -25,6 +25,7 @@ from induscode.core.consent import ConsentState, digest_facts
 from induscode.deck.contract import BackendFault, BridgeFault, UnknownCapability
 from induscode.deck.mcp.lock import LOCK_NAME, build_empty_entries, read_lock
 from induscode.launch.invocation import Invocation
+from induscode.launch.settings import SANDBOX
 from induscode.servers.config import (
     DiscoveredConfig,
     UnusableFileError,
@@ -37,7 +38,7 @@ from induscode.servers.config import (
 )
 from induscode.servers.config.rows import Scope, ServerRow
 from induscode.servers.config.trust import TrustStore, consent_facts
-from induscode.servers.plan import ServerPlan, list_run_files
+from induscode.servers.plan import ServerPlan, has_no_sandbox, list_run_files
 from induscode.servers.remedies import format_command, format_server_command
 
 if TYPE_CHECKING:
@@ -100,9 +101,19 @@ def plan_servers(
     }
     approved = [server for server, state in stored.items() if state == "trusted"]
     trusted = [row for row in found.rows if consent[row.id] == "trusted"]
+    requires_sandbox = invocation.sandbox == "required"
+    bare = [row for row in trusted if requires_sandbox and has_no_sandbox(row.config)]
     # Don't expand rows without consent: a variable may hold a secret.
-    configs, missing = resolve_rows(trusted, os.environ)
-    refused: list[Note] = []
+    configs, missing = resolve_rows([row for row in trusted if row not in bare], os.environ)
+    refused = [
+        Note(
+            f"server {row.id!r} of {row.origin}",
+            f"not started: it has no sandbox, and {_name_origin(invocation)} requires one",
+            'put "sandbox": "standard" into its row, or what this finds: '
+            f"{format_server_command('doctor', row.id)} --sandbox",
+        )
+        for row in bare
+    ]
     for row in found.rows:
         if row not in trusted:
             changed = consent[row.id] == "changed"
@@ -112,7 +123,13 @@ def plan_servers(
     locked, unread = _read_locked_definitions(invocation.cwd, found.rows)
     notes = (*found.notes, *missing, *refused, *unread)
     configured = tuple(row.id for row in found.rows)
-    return ServerPlan(found.rows, configs, consent, notes, locked, configured, approved)
+    return ServerPlan(found.rows, configs, consent, notes, locked, configured, approved, requires_sandbox)
+
+
+def _name_origin(invocation: Invocation) -> str:
+    """Name what requires a sandbox: the flag, or the settings file."""
+    origin = invocation.settings.origin(SANDBOX)
+    return "--sandbox required" if origin in {"default", f"flag {SANDBOX.flag}"} else f"the setting of {origin}"
 
 
 def is_in_workspace(row: ServerRow, workspace: str) -> bool:

@@ -117,7 +117,7 @@ def redirect_to_null(descriptor: int) -> None:
 
 STATE_STYLES: Mapping[str, str] = {
     **dict.fromkeys(("ready", "known", "asked", "built in", "enroll"), "green"),
-    **dict.fromkeys(("disabled", "untrusted", "changed", "unresolved", "retire"), "yellow"),
+    **dict.fromkeys(("disabled", "untrusted", "changed", "unsandboxed", "unresolved", "retire"), "yellow"),
     **dict.fromkeys(("faulted", "fault", "quarantine"), "red"),
     **dict.fromkeys(("unseen", "unchecked"), "dim"),
 }

@@ -119,7 +119,8 @@ def command(
     if line is not None or url is not None or headers:
         from induscode.servers.plan import plan_ad_hoc_server  # noqa: PLC0415 — for these options
 
-        call.plan = plan_ad_hoc_server(context, line, url, headers)
+        sandbox = "standard" if invocation.sandbox == "required" else None
+        call.plan = plan_ad_hoc_server(context, line, url, headers, sandbox)
         call.ad_hoc = call.plan.rows[0]
         call.tool = f"{call.ad_hoc.id}__{tool}"
     else:

@@ -310,7 +310,7 @@ def _check_entry_flags(context: click.Context) -> None:
 
 _UNUSED_BY_RELAY = (
     "page", "schemas", "view", "names", "tasks", "search", "always_list", "profile", "tools", "no_mcp", "no_addons",
-    "allow", "approval", "sandbox", "web_allow", "model", "base_url", "code",
+    "allow", "approval", "web_allow", "model", "base_url", "code",
 )  # fmt: skip
 """Flags without effect on a relay."""
 
@@ -330,7 +330,7 @@ def _refuse_unused(context: click.Context) -> None:
         _refuse_flags(context, ("model", "base_url"), "requires --profile all, which has sub-agents")
     if profile == "none":
         message = "requires native tools: --profile none has none"
-        _refuse_flags(context, ("tools", "sandbox", "web_allow"), message)
+        _refuse_flags(context, ("tools", "web_allow"), message)
 
 
 def _refuse_flags(context: click.Context, keys: Sequence[str], message: str) -> None:

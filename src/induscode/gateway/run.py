@@ -281,7 +281,8 @@ def _run_relay(plan: ServerPlan, name: str, options: ServeOptions, above: Sequen
         raise click.UsageError(str(left_out[0]))
     state = plan.state_of(find_row(plan, name))
     if state != "startable":
-        print_status(f"server {name!r} is not started: {STATE_REMEDIES[state].format(name)}")
+        reasons = (str(note) for note in left_out if note.message.startswith("not started"))
+        print_status(next(reasons, f"server {name!r} is not started: {STATE_REMEDIES[state].format(name)}"))
         return int(ExitCode.SERVER_MISSING)
     auth = getattr(plan.configs[name], "auth", None)
     if auth is not None and auth.settings.grant == "token_exchange":

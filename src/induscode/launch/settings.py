@@ -147,7 +147,7 @@ SEARCH_SEARXNG_URL: Setting[str | None] = Setting(
 )
 SANDBOX = Setting(
     "sandbox",
-    "Whether commands run in a sandbox.",
+    "Whether commands run in a sandbox; with required, a server without one doesn't start either.",
     "auto",
     _choice("auto", "required", "off"),
     tighten=lambda user, project: "required" if project == "required" else user,

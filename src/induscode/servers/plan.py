@@ -20,7 +20,13 @@ from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import JsonObject, is_json_object
 from indusagi.core.records import record
-from indusagi.interop.protocol_bridge.contract import QUALIFIER, RemoteToolRef, ServerConfig, StdioServerConfig
+from indusagi.interop.protocol_bridge.contract import (
+    CLUSTER_PREFIX,
+    QUALIFIER,
+    RemoteToolRef,
+    ServerConfig,
+    StdioServerConfig,
+)
 from induscode.cli.output import build_unknown_name
 from induscode.cli.terminal import print_status
 from induscode.core.consent import ConsentState, digest_facts
@@ -35,8 +41,8 @@ if TYPE_CHECKING:
     from induscode.launch.invocation import Invocation
 
 
-RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unresolved"]
-"""Ready to start, without consent, changed since consent, or with an unset variable."""
+RowState: TypeAlias = Literal["startable", "untrusted", "changed", "unsandboxed", "unresolved"]
+"""Ready to start, without consent, changed since consent, without a required sandbox, or with an unset variable."""
 
 
 @record
@@ -54,6 +60,8 @@ class ServerPlan:
     """The ids of all configured servers in order, even ones outside the plan: tool names depend on them."""
     approved: Collection[str] = ()
     """Ids of rows the user has approved exactly as they are. Other rows can be trusted because of their file."""
+    requires_sandbox: bool = False
+    """Whether a server only starts if its row names a sandbox."""
 
     @classmethod
     def from_configs(cls, configs: Iterable[ServerConfig]) -> ServerPlan:
@@ -84,7 +92,9 @@ class ServerPlan:
         consent = self.consent.get(row.id, "unknown")
         if consent != "trusted":
             return "changed" if consent == "changed" else "untrusted"
-        return "startable" if row.id in self.configs else "unresolved"
+        if row.id in self.configs:
+            return "startable"
+        return "unsandboxed" if self.requires_sandbox and has_no_sandbox(row.config) else "unresolved"
 
     def narrow(self, servers: Collection[str]) -> ServerPlan:
         """Return the plan for just these servers, without notes about others."""
@@ -95,6 +105,13 @@ class ServerPlan:
             configs={server: config for server, config in self.configs.items() if server in servers},
             notes=tuple(note for note in self.notes if not note.owner.startswith(others)),
         )
+
+
+def has_no_sandbox(config: ServerConfig) -> bool:
+    """Return whether a server is a process of this machine that no sandbox holds."""
+    if not isinstance(config, StdioServerConfig) or config.command.startswith(CLUSTER_PREFIX):
+        return False
+    return config.sandbox is None
 
 
 def digest_place(file: str, server: str) -> str:
@@ -108,6 +125,8 @@ def digest_place(file: str, server: str) -> str:
 STATE_REMEDIES = {
     "untrusted": "it needs your consent: indus mcp trust {}",
     "changed": "it has changed since you consented to it: indus mcp trust {}",
+    "unsandboxed": "it has no sandbox, and one is required: "
+    'put "sandbox": "standard" into its row, or what this finds: indus mcp doctor {} --sandbox',
     "unresolved": "one of its variables has no value",
 }
 """Why a configured server doesn't start, with the command that helps. `{}` is its name."""
@@ -368,7 +387,9 @@ def suggest_name(target: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", os.path.basename(base.rstrip("/")))[:24].strip("-") or "server"
 
 
-def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None, headers: Sequence[str]) -> ServerPlan:
+def plan_ad_hoc_server(
+    context: click.Context, line: str | None, url: str | None, headers: Sequence[str], sandbox: str | None = None
+) -> ServerPlan:
     """Plan one unconfigured server: the command of `--stdio`, or the address of `--url`.
 
     Typing it implies consent. Its id includes a digest of the command or address, so the ledger recognizes it later.
@@ -384,7 +405,7 @@ def plan_ad_hoc_server(context: click.Context, line: str | None, url: str | None
         raise click.UsageError(f"--stdio: {exc}", context) from exc
     if not target:
         raise click.UsageError("--stdio takes the command that starts the server", context)
-    fields = build_fields(target, headers=headers)
+    fields = build_fields(target, headers=headers) | ({"sandbox": sandbox} if sandbox and line is not None else {})
     digest = hashlib.sha256("\0".join(target).encode("utf-8", "replace")).hexdigest()
     server = f"{suggest_name(target)}-{digest[:_DIGEST_LETTERS]}"
     row = parse_server_row(server, fields, os.path.abspath("."), "user")

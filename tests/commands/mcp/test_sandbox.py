@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,40 @@ def test_a_sandbox_that_is_not_understood_keeps_the_server_from_starting(tmp_pat
     listed = run("mcp", "list", "--json", cwd=tmp_path)
     assert {one["name"] for one in json.loads(listed.stdout)["servers"] if one["phase"] == "ready"} == {"b"}
     assert "the hosts of its sandbox must be a list of strings" in listed.stderr
+
+
+def test_a_required_sandbox_keeps_servers_without_one_from_starting(tmp_path: Path) -> None:
+    configured(user_file(), {"bare": row(), "held": row(sandbox="strict"), "far": {"url": "http://127.0.0.1:9/mcp"}})
+    settings = tmp_path / ".indusvx" / "settings.json"
+    settings.parent.mkdir()
+    settings.write_text('{"sandbox": "required"}')
+    listed = told("mcp", "list", "--no-check", "--json", cwd=tmp_path)["servers"]
+    assert {one["name"]: one["phase"] for one in listed} == {
+        "bare": "unsandboxed", "held": "unchecked", "far": "unchecked",
+    }  # fmt: skip
+    why = f"server 'bare' of {user_file()}: not started: it has no sandbox, and"
+    remedy = (
+        'requires one (put "sandbox": "standard" into its row, or what this finds: indus mcp doctor bare --sandbox)'
+    )
+    called = run("call", "bare__echo", "text=x", cwd=tmp_path)
+    assert f"{why} the setting of project {settings} {remedy}" in called.stderr
+    settings.unlink()
+    served = run("serve", "--transparent", "bare", "--sandbox", "required", cwd=tmp_path)
+    assert served.stderr == f"indus: {why} --sandbox required {remedy}\n"
+    assert served.returncode != 0
+    settings.write_text('{"sandbox": "required"}')
+    examined = run("mcp", "doctor", "bare", cwd=tmp_path)
+    assert (examined.returncode, 'Fix: put "sandbox": "standard" into its row' in examined.stdout) == (1, True)
+
+
+def test_a_command_typed_for_one_call_gets_a_sandbox_where_one_is_required(tmp_path: Path) -> None:
+    skip_without("bubblewrap")
+    settings = tmp_path / ".indusvx" / "settings.json"
+    settings.parent.mkdir()
+    settings.write_text('{"sandbox": "required"}')
+    called = run("call", "--stdio", shlex.join(HONEST), "echo", "text=x", cwd=tmp_path)
+    assert (called.returncode, called.stdout) == (0, "x\n"), called.stderr
+    assert [*(Path(os.environ["HOME"]) / ".local/state/indus/servers").iterdir()]
 
 
 def test_doctor_compares_the_profiles(tmp_path: Path) -> None:

@@ -38,7 +38,14 @@ from induscode.deck.mcp.content import CONTENT_KINDS
 from induscode.deck.mcp.drift import DisabledTool, command_line
 from induscode.deck.mcp.store.pins import find_started_before, read_pins
 from induscode.launch.options import flags, read_invocation
-from induscode.servers.plan import build_reference_facts, find_row, format_url, list_secret_warnings, name_transport
+from induscode.servers.plan import (
+    STATE_REMEDIES,
+    build_reference_facts,
+    find_row,
+    format_url,
+    list_secret_warnings,
+    name_transport,
+)
 from induscode.servers.remedies import advise, format_server_command
 
 if TYPE_CHECKING:
@@ -220,6 +227,8 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
         findings.remedy = f"look at it and consent to it: indus mcp trust {row.id}"
         findings.references = build_reference_facts(row)
         findings.warnings = list_secret_warnings(row)
+    elif state == "unsandboxed":
+        findings.fault, _, findings.remedy = STATE_REMEDIES[state].format(row.id).partition(": ")
     elif state == "unresolved":
         owner = f"server {row.id!r}"
         findings.fault = "; ".join(note.message for note in plan.notes if note.owner.startswith(owner))

@@ -60,7 +60,7 @@ class ServerSummary:
     name: str
     transport: str
     state: str
-    """Its phase, or the reason it isn't started: `untrusted`, `changed`, `unresolved`."""
+    """Its phase, or the reason it isn't started: `untrusted`, `changed`, `unsandboxed`, `unresolved`."""
     scope: str
     file: str
     tools: int
@@ -215,7 +215,7 @@ class GatewayPage:
         )
         if state != "startable" or status is None:
             message, _, remedy = STATE_REMEDIES.get(state, "").format(row.id).partition(": ")
-            remedy = name_trust_command(row) if remedy else ""
+            remedy = name_trust_command(row) if state in {"untrusted", "changed"} else remedy
             warnings = (f"WARNING: {warning}" for warning in list_secret_warnings(row))
             actions: tuple[ServerAction, ...] = ("trust",) if state in {"untrusted", "changed"} else ()
             return replace(facts, message=". ".join([message, *warnings]), remedy=remedy, actions=actions)

@@ -110,7 +110,7 @@ def _build_actions(page: PageRequest, server: ServerSummary) -> Html | None:
 
 def _explain(server: ServerSummary) -> Html:
     remedy = tag("p", "Fix: ", tag("code", server.remedy)) if server.remedy else None
-    waits = server.state in {"untrusted", "changed", "unresolved"}
+    waits = server.state in {"untrusted", "changed", "unsandboxed", "unresolved"}
     return tag(
         "article",
         tag("h2", server.name, " ", show_state(server.state)),
