@@ -119,6 +119,11 @@ class Installation:
         return build_consent(subject, [name, self.fields], lines, self.warnings)
 
 
+def is_movable(package: str) -> bool:
+    """Return whether a package is an image named without a digest: another image can take its tag."""
+    return package.startswith("oci:") and "@sha256:" not in package
+
+
 def describe_verification(package: str, sha256: str) -> str:
     """Describe which checks a package's files pass when it starts.
 
@@ -129,8 +134,8 @@ def describe_verification(package: str, sha256: str) -> str:
     if kind not in LAUNCHERS:
         return "nothing is downloaded"
     if kind == "oci":
-        digest = "@sha256:" in package
-        return "docker compares the image with its digest" if digest else "nothing: the tag of an image can be moved"
+        movable = is_movable(package)
+        return "nothing: the tag of an image can be moved" if movable else "docker compares the image with its digest"
     hashed = f"the registry's hash {sha256} is not compared" if sha256 else "the registry publishes no hash"
     return f"exact version; {LAUNCHERS[kind]} compares the file with the hash of its package index; {hashed}"
 
@@ -226,7 +231,7 @@ def _finish(
     if unknown:
         raise RegistryError(f"{server.name} takes no value {unknown[0]!r}")
     warnings = [f"{name} looks like a secret: the server gets its value." for name in dict.fromkeys(inputs.secrets)]
-    if package.startswith("oci:") and "@sha256:" not in package:
+    if is_movable(package):
         warnings.append("The image is named by a tag, without a digest: another image can take its place.")
     return Installation(
         fields={**kept, "registry": origin},

@@ -146,6 +146,23 @@ def test_what_goes_wrong_is_one_line(
     assert captured.err.count("\n") == 1
 
 
+def test_an_image_that_can_be_exchanged_is_not_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = package("oci", f"ghcr.io/o/s@sha256:{'b' * 64}", "")
+    with mirror(
+        entry("org.example/tag", packages=[package("oci", "ghcr.io/o/s", "1.0")]),
+        entry("org.example/fixed", packages=[fixed]),
+    ) as (url, _):
+        use(url)
+        words = ["mcp", "install", "--yes", "--no-check"]
+        assert program.run([*words, "org.example/tag"]) == 2
+        assert "names its image by a tag" in capsys.readouterr().err
+        assert not user_file().exists()
+        assert program.run([*words, "org.example/tag", "--allow-tag"]) == 0
+        assert "another image can take its place" in capsys.readouterr().out
+        assert program.run([*words, "org.example/fixed"]) == 0
+    assert servers_of(user_file()).keys() == {"tag", "fixed"}
+
+
 def test_a_registry_that_is_away_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with mirror() as (url, _):
         pass

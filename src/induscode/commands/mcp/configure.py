@@ -69,6 +69,9 @@ class AddCommand(click.Command):
 
 
 no_check = click.option("--no-check", is_flag=True, help="Do not start it for a check.")
+allow_tag = click.option(
+    "--allow-tag", is_flag=True, help="The image may have a tag in place of a digest: it can change."
+)
 
 
 @flags("--cwd")
@@ -88,7 +91,7 @@ no_check = click.option("--no-check", is_flag=True, help="Do not start it for a 
 @click.option("--sandbox", type=click.Choice(("off", *PROFILES)), help="What its process may touch; off by default.")
 @click.option("--image", metavar="NAME@sha256:DIGEST", help="Run the command in a container of this image.")
 @click.option("--container", type=click.Choice(ENGINES), default="docker", show_default=True, help="With --image.")
-@click.option("--allow-tag", is_flag=True, help="The image may have a tag in place of a digest: it can change.")
+@allow_tag
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @no_check
 @click.pass_context
@@ -351,6 +354,7 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
 @click.option("-e", "--set", "values", multiple=True, metavar="NAME=VALUE", help="A value that it takes.")
 @click.option("--yes", is_flag=True, help="Agree without a question.")
 @digest_option
+@allow_tag
 @click.option("--replace", is_flag=True, help="Replace a server of this name.")
 @scope_option
 @no_check
@@ -365,6 +369,7 @@ def install(
     values: tuple[str, ...],
     yes: bool,
     digests: tuple[str, ...],
+    allow_tag: bool,
     replace: bool,
     scope: str | None,
     no_check: bool,
@@ -375,7 +380,7 @@ def install(
     Pins the exact version. The server reads the values it needs from variables when it starts. As with every server,
     its tools are pinned when it first lists them.
     """
-    from induscode.servers.registry import RegistryClient, build_installation  # noqa: PLC0415 — imports the web client
+    from induscode.servers.registry import RegistryClient, build_installation, is_movable  # noqa: PLC0415 — imports the web client
 
     given: dict[str, str] = {}
     for value in values:
@@ -386,6 +391,9 @@ def install(
     url = read_invocation(context).settings.get(REGISTRY_URL)
     server = run_for_result(lambda _: RegistryClient(url).read_server(name, version))
     made = build_installation(server, kind, given)
+    if is_movable(made.package) and not allow_tag:
+        digest = "run it by digest (indus mcp add --image NAME@sha256:DIGEST), or use --allow-tag"
+        raise click.UsageError(f"{name} names its image by a tag, which another image can take: {digest}")
     own = local or re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-")
     try:
         if not ask_consent(made.describe(server, url, own), f"Add it as {own!r}?", yes=yes, digests=digests):
