@@ -29,6 +29,7 @@ from indusagi.interop import (
     create_relay_host,
     linked_pair,
 )
+from indusagi.interop.protocol_bridge.host.dispatcher import HostLimits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -304,12 +305,13 @@ async def test_a_relay_that_is_ended_ends_its_server(how: str, ending: str, tmp_
     child._transport.close()  # type: ignore[attr-defined] — else its pipes stay open until it is collected
 
 
-async def test_a_call_that_runs_when_the_host_is_stopped_may_finish() -> None:
-    async with http_fronts(create_relay_host(honest()), stay=True) as [front]:
+async def test_a_call_that_runs_when_the_host_is_stopped_may_finish(tmp_path: Path) -> None:
+    diary = tmp_path / "diary"
+    host = create_relay_host(honest("--log", diary), limits=HostLimits(stop_s=LIMIT_S))
+    async with http_fronts(host, stay=True) as [front]:
         await front.hello()
         front.say("tools/call", {"name": "slow", "arguments": {"seconds": 0.3}}, 5)
-        await until(lambda: 5 in front.scopes)
-        await anyio.sleep(0.05)
+        await until(lambda: "heard tools/call 5" in diary.read_text("utf-8"))
     assert "result" in await front.wait_for(lambda frame: frame.get("id") == 5)
 
 
