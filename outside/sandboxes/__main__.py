@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from indusagi.capabilities.sandbox.profile import ServerProfile, format_profile
 from indusagi.core.json import compact_json
 from indusagi.core.time import iso_utc
-from induscode.servers.learn import learn_behaviour
+from induscode.servers.learning import learn_behaviour
 from outside.install import HOME, ROOT, CannotInstall, find_node, node_packages, python_commands
 from outside.remote import pages
 from outside.sandboxes.roster import Places, list_subjects

@@ -88,7 +88,7 @@ def test_a_secret_in_place_of_a_variable_is_refused_and_not_repeated(text: str) 
 
 
 def test_a_value_with_line_ends_is_not_sent() -> None:
-    with pytest.raises(ConnectorFault, match="the variable TOKEN holds characters that cannot be sent"):
+    with pytest.raises(ConnectorFault, match="the variable TOKEN contains characters a header can't carry"):
         parse_auth("bearer:TOKEN").read_credentials({"TOKEN": "abc\r\nX-Evil: 1"})
 
 

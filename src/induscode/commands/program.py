@@ -28,7 +28,7 @@ _COMMANDS = {
     "resources": LazyCommand("list and read the resources of servers", "induscode.commands.tools:resources"),
     "prompts": LazyCommand("list the prompts of servers, and get their messages", "induscode.commands.tools:prompts"),
     "call": LazyCommand("call one tool, read a resource, or get a prompt", "induscode.commands.call"),
-    "try": LazyCommand("try a server before you add it", "induscode.commands.trial"),
+    "try": LazyCommand("try a server before you add it", "induscode.commands.try_server"),
     "serve": LazyCommand("serve the deck and all servers as one MCP server", "induscode.commands.serve"),
     "cluster": LazyCommand("prepare and examine a cluster of gateways", "induscode.commands.cluster"),
     "ui": LazyCommand("look at servers, tools, calls and the ledger in a browser", "induscode.commands.serve:ui"),

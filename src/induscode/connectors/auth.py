@@ -63,7 +63,9 @@ class AuthReference:
         values = [environ[name] for name in self.variables]
         for name, value in zip(self.variables, values, strict=True):
             if not value.isascii() or not value.isprintable():
-                raise ConnectorFault(f"the variable {name} holds characters that cannot be sent: set it again")
+                raise ConnectorFault(
+                    f"the variable {name} contains characters a header can't carry: use printable ASCII"
+                )
         secrets = dict(zip(values, self.variables, strict=True))
         if self.kind == "bearer":
             return Credentials({"Authorization": f"Bearer {values[0]}"}, None, secrets)

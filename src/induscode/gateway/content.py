@@ -1,4 +1,6 @@
-"""Everything but tools that a gateway serves: resources, templates, prompts, completion, updates, logs, roots.
+"""Everything but tools that a gateway serves, and the names of tools without prefixes.
+
+That's resources, templates, prompts, completion, updates, logs and roots.
 
 Clients see resource URIs and prompt names qualified with the server; both are looked up, never parsed
 (`indusagi.interop.protocol_bridge.uris`). Without prefixes items keep their names, and the first server in the

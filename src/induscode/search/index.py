@@ -431,7 +431,7 @@ class ToolIndex:
     def _rank(
         self, query: str, vector: Array | None, permitted: Collection[int], limit: int
     ) -> tuple[Sequence[tuple[int, float]], Collection[int]]:
-        """Rank the items for one query. Returns the best with their scores, and all matches."""
+        """Rank the items for one query. Return the best items with their scores, and the numbers of all matches."""
         scores = self._lexical.score(query)
         name = normalize_name(query)
         cosines = self.semantic.score(vector) if vector is not None and self.semantic is not None and name else {}

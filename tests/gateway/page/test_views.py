@@ -385,7 +385,7 @@ async def test_changes_of_definitions_are_shown_and_decided() -> None:
     assert (failed.value.status, source.done) == (409, [])
     pin = pages[0].content.partition('name="digest" value="')[2].partition('"')[0]
     assert pin == build_approval("lib", [changed]).digest
-    with pytest.raises(PageError, match="lib/look doesn't wait for approval any more"):
+    with pytest.raises(PageError, match="lib/look no longer waits for approval"):
         await servers.show_drifts(ask(source, PERSON, {**form, "digest": pin, "kind": "prompt"}))
     pages += [
         await servers.show_drifts(ask(source, PERSON, {**form, "digest": pin, "action": action}))

@@ -243,7 +243,7 @@ def parse_host(text: str) -> str:
     """Parse `host`, `host:port`, `*.host:port`, `[address]:port` or `*`; without a port it's 443.
 
     Raises:
-        InvalidProfileError: It's nothing of these.
+        InvalidProfileError: It's none of these.
     """
     if text == ANY_HOST:
         return text

@@ -364,7 +364,7 @@ _MAX_SIBLINGS: Final = 8
 class SortedSightings:
     """What a trace saw, sorted into behaviour and refusals.
 
-    A path counts as read or written if the server opened it, exists and would be yours to give: no credentials, and
+    A path counts as read or written if the server opened it, it exists, and you could grant it: no credentials, and
     nothing that runtimes look for everywhere (`~/.config`, `/etc`). Those others are `asked`.
     """
 

@@ -173,7 +173,9 @@ class OAuthAuthorizer:
             else:
                 return
         if is_useless and self._source == "signed_in":
-            raise AuthFault(f"{driver.resource}: it refuses the token that was issued for it")
+            raise AuthFault(
+                f"{driver.resource} refuses the access token it was just issued; check the scopes and the audience"
+            )
         self._adopt(await driver.sign_in(challenge), "signed_in")
 
     async def _step_up(self, challenge: Challenge) -> None:
@@ -283,7 +285,7 @@ class TokenExchangeAuthorizer:
             return True  # another request exchanged it again in the meantime
         exchanged.tokens = None
         if not exchanged.is_accepted:
-            raise AuthFault(f"{self._driver.resource}: it refuses the token that was exchanged for its client's")
+            raise AuthFault(f"{self._driver.resource} refuses the token exchanged for its client's")
         return True
 
     def accept(self, sent: dict[str, str], nonce: str) -> None:

@@ -27,7 +27,7 @@ from induscode.deck.mcp.lock import lock_behaviour
 from induscode.deck.mcp.store.journal import Journal
 from induscode.deck.mcp.store.pins import StorePins, load_pins, read_pins
 from induscode.launch.options import flags, read_invocation
-from induscode.servers.learn import learn_behaviour, write_profile
+from induscode.servers.learning import learn_behaviour, write_profile
 from induscode.servers.plan import find_row
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from indusagi.core.json import JsonObject
     from induscode.core.consent import Consent
     from induscode.servers.config.rows import ServerRow
-    from induscode.servers.learn import LearnedRun
+    from induscode.servers.learning import LearnedRun
     from induscode.servers.plan import ServerPlan
 
 _DECLINED = 1
@@ -76,9 +76,10 @@ def learn(
 ) -> int:
     """Learn what the server NAME needs, and write the smallest sandbox profile that works into its row.
 
-    Starts it in a sandbox that shows it none of your files and lets it reach public hosts only, lists everything, and
-    calls the tools that only read and need no arguments. Hosts, paths and programs it used are pinned with the profile:
-    a new host later is blocked until you approve it. Exit code 1 if you decline, 3 if it doesn't start.
+    Starts it in a sandbox: strict, or standard if it fails there. It sees the workspace and what its row names, but not
+    your home, and reaches public hosts only. It lists everything, and calls the tools that only read and need no
+    arguments. Hosts, paths and programs it used are pinned with the profile: a new host later is blocked until you
+    approve it. Exit code 1 if you decline, 3 if it doesn't start.
     """
     plan = load_plan(read_invocation(context))
     row, config = find_row(plan, name), plan.configs.get(name)
@@ -104,7 +105,7 @@ def learn(
     print_line(f"Wrote the profile of {name!r} to {row.origin.file}")
     if run.is_blocked:
         again = command_line("indus", "mcp", "learn", name)
-        print_line(f"It may go further with what was refused until now: {again}")
+        print_line(f"The server was stopped by something this profile now allows. Learn again: {again}")
     if not is_stored:
         print_status("the ledger could not store the behaviour: indus ledger verify")
     return 0 if is_stored else _FAILED

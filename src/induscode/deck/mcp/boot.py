@@ -489,7 +489,7 @@ class BootedBridge:
         row = next((row for row in self.plan.rows if row.id == drift.ref.server), None)
         if drift.ref.kind != "behaviour" or row is None or drift.after is None:
             return
-        from induscode.servers.learn import allow_behaviour  # noqa: PLC0415 — for a changed behaviour
+        from induscode.servers.learning import allow_behaviour  # noqa: PLC0415 — for a changed behaviour
 
         await to_thread.run_sync(allow_behaviour, row, parse_behaviour(drift.after))
         await to_thread.run_sync(lock_behaviour, row, drift.after)

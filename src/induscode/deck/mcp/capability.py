@@ -240,7 +240,7 @@ def _check(name: object, description: object, parameters: object, runner: object
         raise BuildFailed(identity, "its parameters must be a JSON Schema, which is an object")
     if runner is not None and not callable(runner) and not callable(getattr(runner, "run", None)):
         what = type(runner).__name__
-        raise BuildFailed(identity, f"its runner ({what}) can neither be called nor has it a run")
+        raise BuildFailed(identity, f"its runner ({what}) isn't callable and has no method run")
 
 
 def definition_pin(raw: JsonObject) -> str:

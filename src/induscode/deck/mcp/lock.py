@@ -40,9 +40,9 @@ _SECTIONS: dict[ItemKind, str] = {
     "content": "contents",
     "behaviour": "behaviours",
 }
+"""The sections of the file, each keyed by server. "servers" predates the other kinds."""
 _UNLISTED = frozenset({"content", "behaviour"})
 """Kinds without an empty entry: the resource of an app's content has one, and a behaviour may not be known yet."""
-"""The sections of the file, each keyed by server. "servers" predates the other kinds."""
 _EMPTY = ""
 """The name of the definition that represents an empty entry."""
 _MAX_BYTES = 64 * 1024 * 1024

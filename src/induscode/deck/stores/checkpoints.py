@@ -116,7 +116,9 @@ class FileCheckpoints:
                 command.since = replace(command.since, node=node)
 
     def record(self, path: str, previous: bytes | FileImage | None) -> None:
-        """Store the state of an absolute path before it changes. The first record per node wins.
+        """Store the state of an absolute path before it changes.
+
+        Only the first state of a path at each point of the conversation is kept.
 
         For bytes, reads the mode from the file. For a missing file, also records its missing parent directories.
         """

@@ -264,7 +264,7 @@ async def _refuse_path(page: PageRequest) -> PageView:
 
 def _check_form(user: PageUser, form: Mapping[str, str]) -> None:
     if form.get("form_key", "") != user.form_key:
-        raise HttpRefusal(403, "this form is of another sign-in: load the page again")
+        raise HttpRefusal(403, "this form belongs to another sign-in: reload the page")
 
 
 @lru_cache(maxsize=4)

@@ -243,7 +243,7 @@ class RestartRecord:
         self.opened = 0
 
     def delay(self, fault: ProtocolFault | None, up_s: float, now: float) -> float | None:
-        """Record a failure and return the restart delay, or `None` to wait for the next call."""
+        """Record a failure and return the restart delay, or `None` if only a change by the user can help."""
         rules = self.rules
         reason = None if fault is None else fault.detail.reason
         if reason is not None and RECOVERIES[reason] == "user":

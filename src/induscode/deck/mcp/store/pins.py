@@ -77,7 +77,7 @@ class StorePins:
         """By server, kind and name."""
         self._listed: dict[str, set[JsonValue]] = {}
         """Kinds that servers with forms have listed before, even if empty."""
-        self._asked: dict[str, set[ItemKind]] = {}
+        self._listed_in_run: dict[str, set[ItemKind]] = {}
         """Kinds that servers have listed in this run."""
         self._filters: dict[str, JsonValue] = {}
         """The tool filter of each server's last listing."""
@@ -97,16 +97,16 @@ class StorePins:
         gone = {*servers}
         self._forms = {key: forms for key, forms in self._forms.items() if key[0] not in gone}
         for server in gone:
-            for known in (self._listed, self._asked, self._filters):
+            for known in (self._listed, self._listed_in_run, self._filters):
                 known.pop(server, None)
         self._unread = self._unread | gone if unread else self._unread - gone
 
-    def learn(self, servers: Iterable[str], approvals: Approvals) -> None:
+    def load(self, servers: Iterable[str], approvals: Approvals) -> None:
         """Replace the state of servers with the store's."""
         names = [*servers]
-        asked = {server: kinds for server, kinds in self._asked.items() if server in names}
+        asked = {server: kinds for server, kinds in self._listed_in_run.items() if server in names}
         self.forget(names)
-        self._asked |= asked
+        self._listed_in_run |= asked
         for server, facts in approvals.pins:
             kind, tool, pin = facts.get("kind", "tool"), facts.get("tool"), facts.get("pin")
             if not isinstance(tool, str) or not isinstance(pin, str):
@@ -206,7 +206,7 @@ class StorePins:
             return
         if kind == "tool":
             self._filters[server] = self._journal.find_filter(server)
-        asked = self._asked.setdefault(server, set())
+        asked = self._listed_in_run.setdefault(server, set())
         asked.add(kind)
         listed = self._listed.get(server)
         if listed is None:
@@ -279,7 +279,7 @@ async def read_pins(
     identities = {config.id: {server_identity(config)} for config in servers}
     for server, row in await _read_places(store, places or {}):
         identities.get(server, set()).add(str(row.facts.get("identity")))
-    pins.learn(identities, await _read_approvals(store, identities))
+    pins.load(identities, await _read_approvals(store, identities))
     return pins
 
 
@@ -296,7 +296,7 @@ async def load_pins(pins: StorePins, store: LedgerStore, servers: Iterable[Serve
         if pins.added == added:
             break
         # This process approved one during the read, so the rows may lack it.
-    pins.learn(identities, approvals)
+    pins.load(identities, approvals)
 
 
 async def _read_approvals(store: LedgerStore, identities: Mapping[str, Collection[str]]) -> Approvals:

@@ -233,7 +233,8 @@ def _build_drift(page: PageRequest, drift: Drift) -> Html:
             cls="actions",
         )
     summary, *diff = consent.lines
-    blocked = f"The {ref.kind} is blocked until you approve it"
+    what = "What's new is" if ref.kind == "behaviour" else f"The {ref.kind} is"
+    blocked = f"{what} blocked until you approve it"
     return tag(
         "article",
         tag("h2", name_item(ref), " ", show_state("added" if drift.is_added else f"{drift.grade} change")),
@@ -251,7 +252,7 @@ async def _decide(page: PageRequest) -> str:
         one for one in mcp.enrolment.drifts if (one.ref.server, one.ref.name, one.ref.kind) == (server, name, kind)
     ]
     if not wanted:
-        raise PageError(f"{server}/{name} doesn't wait for approval any more. Look once more.", 409)
+        raise PageError(f"{server}/{name} no longer waits for approval. Reload the page.", 409)
     drift = wanted[0]
     try:
         consent = build_approval(server, [drift])

@@ -160,7 +160,9 @@ class AccessPolicy:
         hosts = [value for name, value in request.lines if name == "host"]
         if len(hosts) != 1 or hosts[0].lower() not in self.hosts:
             # https://www.rfc-editor.org/rfc/rfc9110#section-15.5.20
-            raise HttpRefusal(421, "this host is not known under that name")
+            raise HttpRefusal(
+                421, "the Host header isn't one of this host's names: indus serve --allowed-host NAME:PORT accepts it"
+            )
         if "origin" in request.headers and any(
             value.lower() not in self.origins for name, value in request.lines if name == "origin"
         ):

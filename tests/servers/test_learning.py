@@ -10,7 +10,7 @@ from tests.support.sandboxes import offer_bubblewrap, skip_without
 
 from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
-from induscode.servers.learn import learn_behaviour
+from induscode.servers.learning import learn_behaviour
 
 if TYPE_CHECKING:
     from pathlib import Path
