@@ -53,30 +53,41 @@ def find_bubblewrap(search_path: str, workspace: str) -> tuple[tuple[str, ...], 
 def _probe(program: str) -> tuple[tuple[str, ...], str]:
     failure = ""
     for user in _USERS:
-        failure = _try_probe((program, *user))
+        # Nearly always, it works without abstract sockets too, and one probe tells both.
+        start = (program, *user)
+        failure = "" if can_scope(start) else _try_probe(start)
         if not failure:
-            return (program, *user), ""
+            return start, ""
     return (), _USELESS.format(failure)
 
 
 @cache
 def can_scope(start: tuple[str, ...]) -> bool:
-    """Return whether this `bwrap` also works in a thread without abstract sockets; a setuid-root one doesn't."""
+    """Return whether this `bwrap` also works in a thread without abstract sockets; a setuid-root one doesn't.
+
+    Raises:
+        OSError: It can't be tried out now.
+    """
     from indusagi.capabilities.sandbox.landlock_run import scope_thread  # noqa: PLC0415 — loads ctypes
 
-    failures: list[str] = []
+    outcome: list[str | OSError] = []
 
     def probe() -> None:
         try:
             scope_thread()
-            failures.append(_try_probe(start))
+        except OSError:  # these scopes are newer than Landlock
+            return
+        try:
+            outcome.append(_try_probe(start))
         except OSError as exc:
-            failures.append(str(exc))
+            outcome.append(exc)
 
     thread = Thread(target=probe, name="probe of scopes")
     thread.start()
     thread.join()
-    return failures == [""]
+    if outcome and isinstance(outcome[0], OSError):
+        raise outcome[0]
+    return outcome == [""]
 
 
 def _try_probe(start: Sequence[str]) -> str:

@@ -32,8 +32,6 @@ from indusagi.capabilities.sandbox.bubblewrap import (
 )
 from indusagi.capabilities.sandbox.policy import Sandbox, list_folders, resolve_layout
 from indusagi.capabilities.sandbox.profile import server_home
-from indusagi.capabilities.sandbox.trace import SOCKET_NAME as TRACE_NAME
-from indusagi.capabilities.sandbox.trace import list_calls
 from indusagi.capabilities.sandbox.usage import limit_command
 from indusagi.core.app_dirs import is_within, make_private_dir, parts_below, state_dir
 from indusagi.core.secrets import find_credential_places
@@ -224,6 +222,9 @@ def prepare_server(
         sandbox.socket_path = os.path.join(private.tmp, SOCKET_NAME)
         sandbox.argv += _run_inside("egress_run.py", SOCKET_NAME)
     if profile.observer is not None:
+        from indusagi.capabilities.sandbox.trace import SOCKET_NAME as TRACE_NAME  # noqa: PLC0415 — only to observe
+        from indusagi.capabilities.sandbox.trace import list_calls  # noqa: PLC0415
+
         sandbox.trace_path = os.path.join(private.tmp, TRACE_NAME)
         profile.observer.places = paths.describe()
         sandbox.argv += [*_run_inside("trace_run.py", TRACE_NAME), ",".join(map(str, list_calls()))]
@@ -340,20 +341,21 @@ class _ServerPaths:
             self._add(self.read, parent)
             if is_bin:
                 self._add(self.read, os.path.dirname(parent))
+        places = find_credential_places(os.environ, self._home)
+        secrets = [os.path.realpath(place) for place in places if os.path.exists(place)]
         for text in sorted((*argv[1:], *declared.values())):
-            self._add_named(text, folder)
+            self._add_named(text, folder, secrets)
         git = os.path.join(folder, ".git")
         if self._workspace is not None and os.path.isdir(git) and not is_within(git, *self.write):
             # A new file in it can move hooks and settings elsewhere, and a row that works on a repository names it.
             self._add(self.read, git)
 
-    def _add_named(self, text: str, folder: str) -> None:
+    def _add_named(self, text: str, folder: str, secrets: Sequence[str]) -> None:
         """Add the path that an argument or a variable of the row names, if it's one and holds no credentials."""
         value = os.path.expanduser(text.partition("=")[2] if text.startswith("-") else text)
         path = os.path.join(folder, value)
         if not value or "\0" in value or not os.path.lexists(path):
             return
-        secrets = (os.path.realpath(one) for one in find_credential_places(os.environ, self._home))
         if is_within(os.path.realpath(path), *secrets):
             return  # only `read` and `write` of the profile can name these
         if _CODE.fullmatch(os.path.splitext(path)[1]):
