@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,8 +34,13 @@ def direct():
     import socket
     with suppress(OSError):
         socket.create_connection(("192.0.2.7", 443), 5)
+def local():
+    import socket
+    with suppress(OSError), socket.create_server(("127.0.0.1", 0)) as own:
+        socket.create_connection(own.getsockname(), 5).close()
+        socket.create_connection(("127.0.0.1", int(os.environ["PORT"])), 5)
 TOOLS = {
-    "fetch": fetch, "save": save, "direct": direct, "notes": lambda: os.listdir(home + "/notes"),
+    "fetch": fetch, "save": save, "direct": direct, "local": local, "notes": lambda: os.listdir(home + "/notes"),
     "key": lambda: open(home + "/.ssh/id_ed25519").read(), "run": lambda: subprocess.run(["uname"]),
 }
 for line in sys.stdin:
@@ -87,6 +94,18 @@ async def test_what_a_server_used_becomes_the_smallest_profile_that_works(config
     assert format_profile(run.profile) == {"profile": "strict", "write": ["."], "hosts": ["api.learned.invalid:443"]}
     assert "uname" in run.behaviour.programs
     assert any("192.0.2.7:443" in str(one) for one in run.refusals)  # it ignores the proxy
+
+
+async def test_a_service_of_this_machine_is_told_and_the_servers_own_is_not(config: StdioServerConfig) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as service:
+        target = f"localhost:{service.getsockname()[1]}"
+        config = replace(config, env={"PORT": target.partition(":")[2]})
+        run = await learn_behaviour(config, [("local", {})])
+        assert [(one.target, one.key) for one in run.refusals] == [(target, "hosts")]
+        config = replace(config, sandbox=replace(run.profile, hosts=(target,)))
+        run = await learn_behaviour(config, [("local", {})])
+    assert run.refusals == ()
+    assert run.profile.hosts == (target,)
 
 
 async def test_your_files_are_proposed_not_given_and_credentials_neither(config: StdioServerConfig) -> None:

@@ -75,6 +75,7 @@ _WITHHELD = re.compile(
 _STRICT_NAMES = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TERM|SSL_CERT_\w+|NODE_EXTRA_CA_CERTS|REQUESTS_CA_BUNDLE"
 )
+_LOCAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\]):\d+")
 _MAX_LINKS = 40
 _FOLDER = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _SERVICES = "/run"
@@ -220,7 +221,8 @@ def prepare_server(
     )
     if profile.needs_proxy:
         sandbox.socket_path = os.path.join(private.tmp, SOCKET_NAME)
-        sandbox.argv += _run_inside("egress_run.py", SOCKET_NAME)
+        local = dict.fromkeys(host for host in profile.hosts or () if _LOCAL_HOST.fullmatch(host))
+        sandbox.argv += [*_run_inside("egress_run.py", SOCKET_NAME), " ".join(local)]
     if profile.observer is not None:
         from indusagi.capabilities.sandbox.trace import SOCKET_NAME as TRACE_NAME  # noqa: PLC0415 — only to observe
         from indusagi.capabilities.sandbox.trace import list_calls  # noqa: PLC0415

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import re
 import select
 import socket
 import struct
@@ -155,7 +156,8 @@ class Sighting(NamedTuple):
     target: str
     """A path in the sandbox, or `address:port` as the server connected to it."""
     allowed: bool
-    """Whether the sandbox shows the path, and lets the server write to it if it wanted to."""
+    """Whether the sandbox shows the path, and lets the server write to it if it wanted to. For an address, whether
+    something in the sandbox listens there."""
 
 
 class SandboxTrace:
@@ -299,7 +301,10 @@ class SandboxTrace:
             return
         if self._root < 0:
             self._root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
-        allowed = use == "address" or self._is_allowed(use, target)
+        if use == "address":
+            allowed = _LOCAL.match(target) is not None and _find_port(target) in _list_open_ports(pid)
+        else:
+            allowed = self._is_allowed(use, target)
         with self._lock:
             self._sightings[use, target] = allowed
 
@@ -316,6 +321,26 @@ class SandboxTrace:
         except OSError:
             return False
         return True
+
+
+_LOCAL = re.compile(r"127\.|0\.0\.0\.0:|\[::1?\]:")
+_LISTENS = "0A"
+_DNS = 53
+"""Where a server looks up names if it sees no settings of a resolver."""
+
+
+def _find_port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _list_open_ports(pid: int | str) -> set[int]:
+    """List the TCP ports that something listens on in the network of a process (proc(5))."""
+    ports: set[int] = set()
+    for name in ("tcp", "tcp6"):
+        with suppress(OSError), open(f"/proc/{pid}/net/{name}", encoding="ascii") as table:
+            rows = (line.split() for line in table)
+            ports |= {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _LISTENS}
+    return ports
 
 
 def _read_memory(pid: int, address: int, size: int) -> bytes:
@@ -382,7 +407,8 @@ class SortedSightings:
         self._credentials = [os.path.realpath(path) for path in find_credential_places(os.environ, places.home)]
         for one in sightings:
             if one.use == "address":
-                self.addresses[one.target] = None
+                if not one.allowed:
+                    self.addresses[one.target] = None
             elif one.use == "program" and one.allowed:
                 self._programs[os.path.basename(one.target)] = None
             else:
@@ -510,8 +536,10 @@ class SandboxObserver:
     def find_refusals(self) -> list[RefusedUse]:
         """List what it asked for and was refused, beyond its behaviour."""
         found = self._sort()
-        direct = [one for one in found.addresses if not one.startswith(("127.", "[::1]"))]
-        refusals = [RefusedUse(host, "hosts", "an address of this machine or network") for host in sorted(self.blocked)]
+        direct = [one for one in found.addresses if not _LOCAL.match(one) or _find_port(one) == _DNS]
+        local = {_find_port(one) for one in found.addresses if one not in direct} & _list_open_ports("self")
+        targets = {*self.blocked, *(f"localhost:{port}" for port in local)}
+        refusals = [RefusedUse(host, "hosts", "an address of this machine or network") for host in sorted(targets)]
         if direct:
             reason = f"it connects to {direct[0]} without the proxy, so it can't be limited to hosts"
             refusals.append(RefusedUse("*", "hosts", reason))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -95,6 +96,27 @@ except OSError as exc:
     assert any(line.startswith(refused) for line in failure.detail.stderr), failure.detail.stderr
     refused = 'evil.example:80 isn\'t one of the "hosts" of this server\'s "sandbox"'
     assert f"no way: HTTP Error 403: {refused}" in failure.detail.stderr
+
+
+async def test_a_local_service_of_the_profile_is_reached_without_a_proxy(project: Path) -> None:
+    skip_without("bubblewrap")
+
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"hello from outside")
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as service:
+        port = service.sockets[0].getsockname()[1]
+        script = f"""
+import socket, sys
+with socket.create_connection(("127.0.0.1", {port})) as service:
+    sys.exit(service.makefile().read())
+"""
+        profile = parse_profile({"profile": "strict", "hosts": [f"localhost:{port}", "localhost:1"]})
+        config = StdioServerConfig("lib", "python3", ["-c", script], sandbox=profile, cwd=str(project), limits=STEADY)
+        failure = await fault_of_opening(config)
+    offered = "indus: the sandbox can't offer localhost:1 to the server: Permission denied"
+    assert failure.detail.stderr == (offered, "hello from outside")
 
 
 async def test_a_missing_command_is_said_as_without_a_sandbox(project: Path) -> None:
