@@ -28,8 +28,9 @@ def fetch():
     with suppress(OSError):
         urllib.request.urlopen("https://api.learned.invalid/x", timeout=5)
 def save():
-    with open("report.txt", "w") as file:
-        file.write("x")
+    if os.access(".", os.W_OK):
+        with open("report.txt", "w") as file:
+            file.write("x")
 def direct():
     import socket
     with suppress(OSError):

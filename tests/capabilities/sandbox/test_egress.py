@@ -100,14 +100,16 @@ async def test_other_hosts_ports_and_private_addresses_are_refused_and_noted_onc
             assert b'evil.example:443 isn\'t one of the "hosts" of this server\'s "sandbox"' in got
         assert (await send(path, socks("evil.example", 53)))[2:4] == b"\5\2"
         got = await send(path, f"CONNECT api.example:{upstream.port} HTTP/1.1\r\n\r\n".encode())
-        assert b"api.example has no public address" in got
-        assert blocked == ["evil.example:443", "evil.example:53", f"api.example:{upstream.port}"]
+        assert f'api.example has no public address, and "hosts" lacks {LOOPBACK}:{upstream.port}'.encode() in got
+        assert blocked == ["evil.example:443", "evil.example:53", f"{LOOPBACK}:{upstream.port}"]
         assert (upstream.requests, proxy.asked) == ([], set())
 
 
-async def test_an_address_that_the_profile_names_may_be_private(tmp_path: Path) -> None:
-    async with open_egress(tmp_path, f"{LOOPBACK}:PORT", kind="loopback") as (_, upstream, __, path):
-        request = f"CONNECT {LOOPBACK}:{upstream.port} HTTP/1.1\r\n\r\n".encode()
+@pytest.mark.parametrize("host", [LOOPBACK, "api.example"])
+async def test_an_address_that_the_profile_names_may_be_private(host: str, tmp_path: Path) -> None:
+    hosts = ("api.example:PORT", f"{LOOPBACK}:PORT")
+    async with open_egress(tmp_path, *hosts, kind="private") as (_, upstream, __, path):
+        request = f"CONNECT {host}:{upstream.port} HTTP/1.1\r\n\r\n".encode()
         assert (await send(path, request, b"GET / HTTP/1.1\r\n\r\n")).endswith(b"hello")
 
 

@@ -2,7 +2,7 @@
 
 It listens on a Unix socket in the sandbox's private directory and speaks HTTP CONNECT, plain HTTP with an absolute URL,
 and SOCKS5 with host names. Names are checked against the profile and resolved here, so DNS isn't a way out either. A
-name that resolves to an address of this machine or network is refused, unless the profile names the address itself.
+name that resolves to an address of this machine or network is refused, unless the profile names that address too.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class EgressProxy:
             OSError: Nothing answers.
             ValueError: It's no name of a host.
         """
-        target = parse_host(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        target = _format_target(host, port)
         is_named = self._profile.allows_host(host, port)
         if not is_named and self._profile.observer is None:
             self._note_blocked(target)
@@ -177,10 +177,14 @@ class EgressProxy:
                 addresses: Sequence[str] = [host]  # on purpose
             else:
                 known = [host] if is_local else await self._resolve(host, port)
-                addresses = [one for one in known if self._classify(one) == "public"]
+                named = self._profile.allows_host
+                addresses = [one for one in known if self._classify(one) == "public" or named(one, port)]
                 if not addresses:
-                    self._note_blocked(target)
-                    raise _Blocked(f"{host} has no public address")
+                    needed = dict.fromkeys(_format_target(one, port) for one in (*([] if is_named else [host]), *known))
+                    self.asked.discard(target)
+                    for one in needed:
+                        self._note_blocked(one)
+                    raise _Blocked(f'{host} has no public address, and "hosts" lacks {" and ".join(needed)}')
             failure: OSError | None = None
             for address in addresses:
                 try:
@@ -236,6 +240,10 @@ def _refuse_http(status: int, reason: str) -> bytes:
 def _refuse_socks(code: int) -> bytes:
     """Build a SOCKS5 reply; 0 is success."""
     return bytes((_SOCKS, code, 0, 1)) + socket.inet_aton("0.0.0.0") + bytes(2)
+
+
+def _format_target(host: str, port: int) -> str:
+    return parse_host(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
 
 
 def _is_address(host: str) -> bool:

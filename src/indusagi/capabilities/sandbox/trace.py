@@ -53,7 +53,7 @@ class _TracedCall(NamedTuple):
     folder: int = -1
     """The index of the directory's descriptor."""
     flags: int = -1
-    """The index of the flags of open(2): they tell a read from a write."""
+    """The index of the flags of open(2), or of the mode of access(2): they tell a read from a write."""
 
 
 _AT: Final = {
@@ -69,8 +69,8 @@ _AT: Final = {
     "renameat": _TracedCall("write", 3, 2),
     "renameat2": _TracedCall("write", 3, 2),
     "truncate": _TracedCall("write", 0),
-    "faccessat": _TracedCall("probe", 1, 0),
-    "faccessat2": _TracedCall("probe", 1, 0),
+    "faccessat": _TracedCall("probe", 1, 0, 2),
+    "faccessat2": _TracedCall("probe", 1, 0, 2),
     "newfstatat": _TracedCall("probe", 1, 0),
     "statx": _TracedCall("probe", 1, 0),
     "sendto": _TracedCall("address", 4),
@@ -84,7 +84,7 @@ _OLD: Final = {
     "symlink": _TracedCall("write", 1),
     "link": _TracedCall("write", 1),
     "rename": _TracedCall("write", 1),
-    "access": _TracedCall("probe", 0),
+    "access": _TracedCall("probe", 0, -1, 1),
     "stat": _TracedCall("probe", 0),
     "lstat": _TracedCall("probe", 0),
 }
@@ -287,7 +287,8 @@ class SandboxTrace:
             flags = arguments[call.flags]
             if call.path == 1 and self._calls[number] is _AT["openat2"]:
                 flags = int.from_bytes(_read_memory(pid, flags, 8), "little")
-            use = "write" if flags & _WRITES else "read"
+            if flags & (os.W_OK if use == "probe" else _WRITES):
+                use = "write"
         path = _read_memory(pid, address, _MAX_PATH).partition(b"\0")[0].decode()
         if not path:
             return None  # fstat(2) in the clothes of newfstatat
