@@ -9,7 +9,7 @@ import json
 import os
 import socket
 import stat
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -405,7 +405,7 @@ async def test_r52_c22_an_invalid_body_is_refused_and_the_host_goes_on(
     async with serving() as http:
         session = await http.session()
         named = {} if version is None else {"mcp_protocol_version": version}
-        with no_collection():
+        with no_collection() if len(body) > 100_000 else nullcontext():
             got = await http.post(body, mcp_session_id=session, **named)
         assert got.status_code == status
         assert got.json()["error"]["message"]
