@@ -76,12 +76,13 @@ def test_the_token_is_made_once_shown_once_and_asked_for_always(tmp_path: Path) 
 
 
 def test_r51_c2_other_names_and_other_pages_are_turned_away_on_every_address(tmp_path: Path) -> None:
-    with listening(*NONE, "--allowed-origin", "https://good.example", cwd=tmp_path) as (_, url):
+    with listening(*NONE, "--allowed-origin", "https://good.example", cwd=tmp_path) as (gateway, url):
         known = bearer()
         assert post(url, **known, host="evil.example").status_code in {403, 421}
         assert post(url, **known, origin="http://evil.example").status_code == 403
         assert post(url, **known, origin="null").status_code == 403
         assert post(url, **known, origin="https://good.example").status_code == 200
+        assert "not encrypted" not in gateway.said()
     with serving(*NONE, "--http", "0.0.0.0:0", cwd=tmp_path) as gateway:
         wait_for(lambda: "serving at" in gateway.said())
         found = re.search(r"serving at http://0.0.0.0:(\d+)", gateway.said())
@@ -91,6 +92,7 @@ def test_r51_c2_other_names_and_other_pages_are_turned_away_on_every_address(tmp
         assert post(everywhere, **known, host="evil.example").status_code in {403, 421}
         assert post(everywhere, **known).status_code == 200
         assert "need --allowed-host NAME:PORT" in gateway.said()
+        wait_for(lambda: "not encrypted: others on the network can read the token" in gateway.said())
 
 
 def test_a_gateway_behind_http_loads_nothing_of_the_sdk(tmp_path: Path) -> None:

@@ -258,7 +258,9 @@ def _find_port_remedy(cause: BaseException | None, options: ServeOptions) -> str
 
 
 def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
-    """Print how clients get access."""
+    """Print how clients get access, and who else might."""
+    from indusagi.interop.protocol_bridge.host.http.settings import is_loopback  # noqa: PLC0415 — over HTTP only
+
     if settings.auth is not None:
         print_status(f"clients need an access token of {settings.auth.issuer}")
     elif serving.token_path is None:
@@ -267,6 +269,10 @@ def _announce_access(settings: HttpSettings, serving: HttpHost) -> None:
         print_status(f"token (shown once; it is kept in {serving.token_path}): {serving.token}")
     else:
         print_status(f"token: in {serving.token_path}")
+    if settings.auth is None and not is_loopback(settings.host):
+        print_status(
+            "not encrypted: others on the network can read the token and all calls, unless a TLS proxy is in front"
+        )
 
 
 # -- relay ------------------------------------------------------------------------------------

@@ -191,6 +191,21 @@ def test_the_doctor_says_of_each_server_what_is_the_matter_and_what_to_do(tmp_pa
     assert "s3cret" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("http://mcp.invalid/mcp", True),
+        ("HTTP://10.255.255.1:1/mcp", True),
+        ("https://mcp.invalid/mcp", False),
+        ("http://127.0.0.1:9/mcp", False),
+        ("http://localhost:9/mcp", False),
+    ],
+)
+def test_the_doctor_names_an_address_that_is_not_encrypted(tmp_path: Path, url: str, warned: bool) -> None:
+    configured(project_file(tmp_path), {"far": {"url": url}})  # without consent nobody connects
+    assert ("not encrypted" in run("mcp", "doctor", "far", cwd=tmp_path).stdout) is warned
+
+
 def _parts(text: str) -> list[str]:
     parts: list[str] = []
     for line in text.splitlines():

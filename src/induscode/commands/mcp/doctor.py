@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import click
 from anyio import create_task_group
@@ -215,7 +216,11 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
             path = shutil.which(os.path.join(config.cwd, command))
         target = f"{command}: {'not found' if path is None else os.path.abspath(path)}"
     else:
-        target = format_url(row)
+        from indusagi.net.address import is_loopback  # noqa: PLC0415 — for servers at an address
+
+        target, parts = format_url(row), urlsplit(config.url)
+        if parts.scheme.lower() == "http" and not is_loopback(parts.hostname or ""):
+            target += " (not encrypted: others on the way can read and change everything)"
     findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)
     if row.registry is not None:
         from induscode.servers.registry import describe_verification  # noqa: PLC0415 — for servers of a registry
