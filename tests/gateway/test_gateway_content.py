@@ -95,6 +95,14 @@ async def test_requests_reach_their_server_under_its_own_names() -> None:
     assert content.find_server("resources/read", {"uri": "x:1"}) is None
 
 
+async def test_an_answer_is_never_given_to_another_request() -> None:
+    content, servers = open_two()
+    for _ in range(2):
+        await content.request("resources/read", {"uri": "indus://one/note:1"})
+        await content.request("prompts/get", {"name": "two__hi"})
+    assert servers.asked == [("read", "one", "note:1"), ("prompt", "two", "hi", None)] * 2
+
+
 async def test_requests_that_cannot_be_sent_are_errors() -> None:
     content, servers = open_two()
     content._bridge = None

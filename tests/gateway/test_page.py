@@ -162,6 +162,28 @@ def test_every_view_shows_hostile_markup_as_text(tmp_path: Path) -> None:
         assert "taken back" not in said
 
 
+def test_no_request_adds_a_server(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    evil = {"command": "touch", "args": str(trace), "url": "http://127.0.0.1:9/mcp", "type": "stdio"}
+    paths = (
+        "/ui/server",
+        "/ui/drift",
+        "/ui/tool",
+        "/ui/resources",
+        "/ui/prompt",
+        "/ui/add",
+        "/mcp-rest/test/connection",
+    )
+    with opened(cwd=tmp_path, markup=markup()) as browser:
+        before, evil["form_key"] = user_file().read_bytes(), form_key(browser)
+        for path in paths:
+            for action in ("add", "trust", "start", "restart", "test"):
+                browser.client.post(path, data={"action": action, "name": "evil", "server": "evil", **evil})
+        assert "evil" not in browser.get("")
+        assert user_file().read_bytes() == before
+    assert not trace.exists()
+
+
 def test_a_call_waits_for_the_answer_to_exactly_what_was_shown(tmp_path: Path) -> None:
     with opened(cwd=tmp_path, markup=markup()) as browser:
         shown = browser.client.post(

@@ -52,6 +52,16 @@ async def box(work: Path) -> AsyncIterator[RegistryToolBox]:
         yield box_of(ctx, *native_tools())
 
 
+@pytest.mark.parametrize("name", [tool.spec.name for tool in native_tools()])
+async def test_no_tool_runs_with_an_argument_it_does_not_know(box: RegistryToolBox, work: Path, name: str) -> None:
+    usual = dict(CALLS).get(name, {})
+    given = {key: str(value).format("new.txt") for key, value in usual.items() if key != "cwd"}
+    outcome = await call(box, name, {**given, "dangerouslyDisableSandbox": True})
+    assert outcome.details["code"] == "invalid_arguments"
+    assert "'dangerouslyDisableSandbox' is not accepted" in str(outcome.output)
+    assert not (work / "new.txt").exists()
+
+
 @pytest.mark.process
 async def test_default_3_command_inherits_no_secrets(box: RegistryToolBox, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["A_KEY", "GITHUB_TOKEN", "MY_SECRET", "DB_PASSWORD", "AWS_CREDENTIALS"]

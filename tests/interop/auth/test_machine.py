@@ -40,6 +40,11 @@ def test_a_first_sign_in_registers_authorizes_and_saves() -> None:
     asked = issuer.authorized[0]
     assert (asked["scope"], asked["resource"], asked["redirect_uri"]) == ("read", SERVER, REDIRECT)
     assert asked["code_challenge_method"] == "S256"
+    # Nothing about the person, and nothing that opens a door: the address may be shown, logged and passed on.
+    assert asked.keys() == {
+        *("client_id", "code_challenge", "code_challenge_method", "redirect_uri"),
+        *("resource", "response_type", "scope", "state"),
+    }
     assert issuer.forms[0]["resource"] == SERVER
     assert issuer.registered[0]["application_type"] == "native"
     assert "refresh_token" in issuer.registered[0]["grant_types"]

@@ -467,6 +467,25 @@ async def test_finding_w2_r11_a_body_that_two_readers_read_differently_is_refuse
 
 
 @pytest.mark.parametrize(
+    "frame",
+    [
+        {"jsonrpc": "2.0", "id": 1, "Method": "tools/call", "params": {"name": "echo"}},
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "Params": {"name": "echo"}},
+        {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"Name": "echo"}},
+        {"jsonrpc": "2.0", "id": 1, "method": "Tools/Call", "params": {"name": "echo"}},
+        {"JSONRPC": "2.0", "id": 1, "method": "tools/call", "params": {"name": "echo"}},
+    ],
+)
+async def test_a_field_in_other_letters_is_another_field(frame: dict[str, Any]) -> None:
+    async with serving() as http:
+        await http.post(frame, mcp_session_id=await http.session())
+        assert http.bench.seen["echo"] == 0
+        good = {"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "echo"}}
+        await http.post(good, mcp_session_id=await http.session())
+        assert http.bench.seen["echo"] == 1
+
+
+@pytest.mark.parametrize(
     ("method", "path", "version", "status"),
     [
         ("PUT", "/mcp", None, 405),
