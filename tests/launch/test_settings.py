@@ -71,6 +71,9 @@ _EXAMPLES: dict[str, tuple[Any, Any, list[Any]]] = {
     "calls.record": ("payloads", "payloads", ["all", True, None]),
     "calls.keep_days": (7, 7, [0, "7", 4_000]),
     "calls.payload_hours": (2, 2, [0, 1.5, 1_000]),
+    "approvals.mode": ("ask", "ask", ["yes", True, None]),
+    "approvals.wait_s": (60, 60, [0, "60", 100_000]),
+    "approvals.notify": (["say", "it"], ("say", "it"), [[], [1], "mail", "ftp://x", None]),
     "serve.views": (
         {"phone": {"servers": ["git*"], "read_only": True}},
         {"phone": View(name="phone", servers=("git*",), read_only=True)},

@@ -9,7 +9,11 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonValue
 
 _WORDS = frozenset(
     (
@@ -142,6 +146,22 @@ _ASSIGNED_WORDS = (
 def holds_secret(text: str) -> bool:
     """Return whether a value looks like a secret or contains one, such as a URL with a password."""
     return hide_secrets(text) != text
+
+
+def hide_in_json(value: JsonValue, hide: Callable[[str], str]) -> JsonValue:
+    """Replace what `hide` finds in every text of a JSON value, and values whose name says that they're secret."""
+    if isinstance(value, str):
+        return hide(value)
+    if isinstance(value, list):
+        return [hide_in_json(item, hide) for item in value]
+    if isinstance(value, dict):
+        return {
+            hide(name): REDACTED
+            if is_secret_name(name) and isinstance(inner, str | int | float) and not isinstance(inner, bool)
+            else hide_in_json(inner, hide)
+            for name, inner in value.items()
+        }
+    return value
 
 
 def hide_secrets(text: str) -> str:

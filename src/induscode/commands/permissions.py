@@ -18,12 +18,11 @@ from induscode.commands.call import CallRun
 from induscode.commands.call_data import ArgumentError, read_object
 from induscode.commands.groups import CommandGroup, LazyCommand, complete_tool
 from induscode.deck.catalog import has_capability
-from induscode.deck.contract import Capability, is_foreign, iter_layers
+from induscode.deck.contract import Capability, is_foreign
 from induscode.deck.mcp.store.events import filter_texts
 from induscode.launch.options import flags, read_invocation
 from induscode.permissions import build_gateway_checks, load_permissions
-from induscode.permissions.check import CheckedCard
-from induscode.permissions.policy import Decision
+from induscode.permissions.check import preview_card
 from induscode.permissions.rules import Effect
 
 if TYPE_CHECKING:
@@ -102,13 +101,9 @@ class _Trial(CallRun):
         """Decide about the call; the strictest of several permissions counts."""
         arguments = await self.read_arguments(card)
         ctx = session.deck().context
-        decisions: list[Decision] = []
-        checked = [layer for layer in iter_layers(card) if isinstance(layer, CheckedCard)]
-        for inner, permissions in [(layer.inner, one) for layer in checked for one in layer.permissions]:
-            decision = await permissions.preview(inner, arguments, ctx)
-            if isinstance(decision, ToolResult):
-                return ToolOutcome("", decision)
-            decisions.append(decision)
+        decisions = await preview_card(card, arguments, ctx)
+        if isinstance(decisions, ToolResult):
+            return ToolOutcome("", decisions)
         effect = min((decision.effect for decision in decisions), key=_STRICTEST.index, default=Effect.ALLOW)
         if self.gateway and effect is Effect.ASK:
             effect = Effect.DENY

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio
 from anyio import to_thread
@@ -22,6 +22,7 @@ from induscode.calls.record import CallOrigin
 from induscode.cli.terminal import print_status
 from induscode.deck.contract import DeckFramework, Profile
 from induscode.deck.mcp.content import CONTENT_KINDS, ServerContent
+from induscode.gateway.approvals.queue import ApprovalOptions, ApprovalQueue
 from induscode.gateway.content import GatewayContent
 from induscode.gateway.gateway import Gateway, GatewayContext, GatewayOpening
 from induscode.gateway.search_box import SearchedBoxes
@@ -30,7 +31,7 @@ from induscode.gateway.tasks import TASKS_FILE, GatewayTasks, TaskMap
 from induscode.gateway.view_box import GatewayViews, read_view_tokens
 from induscode.launch.extras import find_missing_agent
 from induscode.launch.options import PROFILES
-from induscode.launch.settings import SERVE_VIEWS
+from induscode.launch.settings import APPROVALS_MODE, APPROVALS_NOTIFY, APPROVALS_WAIT_S, SERVE_VIEWS
 from induscode.permissions import build_gateway_checks
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ if TYPE_CHECKING:
     from induscode.calls.metrics import CallMetrics
     from induscode.cluster.sessions import TaskHandles
     from induscode.conversations.agents.delegate import SubSessions
+    from induscode.gateway.approvals.queue import ApprovalMode
     from induscode.gateway.page.site import PageSite
+    from induscode.permissions.confirm import Approver
 
 # -- host -------------------------------------------------------------------------------------
 
@@ -101,6 +104,21 @@ def print_note(note: Note) -> None:
     print_status(str(note))
 
 
+def build_queue(context: GatewayContext) -> ApprovalQueue:
+    """Build the queue of calls that wait for a person, from flags and settings."""
+    options, settings = context.options, context.invocation.settings
+    mode = options.approvals or settings.get(APPROVALS_MODE)
+    return ApprovalQueue(
+        ApprovalOptions(
+            mode=cast("ApprovalMode | None", mode),
+            wait_s=settings.get(APPROVALS_WAIT_S),
+            target=settings.get(APPROVALS_NOTIFY),
+            has_page=options.page == "full",
+            node="" if context.node is None else context.node.info.node,
+        )
+    )
+
+
 # -- session ----------------------------------------------------------------------------------
 
 
@@ -142,11 +160,20 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         )
         if context.node is not None:
             context.node.follow(session.mcp.fleet)
+        approvals = build_queue(context)
+        approvals.hide, approvals.write_event = session.mcp.hide_secrets, session.mcp.journal.record_approval
+        stack.callback(approvals.store.close)
+
+        def open_approver() -> Approver:
+            from induscode.gateway.approvals.approver import GatewayApprover  # noqa: PLC0415 — for a gateway with rules
+
+            return GatewayApprover(approvals, lambda facts: gateway.look_at(facts))
+
         # In a thread, after starting the servers: it takes as long as they do.
         checks = await to_thread.run_sync(
-            build_gateway_checks, invocation, profile is not None or session.addons.has_cards
+            build_gateway_checks, invocation, profile is not None or session.addons.has_cards, open_approver
         )
-        gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines)
+        gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines, approvals)
         wrap = gateway.wrap_content if gateway.checks.checks_remote or session.addons.intercepts else None
         content.open(session.mcp, ServerContent(session.mcp, wrap, session.native.context), gateway.is_ourselves)
         if agents is not None:

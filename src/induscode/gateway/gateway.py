@@ -47,11 +47,13 @@ if TYPE_CHECKING:
     from induscode.deck.mcp.capability import BridgeCapability
     from induscode.deck.mcp.ledger import BridgeLedger
     from induscode.deck.mcp.store import LedgerStore
+    from induscode.gateway.approvals.queue import ApprovalQueue
     from induscode.gateway.options import Schemas, ServeOptions
     from induscode.gateway.sign_in import GatewaySignIns
     from induscode.gateway.status_lines import StatusLines
     from induscode.launch.invocation import Invocation
     from induscode.permissions import CardChecks
+    from induscode.permissions.call_facts import CallFacts
     from induscode.search.cards import SearchReport
     from induscode.servers.config.trust import TrustStore
     from induscode.servers.plan import ServerPlan
@@ -274,7 +276,13 @@ class Gateway:
     """A served deck and the servers behind it."""
 
     def __init__(
-        self, session: Session, context: GatewayContext, checks: CardChecks, content: GatewayContent, lines: StatusLines
+        self,
+        session: Session,
+        context: GatewayContext,
+        checks: CardChecks,
+        content: GatewayContent,
+        lines: StatusLines,
+        approvals: ApprovalQueue,
     ) -> None:
         self.session = session
         self.plan = context.plan
@@ -290,6 +298,7 @@ class Gateway:
         self._changed = anyio.Event()
         self._changing = anyio.Lock()
         self._lines = lines
+        self.approvals = approvals
         self._box: GatewayBox | None = None
         self._boxed: BridgeLedger | None = None
 
@@ -371,6 +380,21 @@ class Gateway:
         self._changed.set()
         return True
 
+    async def look_at(self, facts: CallFacts) -> object:
+        """Return the present definition of a call's tool and the decisions about the call, to notice a change."""
+        from induscode.permissions.check import preview_card  # noqa: PLC0415 — for a call that needs approval
+
+        box, ref = self.box(), facts.remote
+        remote = box.remote.runner.cards.get(facts.tool)
+        if ref is not None and ref.kind != "tool" and facts.card is not None:
+            remote = self.checks.remote(facts.card)  # a resource or prompt
+        card = remote or box.native.runner.cards.get(facts.tool)
+        if card is None:
+            return None
+        live = None if ref is None else self._enrolment.ledger.find(ref)
+        context = (box.native if remote is None else box.remote).context
+        return live and live[1].pin, await preview_card(card, facts.arguments, context)
+
     def change_checks(self, checks: CardChecks) -> None:
         """Replace the permission checks."""
         self.checks, self._box = checks, None
@@ -434,6 +458,7 @@ class Gateway:
                 tasks.start_soon(self._announce_changes, host)
                 tasks.start_soon(self._start_known)
                 tasks.start_soon(self._poll_approvals)
+                tasks.start_soon(self.approvals.run)
                 self._context.hooks.on_follow(self, tasks)
                 watch = self._context.watch
                 while watch is not None:

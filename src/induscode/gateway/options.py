@@ -24,6 +24,7 @@ from induscode.gateway.recursion import EVERYWHERE
 from induscode.launch.flags import FlagGroup, FlagKind, FlagSection, FlagSpec, choice
 from induscode.launch.options import PROFILES, is_given, is_given_at_any_level, refuse_combinations
 from induscode.launch.settings import (
+    APPROVALS_MODE,
     CLUSTER_AFFINITY,
     CLUSTER_BROKERS,
     CLUSTER_CREDENTIALS,
@@ -137,6 +138,12 @@ SERVE_FLAGS: tuple[FlagSpec, ...] = (
         FlagKind.MANY,
         "A tool that stays listed where tools are searched; * stands for any text (repeatable).",
         metavar="NAME",
+    ),
+    _serving.of(
+        APPROVALS_MODE,
+        FlagKind.VALUE,
+        "Calls that need a person: wait for one (ask), or are refused (deny). By default, only calls that an ask rule "
+        "names wait, where somebody can answer.",
     ),
     _http.value(
         "--page",
@@ -259,6 +266,8 @@ class ServeOptions:
     search: SearchOptions = field(default_factory=SearchOptions)
     page: PageMode = "off"
     """With HTTP: the page at `/ui`, read-only or full."""
+    approvals: str | None = None
+    """Overrides the setting approvals.mode."""
     is_ui: bool = False
     """Whether this is `indus ui`, which always prints the page's address with its key."""
     opens_browser: bool = False
@@ -286,6 +295,7 @@ def read_serve_options(context: click.Context, invocation: Invocation) -> ServeO
         schemas=params["schemas"],
         names=params["names"],
         tasks=params["tasks"],
+        approvals=params["approvals"],
         search=read_search_options(invocation.settings, params["search"], params["always_list"]),
         page="off" if settings is None or is_relay else params["page"] or "full",
         view=_find_named_view(params["view"], invocation.settings.get(SERVE_VIEWS)),
@@ -309,8 +319,8 @@ def _check_entry_flags(context: click.Context) -> None:
 
 
 _UNUSED_BY_RELAY = (
-    "page", "schemas", "view", "names", "tasks", "search", "always_list", "profile", "tools", "no_mcp", "no_addons",
-    "allow", "approval", "web_allow", "model", "base_url", "code",
+    "page", "approvals", "schemas", "view", "names", "tasks", "search", "always_list", "profile", "tools", "no_mcp",
+    "no_addons", "allow", "approval", "web_allow", "model", "base_url", "code",
 )  # fmt: skip
 """Flags without effect on a relay."""
 

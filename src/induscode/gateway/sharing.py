@@ -101,7 +101,8 @@ class GatewaySharing:
             for note in notes:
                 print_status(str(note))
         everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION)
-        limits = Permissions([*rules, everything], limits=f"{RULES} do not allow it")
+        approver = None if checks.open_approver is None else checks.open_approver()
+        limits = Permissions([*rules, everything], limits=f"{RULES} do not allow it", approver=approver)
 
         def limit(wrap: Wrap, card: Capability) -> Capability:
             return limit_card(wrap(card), limits)

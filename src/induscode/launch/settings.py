@@ -108,10 +108,26 @@ _NAMES: Values[tuple[str, ...]] = _checked(is_list, "a list of names", {"type": 
 _PATTERNS: Values[Mapping[str, str]] = _checked(
     is_map, "an object of patterns by the names of servers", {"type": "object", "additionalProperties": _SOME_TEXT}
 )
+
+
+def _is_web_address(value: JsonValue) -> bool:
+    return isinstance(value, str) and value.startswith(("http://", "https://"))
+
+
 _WEB_ADDRESS = _checked(
-    lambda value: isinstance(value, str) and value.startswith(("http://", "https://")),
-    "an address that starts with http:// or https://",
-    {"type": "string", "pattern": "^https?://"},
+    _is_web_address, "an address that starts with http:// or https://", {"type": "string", "pattern": "^https?://"}
+)
+_ANNOUNCEMENT = _checked(
+    lambda value: (is_list(value) and bool(value)) or value == "desktop" or _is_web_address(value),
+    "desktop, an address that starts with http:// or https://, or a command as a list of words",
+    {
+        "anyOf": [
+            {"enum": ["desktop"]},
+            {"type": "string", "pattern": "^https?://"},
+            {"type": "array", "items": _SOME_TEXT, "minItems": 1},
+        ]
+    },
+    lambda value: value if isinstance(value, str) else tuple(value),
 )
 _SWITCH: Values[bool] = _checked(lambda value: isinstance(value, bool), "true or false", {"type": "boolean"})
 _HOSTS = Values(parse_hosts, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
@@ -186,6 +202,24 @@ CALLS_PAYLOAD_HOURS = Setting(
     "How many hours the texts of calls are kept, where calls.record is payloads.",
     24,
     _integer(1, 720),
+)
+APPROVALS_MODE: Setting[Any] = Setting(
+    "approvals.mode",
+    "Calls at a gateway that need a person: wait for one (ask), or are refused (deny). By default, only calls that an "
+    "ask rule names wait, where somebody can answer.",
+    None,
+    _choice("ask", "deny"),
+    tighten=lambda user, project: "deny" if project == "deny" else user,
+    flag="--approvals",
+)
+APPROVALS_WAIT_S = Setting(
+    "approvals.wait_s", "Seconds that a call at a gateway waits for a person.", 300, _integer(1, 86_400), tighten=min
+)
+APPROVALS_NOTIFY: Setting[Any] = Setting(
+    "approvals.notify",
+    "Where a gateway announces a call that waits: desktop, the address of a webhook, or a command as a list of words.",
+    None,
+    _ANNOUNCEMENT,
 )
 SERVE_VIEWS: Setting[Mapping[str, View]] = Setting(
     "serve.views",

@@ -56,6 +56,10 @@ class InvalidRuleError(CoreError):
     """A rule on the command line is invalid."""
 
 
+class UnansweredError(CoreError):
+    """Nobody answered a question: the message has the cause."""
+
+
 @record(kw_only=True)
 class PermissionSetup:
     """Permissions of a run, ready for its deck."""
@@ -122,6 +126,8 @@ class CardChecks:
     """Returns whether a rule denies the current caller every call of a checked card."""
     posture: str = ""
     """Describes what runs without asking, for the system prompt of sub-agents."""
+    open_approver: Callable[[], Approver] | None = None
+    """Returns what asks about calls, if anybody does."""
 
 
 def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
@@ -143,29 +149,34 @@ def build_call_checks(cwd: str, dialog: Dialog | None = None) -> CardChecks:
     return CardChecks(wrap, wrap, notes)
 
 
-def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
+def build_gateway_checks(
+    invocation: Invocation, native: bool, open_approver: Callable[[], Approver] | None = None
+) -> CardChecks:
     """Build the checks for a gateway from its flags and the user's rules.
 
     Native cards work as in a headless run: a call that needs a question fails unless a flag or rule allows it. The user
     configured the servers, and gateway clients ask their own users, so remote tools run unless a rule denies the call
-    or requires a question. Raises `InvalidRuleError`.
+    or requires a question. The approver asks, if it can. Raises `InvalidRuleError`.
     """
     from induscode.permissions.rules import Effect, Rule, RuleOrigin, RuleStore, has_rules, load_startup_rules  # noqa: PLC0415 — while servers start
 
     if not native and not invocation.allow and not has_rules(invocation.cwd):
         return CardChecks(
-            lambda card: card, lambda card: card, checks_remote=False
+            lambda card: card, lambda card: card, checks_remote=False, open_approver=open_approver
         )  # without rules, skip loading the checks
     from induscode.permissions.check import Permissions, is_denied, require_permission  # noqa: PLC0415 — for a gateway with rules
     from induscode.permissions.policy import ApprovalMode  # noqa: PLC0415 — for a gateway with rules
 
     loaded = load_permissions(invocation)
     assert loaded.wrap is not None
+    assert loaded.permissions is not None
+    approver = loaded.permissions.approver = None if open_approver is None else open_approver()
     store = RuleStore()
     rules, _ = load_startup_rules(store, invocation.cwd)
     checks_remote = any(rule.effect is not Effect.ALLOW for rule in rules)
     everything = Rule(effect=Effect.ALLOW, tool="*", origin=RuleOrigin.SESSION, file="indus serve")
-    permissions = Permissions([*rules, everything], approval=ApprovalMode(invocation.approval), store=store)
+    approval = ApprovalMode(invocation.approval)
+    permissions = Permissions([*rules, everything], approver=approver, approval=approval, store=store)
     return CardChecks(
         loaded.wrap,
         (lambda card: require_permission(card, permissions)) if checks_remote else lambda card: card,
@@ -173,4 +184,5 @@ def build_gateway_checks(invocation: Invocation, native: bool) -> CardChecks:
         checks_remote,
         partial(is_denied, workspace=os.path.realpath(invocation.cwd)),
         loaded.posture,
+        open_approver,
     )

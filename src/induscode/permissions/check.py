@@ -23,6 +23,7 @@ from indusagi.runtime.calls import current_wait, waiting_for_user
 from indusagi.runtime.contract import ToolResult, project_content
 from induscode.addons.chain import InterceptedCard
 from induscode.deck.contract import Capability, CardWrapper, iter_layers
+from induscode.permissions import UnansweredError
 from induscode.permissions.call_facts import (
     CallFacts,
     PathGrant,
@@ -35,6 +36,7 @@ from induscode.permissions.confirm import (
     ApprovalScope,
     Approver,
     InstantApprover,
+    ParallelApprover,
     PermissionAnswer,
     build_request,
     build_rules,
@@ -89,8 +91,8 @@ class Permissions:
         approval: The policy for calls that need a question. Only the user may request a change.
         plan: Plan mode, if the session has it.
         store: Stores answers given for "always". Without it, they last for the session.
-        limits: Makes these permissions purely restrictive, used in addition to others, which check the sandbox. A
-            denial gives this sentence as the cause.
+        limits: Makes these permissions purely restrictive, used in addition to others, which check the sandbox.
+            Without an approver, a denial gives this sentence as the cause.
         entry: The function with `allow` and `approval` parameters to name in remedies, instead of flags.
     """
 
@@ -108,7 +110,7 @@ class Permissions:
         self._entry = entry
         self._rules = [*rules]
         self._limits = limits
-        self._approver = approver
+        self.approver = approver
         self.approval = approval
         self._plan = plan
         self._store = store
@@ -176,15 +178,12 @@ class Permissions:
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
                 return _to_result(facts, decision, self.approval)
-            if self._limits is not None:
-                return _deny(facts, decision, f"{self._limits}. What it would do:")
-            if self._approver is None:
-                remedy = f"To allow it, {suggest_remedy(facts, decision, self._entry)}."
-                if decision.undecided:
-                    remedy = _UNDECIDED_REMEDY
-                return _deny(facts, decision, f"this run cannot ask the user. {remedy} Why it would be asked:")
-            with nullcontext() if isinstance(self._approver, InstantApprover) else waiting_for_user():
-                result = await self._ask(self._approver, card, facts, ctx)
+            if self.approver is None:
+                if self._limits is not None:
+                    return _deny(facts, decision, f"{self._limits}. What it would do:")
+                return self._deny_unanswered(facts, decision, "this run cannot ask the user")
+            with nullcontext() if isinstance(self.approver, InstantApprover) else waiting_for_user():
+                result = await self._ask(self.approver, card, facts, ctx)
             if result is not None:
                 return result
         reason = f"{card.name} was not run: its paths keep changing"
@@ -255,13 +254,15 @@ class Permissions:
     ) -> CheckResult | None:
         """Ask the user. Return `None` if the facts changed before the answer."""
         # Ask one question at a time, because the previous answer may settle this one.
-        async with self._asking:
+        async with nullcontext() if isinstance(approver, ParallelApprover) else self._asking:
             decision = await self._decide(facts)
             if decision.effect is not Effect.ASK:
                 return _to_result(facts, decision, self.approval)
-            request = build_request(facts, decision)
+            request = build_request(facts, decision, ctx.on_progress)
             try:
                 answer = await approver.ask(request)
+            except UnansweredError as exc:
+                return self._deny_unanswered(facts, decision, str(exc))
             except Exception as exc:  # noqa: BLE001 — boundary: the approver is the host's code
                 answer = PermissionAnswer(None, f"asking failed: {type(exc).__name__}: {exc}")
             scope, comment = answer.scope, answer.comment
@@ -269,13 +270,22 @@ class Permissions:
                 scope, comment = None, f"{scope} was not one of the answers"
             if scope is None:
                 suffix = f": {escape_invisible(comment)[0]}" if comment else ""
-                return _deny(facts, decision, f"the user declined{suffix}")
+                return _deny(facts, decision, f"{answer.by} declined{suffix}")
             # If the same arguments now lead elsewhere, it's a different call.
             current = await self._gather(card, facts.arguments, ctx)
             if current != facts:
                 return None
             await self._remember(facts, decision, scope)
-        return CheckResult(allowed=True, by="the user", facts=current)
+        return CheckResult(allowed=True, by=answer.by, facts=current)
+
+    def _deny_unanswered(self, facts: CallFacts, decision: Decision, cause: str) -> CheckResult:
+        """Deny a call that nobody answered, with the remedy."""
+        if self._limits is not None:
+            return _deny(facts, decision, f"{self._limits}, and {cause}. What it would do:")
+        remedy = f"To allow it, {suggest_remedy(facts, decision, self._entry)}."
+        if decision.undecided:
+            remedy = _UNDECIDED_REMEDY
+        return _deny(facts, decision, f"{cause}. {remedy} Why it would be asked:")
 
     async def _remember(self, facts: CallFacts, decision: Decision, scope: ApprovalScope) -> None:
         """Add the rules of an answer to the session, and to the store if it's for "always"."""
@@ -325,6 +335,19 @@ class CheckedCard(CardWrapper):
         """Run the inner card if the permissions allow the call."""
         first, *others = self.permissions
         return await first.run(self.inner, arguments, ctx, others)
+
+
+async def preview_card(card: Capability, arguments: JsonValue, ctx: ToolContext) -> Sequence[Decision] | ToolResult:
+    """Return the decision of each of a card's permissions, without asking, or an error result for invalid arguments."""
+    decisions: list[Decision] = []
+    checked = [layer for layer in iter_layers(card) if isinstance(layer, CheckedCard)]
+    for layer in checked:
+        for permissions in layer.permissions:
+            decision = await permissions.preview(layer.inner, arguments, ctx)
+            if isinstance(decision, ToolResult):
+                return decision
+            decisions.append(decision)
+    return decisions
 
 
 def is_denied(card: Capability, workspace: str) -> bool:

@@ -27,6 +27,7 @@ from induscode.permissions.rules import Effect, Rule, RuleOrigin, parse_rule
 from induscode.permissions.shell.arguments import count_saved_words, find_problem, is_never_saved
 
 if TYPE_CHECKING:
+    from indusagi.runtime.contract import ProgressSink
     from induscode.permissions.shell.parse import Command
 
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_./+@%:=,-]+")
@@ -60,6 +61,9 @@ class PermissionRequest:
     """Possible answers other than no, which is the default."""
     asked_by_rule: bool = False
     """Whether a rule requires the question."""
+    facts: CallFacts | None = field(default=None, compare=False, repr=False)
+    report: ProgressSink | None = field(default=None, compare=False, repr=False)
+    """Reports progress to the caller, which may otherwise give up."""
 
 
 @record
@@ -69,18 +73,23 @@ class PermissionAnswer:
     scope: ApprovalScope | None = None
     comment: str = ""
     """Explains a no to the model."""
+    by: str = "the user"
 
 
 class Approver(Protocol):
     """Asks the user."""
 
     async def ask(self, request: PermissionRequest, /) -> PermissionAnswer:
-        """Ask, and wait for the answer."""
+        """Ask, and wait for the answer. Raises `UnansweredError` if there's none."""
         ...
 
 
 class InstantApprover:
     """An approver that decides by itself, so that its time isn't the user's."""
+
+
+class ParallelApprover(InstantApprover):
+    """An approver that asks several questions at once, of different people, and counts the time by itself."""
 
 
 class TypedCall(InstantApprover):
@@ -97,7 +106,7 @@ class TypedCall(InstantApprover):
         return PermissionAnswer(ApprovalScope.ONCE)
 
 
-def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
+def build_request(facts: CallFacts, decision: Decision, report: ProgressSink | None = None) -> PermissionRequest:
     """Build the request for a call that needs the user's permission."""
     rules = () if decision.firm else build_rules(facts, decision)
     scopes = [ApprovalScope.ONCE]
@@ -121,8 +130,7 @@ def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
         lines.append(f"{action}: {escape_text(path.resolved)}{refusal}{link}")
     for name, value in facts.arguments.items():
         if facts.script is None or value != facts.script.text:
-            text = value if isinstance(value, str) else compact_json(value)
-            lines.append(f"argument {escape_text(name)}: {escape_text(text)}")
+            lines.append(format_argument(name, value))
     return PermissionRequest(
         tool=facts.tool,
         server=facts.server,
@@ -133,7 +141,15 @@ def build_request(facts: CallFacts, decision: Decision) -> PermissionRequest:
         saves=tuple(map(str, rules)),
         scopes=tuple(scopes),
         asked_by_rule=decision.asked_by_rule,
+        facts=facts,
+        report=report,
     )
+
+
+def format_argument(name: str, value: JsonValue) -> str:
+    """Format an argument in full."""
+    text = value if isinstance(value, str) else compact_json(value)
+    return f"argument {escape_text(name)}: {escape_text(text)}"
 
 
 def _format_title(facts: CallFacts) -> str:

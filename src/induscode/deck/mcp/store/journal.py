@@ -204,6 +204,10 @@ class Journal:
         """Record a principal's first request to a host, without any part of its token."""
         self._append("client", {"principal": principal, "client": client_id, "scopes": [*scopes]})
 
+    def record_approval(self, facts: JsonObject) -> None:
+        """Record a step of a call that needs a person's yes. The caller has replaced the secrets."""
+        self._append("approval", facts)
+
     def record_search(self, queries: Sequence[str], server: str | None, found: Sequence[str], left_out: int) -> None:
         """Record a tool search, its queries and results, for the first thousand searches per run."""
         self._searches += 1

@@ -1,0 +1,218 @@
+"""The requests for approval of this user's gateways, in a file that any process answers.
+
+A request only moves forward: it waits, is approved, and is used once. Each step is one conditional update in SQLite
+that names the request, its digest and a time before its end, so of any number of attempts at most one succeeds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
+
+from indusagi.core.app_dirs import state_dir
+from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.records import record
+from indusagi.core.sqlite import DatabaseFormat, create_or_replace, transaction
+from indusagi.core.time import now_ms
+from induscode.core.consent import Consent
+
+FILE: Final = "approvals.db"
+_KEPT_MS: Final = 86_400_000
+"""How long requests stay readable after they were made."""
+_MOST: Final = 10_000
+_FORM: Final = DatabaseFormat(
+    application_id=0x696E6170,
+    version=1,
+    upgrades={
+        0: (
+            "CREATE TABLE approvals (id TEXT PRIMARY KEY, digest TEXT NOT NULL, state TEXT NOT NULL, "
+            "facts TEXT NOT NULL, asked_ms INTEGER NOT NULL, expires_ms INTEGER NOT NULL, "
+            "answered_by TEXT NOT NULL, comment TEXT NOT NULL) STRICT, WITHOUT ROWID",
+        )
+    },
+)
+_COLUMNS: Final = "id, digest, state, facts, asked_ms, expires_ms, answered_by, comment"
+_FACTS: Final = ("node", "principal", "client", "server", "tool", "title")
+
+
+class ApprovalState(StrEnum):
+    """State of a request."""
+
+    WAITING = "waiting"
+    APPROVED = "approved"
+    USED = "used"
+    """The call ran."""
+    DENIED = "denied"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"
+    """The client cancelled the call."""
+    REFUSED = "refused"
+    """Approved, but the definition or a rule changed meanwhile."""
+
+
+@record(kw_only=True)
+class Approval:
+    """A call that waits, or waited, for a person."""
+
+    id: str
+    digest: str
+    """Binds a yes to the principal, server, tool, definition and arguments. Nobody can guess it from them."""
+    state: ApprovalState = ApprovalState.WAITING
+    node: str = ""
+    """The cluster node that holds the call."""
+    principal: str = ""
+    client: str = ""
+    server: str = ""
+    tool: str
+    title: str
+    lines: tuple[str, ...]
+    """Everything a person is shown: all arguments, with invisible characters escaped and secrets replaced."""
+    asked_ms: int
+    expires_ms: int
+    answered_by: str = ""
+    comment: str = ""
+
+    @property
+    def consent(self) -> Consent:
+        """The question."""
+        return Consent(f"call of {self.tool}", self.digest, self.lines)
+
+    def is_waiting(self) -> bool:
+        """Return whether it can still be answered."""
+        return self.state is ApprovalState.WAITING and self.expires_ms > now_ms()
+
+    def to_json(self) -> JsonObject:
+        """Return it as a JSON object."""
+        return {
+            "id": self.id,
+            "digest": self.digest,
+            "state": self.state.value,
+            **{name: getattr(self, name) for name in _FACTS},
+            "lines": [*self.lines],
+            "asked_ms": self.asked_ms,
+            "expires_ms": self.expires_ms,
+            "answered_by": self.answered_by,
+            "comment": self.comment,
+        }
+
+    @classmethod
+    def parse(cls, value: JsonValue) -> Approval:
+        """Parse the value of `to_json`, or raise `ValueError`."""
+        try:
+            assert is_json_object(value)
+            lines = value["lines"]
+            assert isinstance(lines, list)
+            texts = {name: str(value[name]) for name in ("id", "digest", "answered_by", "comment", *_FACTS)}
+            numbers = {name: int(str(value[name])) for name in ("asked_ms", "expires_ms")}
+            return cls(**texts, **numbers, state=ApprovalState(str(value["state"])), lines=tuple(map(str, lines)))  # type: ignore[arg-type]  # pyright: by name
+        except (AssertionError, KeyError) as exc:
+            raise ValueError(f"not a request for approval: {exc}") from exc
+
+
+class ApprovalStore:
+    """The file of requests, opened on first use. The methods block; call them in a thread.
+
+    Raises:
+        OSError: The file can't be created, or belongs to another user.
+        sqlite3.Error: The file is unusable.
+    """
+
+    def __init__(self, path: str | None = None) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def add(self, approval: Approval) -> bool:
+        """Add a request, and forget those of earlier days. Return whether it's new."""
+        facts = {"lines": [*approval.lines], **{name: getattr(approval, name) for name in _FACTS}}
+        row = (approval.id, approval.digest, approval.state.value, json.dumps(facts), approval.asked_ms,
+               approval.expires_ms, approval.answered_by, approval.comment)  # fmt: skip
+        with self._lock, transaction(self._open()):
+            over = "SELECT id FROM approvals ORDER BY asked_ms DESC LIMIT -1 OFFSET ?"
+            old = f"DELETE FROM approvals WHERE asked_ms < ? OR id IN ({over})"
+            self._open().execute(old, (now_ms() - _KEPT_MS, _MOST - 1))
+            insert = f"INSERT OR IGNORE INTO approvals ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+            return self._open().execute(insert, row).rowcount == 1
+
+    def list_all(self) -> Sequence[Approval]:
+        """List all known requests, the newest first."""
+        with self._lock:
+            rows = self._open().execute(f"SELECT {_COLUMNS} FROM approvals ORDER BY asked_ms DESC, id DESC")
+            return [_parse_row(row) for row in rows]
+
+    def list_waiting(self) -> Sequence[Approval]:
+        """List the requests that can be answered, the oldest first."""
+        query = f"SELECT {_COLUMNS} FROM approvals WHERE state = ? AND expires_ms > ? ORDER BY asked_ms, id"
+        with self._lock:
+            return [_parse_row(row) for row in self._open().execute(query, (ApprovalState.WAITING, now_ms()))]
+
+    def find(self, start: str) -> Approval | None:
+        """Find the only request whose id starts like this."""
+        with self._lock:
+            query = f"SELECT {_COLUMNS} FROM approvals WHERE substr(id, 1, ?) = ? LIMIT 2"
+            rows = self._open().execute(query, (len(start), start.upper())).fetchall()
+        return _parse_row(rows[0]) if len(rows) == 1 and start else None
+
+    def list_answered(self, ids: Collection[str]) -> Mapping[str, Approval]:
+        """Return those of some requests that wait no longer, by id."""
+        with self._lock:
+            marks = ", ".join("?" * len(ids))
+            query = f"SELECT {_COLUMNS} FROM approvals WHERE state <> ? AND id IN ({marks})"
+            return {row[0]: _parse_row(row) for row in self._open().execute(query, (ApprovalState.WAITING, *ids))}
+
+    def answer(self, approval_id: str, digest: str, *, approve: bool, by: str, comment: str = "") -> bool:
+        """Answer a waiting request. Return False if it waits no longer, has expired, or is another one."""
+        state = ApprovalState.APPROVED if approve else ApprovalState.DENIED
+        return self._move(approval_id, digest, ApprovalState.WAITING, state, by, comment)
+
+    def use(self, approval_id: str, digest: str) -> bool:
+        """Spend a yes, once. Return False if there's none, it has expired, or it's about something else."""
+        return self._move(approval_id, digest, ApprovalState.APPROVED, ApprovalState.USED)
+
+    def _move(self, approval_id: str, digest: str, before: ApprovalState, after: ApprovalState, *answer: str) -> bool:
+        fields = ", answered_by = ?, comment = ?" if answer else ""
+        change = f"UPDATE approvals SET state = ?{fields} WHERE id = ? AND digest = ? AND state = ? AND expires_ms > ?"
+        with self._lock:
+            cursor = self._open().execute(change, (after, *answer, approval_id, digest, before, now_ms()))
+            return cursor.rowcount == 1
+
+    def end(self, approval_id: str, state: ApprovalState) -> None:
+        """End a request that nobody can answer or use any more."""
+        change = "UPDATE approvals SET state = ? WHERE id = ? AND state IN (?, ?)"
+        with self._lock:
+            self._open().execute(change, (state, approval_id, ApprovalState.WAITING, ApprovalState.APPROVED))
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            # Used under the lock, by one thread after the other. Requests in a damaged file are asked again.
+            path = self._path or os.path.join(state_dir(), FILE)
+            self._connection, _ = create_or_replace(path, _FORM, any_thread=True)
+        return self._connection
+
+
+def _parse_row(row: Sequence[str | int]) -> Approval:
+    identity, digest, state, facts, asked_ms, expires_ms, answered_by, comment = row
+    return Approval.parse(
+        {
+            "id": identity,
+            "digest": digest,
+            "state": state,
+            **json.loads(str(facts)),
+            "asked_ms": asked_ms,
+            "expires_ms": expires_ms,
+            "answered_by": answered_by,
+            "comment": comment,
+        }
+    )
