@@ -7,7 +7,7 @@ definition or a rule has changed when the call would run.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from indusagi.core.ids import new_ulid
@@ -78,24 +78,11 @@ class GatewayApprover(ParallelApprover):
             "lines": [*request.lines],
             "reasons": [*request.reasons],
         }
-        try:
-            shown = hide_in_json(facts.arguments, self._queue.hide)
-            assert isinstance(shown, dict)
-            arguments = {
-                f"argument {escape_text(key)}: ": _show_redacted(format_argument(key_shown, value))
-                for key, (key_shown, value) in zip(facts.arguments, shown.items(), strict=True)
-            }
-        except (RecursionError, ValueError) as exc:
-            raise UnansweredError("its arguments cannot be shown in full") from exc
         lines = [
             f"principal: {escape_text(facts.principal)}" if facts.principal else "",
             f"client: {escape_text(name)}" if name else "",
             f"definition: {pin}" if pin else "",
-            *(
-                next((text for start, text in arguments.items() if line.startswith(start)), None)
-                or self._queue.hide(line)
-                for line in request.lines
-            ),
+            *_hide_lines(request.lines, facts.arguments, self._queue.hide),
             *(f"asks because: {self._queue.hide(reason)}" for reason in request.reasons),
         ]
         if sum(map(len, lines)) > _MOST_CHARS:
@@ -117,10 +104,17 @@ class GatewayApprover(ParallelApprover):
         )
 
 
-def _find_argument(line: str, arguments: Mapping[str, str]) -> str | None:
-    """Find the shown form of an argument's line."""
-    return next((text for start, text in arguments.items() if line.startswith(start)), None)
-
-
-def _show_redacted(line: str) -> str:
-    return line.replace(escape_text(REDACTED)[1:-1], REDACTED)
+def _hide_lines(lines: Sequence[str], arguments: JsonObject, hide: Callable[[str], str]) -> Sequence[str]:
+    """Replace the secrets in the lines of a request, in arguments before they're escaped."""
+    try:
+        hidden = hide_in_json(arguments, hide)
+        assert isinstance(hidden, dict)
+        shown = {
+            f"argument {escape_text(name)}: ": format_argument(*item).replace(escape_text(REDACTED)[1:-1], REDACTED)
+            for name, item in zip(arguments, hidden.items(), strict=True)
+        }
+    except (RecursionError, ValueError) as exc:
+        raise UnansweredError("its arguments cannot be shown in full") from exc
+    return [
+        next((text for start, text in shown.items() if line.startswith(start)), None) or hide(line) for line in lines
+    ]
