@@ -14,6 +14,8 @@ from tests.support.forked import start_command
 from tests.support.scripts import command, run, run_with_input
 from tests.support.servers import SERVERS
 
+from indusagi.capabilities.sandbox.backend import list_server_sandboxes
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -48,6 +50,12 @@ def held(hold: Path, *flags: object, command: Path | None = None) -> dict[str, A
     command.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
     command.chmod(0o755)
     return {"command": str(command)}
+
+
+def in_sandbox(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the sandbox that the row of a new command gets on this machine."""
+    has_one = "standard" in list_server_sandboxes(os.getcwd())
+    return {**fields, "sandbox": "standard"} if has_one and "command" in fields else {**fields}
 
 
 def user_file() -> Path:

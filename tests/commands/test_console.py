@@ -69,7 +69,7 @@ def test_finding_b10_a_server_that_is_added_is_tried(tmp_path: Path) -> None:
     assert "indus mcp doctor bad" in done.stderr
     assert "bad" in json.loads(user_file().read_text(encoding="utf-8"))["servers"]
     done = run("mcp", "add", "later", "--no-check", "--", "sh", "-c", "exit 4", cwd=tmp_path)
-    assert (done.stdout.count("\n"), done.stderr) == (1, "")
+    assert (done.stdout.count("\n"), done.stderr) == (2, "")
     missing = run("mcp", "add", "unset", "--", "sh", "-c", "${NOT_SET_HERE}", cwd=tmp_path)
     assert "the variable NOT_SET_HERE is not set" in missing.stderr
 

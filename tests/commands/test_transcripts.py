@@ -101,10 +101,10 @@ def story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_servers_are_configured(story: Story) -> None:
     for line in (
         "mcp list",
-        f"mcp add one -- {shlex.join(HONEST)}",
+        f"mcp add one --sandbox off -- {shlex.join(HONEST)}",
         f"mcp add one -- {shlex.join(HONEST)}",
         "mcp add -t http two http://127.0.0.1:9/mcp --header 'Authorization: Bearer ${TOKEN}'",
-        f"mcp add three -s project -e MODE=fast -e TOKEN=secret -- {shlex.join(HONEST)}",
+        f"mcp add three -s project --sandbox off -e MODE=fast -e TOKEN=secret -- {shlex.join(HONEST)}",
         """mcp add-json four '{"command": "run-it", "args": ["x"], "env": {"KEY": "${KEY}"}}'""",
         "mcp add-json five '[]'",
         "mcp list",

@@ -59,6 +59,7 @@ MASKS = (
     (r"(~|/)[\w./~+-]*/[\w./~+-]*", "PATH"),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
     (r"\d[\d,]*(\.\d+)*", "N"),
+    (r"^Sandbox: (standard|off): .*", "Sandbox: PROFILE"),  # this machine may have none
 )
 
 

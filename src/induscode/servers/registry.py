@@ -103,8 +103,8 @@ class Installation:
         words = self.fields["args"]
         return shlex.join((str(self.fields["command"]), *map(str, words if isinstance(words, list) else ())))
 
-    def describe(self, server: RegistryServer, registry: str, name: str) -> Consent:
-        """Build the prompt for adding a server under a name."""
+    def describe(self, server: RegistryServer, registry: str, name: str, about: str = "") -> Consent:
+        """Build the prompt for adding a server under a name. `about` is a line about its sandbox."""
         lines = [
             server.description,
             f"{'address' if 'url' in self.fields else 'command'}: {self.shown}",
@@ -113,6 +113,7 @@ class Installation:
             *(f"{key}: {json.dumps(self.fields[key])}" for key in ("env", "headers") if self.fields.get(key)),
             *([f"set before it starts: {', '.join(self.needed)}"] if self.needed else []),
             *([f"status: {server.status}"] if server.status != "active" else []),
+            *([about] if about else []),
             f"name here: {name}",
         ]
         subject = f"server {server.name} {server.version} of {registry}"

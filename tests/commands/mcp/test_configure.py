@@ -9,7 +9,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.commands.helpers import HONEST, configured, one_line, piped, project_file, row, servers_of, told, user_file
+from tests.commands.helpers import (
+    HONEST,
+    configured,
+    in_sandbox,
+    one_line,
+    piped,
+    project_file,
+    row,
+    servers_of,
+    told,
+    user_file,
+)
 from tests.support.scripts import command, run
 
 pytestmark = pytest.mark.process
@@ -18,9 +29,9 @@ pytestmark = pytest.mark.process
 def test_a_command_is_added_to_the_users_file_which_is_named(tmp_path: Path) -> None:
     done = run("mcp", "add", "--no-check", "fs", "-e", "K=v=w", "--", "sh", "-c", "--flag", "a b", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"Added server 'fs' to {user_file()}\n"
+    assert done.stdout.startswith(f"Added server 'fs' to {user_file()}\nSandbox: ")
     expected = {"command": "sh", "args": ["-c", "--flag", "a b"], "env": {"K": "v=w"}}
-    assert servers_of(user_file()) == {"fs": expected}
+    assert servers_of(user_file()) == {"fs": in_sandbox(expected)}
     assert stat.S_IMODE(user_file().stat().st_mode) == 0o600
 
 
@@ -45,10 +56,10 @@ def test_a_command_is_added_to_the_users_file_which_is_named(tmp_path: Path) -> 
         ),
     ],
 )
-def test_every_way_to_say_it(tmp_path: Path, words: list[str], fields: object) -> None:
+def test_every_way_to_say_it(tmp_path: Path, words: list[str], fields: dict[str, object]) -> None:
     done = run("mcp", "add", "--no-check", "s", *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert servers_of(user_file()) == {"s": fields}
+    assert servers_of(user_file()) == {"s": in_sandbox(fields)}
     shown = told("mcp", "get", "s", "--json", cwd=tmp_path)
     assert shown["name"] == "s"
 
@@ -119,6 +130,7 @@ def test_servers_added_at_the_same_time_are_all_there(tmp_path: Path) -> None:
         (["add", "s", "https://"], ["is not a valid address of a server"]),
         (["add", "s", "https://[::1"], ["is not a valid address of a server"]),
         (["add", "s", "https://h/a b"], ["is not a valid address of a server"]),
+        (["add", "s", "--sandbox", "off", "https://h/"], ["--sandbox is for a command"]),
         (["add", "s", "-t", "stdio", "https://h/"], ["reached by http or sse"]),
         (["add", "s", "-t", "http", "--", "sh"], ["With -t http the server is a URL"]),
         (["add", "s", "-t", "ws", "https://h/"], ["'ws' is not one of"]),

@@ -28,6 +28,10 @@ peer.serve()
 """
 
 
+BARE = ("--sandbox", "off")
+"""Its definitions stand in a temporary directory, which a sandbox hides."""
+
+
 class Changing:
     """A server whose definitions stand in a file."""
 
@@ -357,7 +361,7 @@ def test_finding_a6_a_version_bump_is_compared(tmp_path: Path, server: Changing,
     server.has(one={"description": "One, and your keys."}, two={"description": "Two."}, three={})
     args = [*server.row["args"], "--version=2"]
     if replaced:
-        done = run("mcp", "add", "s", "--replace", "--", server.row["command"], *args, cwd=tmp_path)
+        done = run("mcp", "add", "s", "--replace", *BARE, "--", server.row["command"], *args, cwd=tmp_path)
         assert "indus mcp approve s" in done.stdout + done.stderr
     else:
         configured(user_file(), {"s": {**server.row, "args": args}})
@@ -371,11 +375,11 @@ def test_finding_a6_a_version_bump_is_compared(tmp_path: Path, server: Changing,
 
 
 def test_finding_a6_a_server_that_was_removed_and_added_is_new(tmp_path: Path, server: Changing) -> None:
-    assert run("mcp", "add", "s", "--", server.row["command"], *server.row["args"], cwd=tmp_path).returncode == 0
+    words = (server.row["command"], *server.row["args"])
+    assert run("mcp", "add", "s", *BARE, "--", *words, cwd=tmp_path).returncode == 0
     assert run("mcp", "remove", "s", cwd=tmp_path).returncode == 0
     server.has(three={})
-    args = [*server.row["args"], "--other"]
-    assert run("mcp", "add", "s", "--", server.row["command"], *args, cwd=tmp_path).returncode == 0
+    assert run("mcp", "add", "s", *BARE, "--", *words, "--other", cwd=tmp_path).returncode == 0
     assert run("call", "s__three", cwd=tmp_path).stdout == "done\n"
 
 

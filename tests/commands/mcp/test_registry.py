@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.commands.helpers import configured, servers_of, typed, user_file
+from tests.commands.helpers import configured, in_sandbox, servers_of, typed, user_file
 from tests.registry.mirror import entry, mirror, package
 from tests.support.scripts import run
 
@@ -64,19 +64,10 @@ def test_an_installation_is_a_row_with_the_exact_version_and_the_hash(capsys: py
         assert seen == ["/v0.1/servers/org.example%2Fgit/versions/latest"]
     assert "command: npx -y @o/git@1.2.3" in shown
     assert f"the registry's hash {'a' * 64} is not compared" in shown
-    assert servers_of(user_file()) == {
-        "git": {
-            "command": "npx",
-            "args": ["-y", "@o/git@1.2.3"],
-            "env": {"LEVEL": "1"},
-            "registry": {
-                "name": "org.example/git",
-                "version": "1.0.0",
-                "package": "npm:@o/git@1.2.3",
-                "sha256": "a" * 64,
-            },
-        }
-    }
+    origin = {"name": "org.example/git", "version": "1.0.0", "package": "npm:@o/git@1.2.3", "sha256": "a" * 64}
+    fields = {"command": "npx", "args": ["-y", "@o/git@1.2.3"], "env": {"LEVEL": "1"}, "registry": origin}
+    assert servers_of(user_file()) == {"git": in_sandbox(fields)}
+    assert "\n  Sandbox: " in shown
 
 
 @pytest.mark.process

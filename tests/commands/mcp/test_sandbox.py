@@ -5,12 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from tests.commands.helpers import HONEST, configured, one_line, project_file, row, servers_of, told, user_file
 from tests.support.sandboxes import skip_without
 from tests.support.scripts import run
+
+from indusagi.capabilities.sandbox.profile import ServerProfile
+from induscode.commands import program
+from induscode.servers.config import read_rows
+from induscode.servers.config.dialects import DIALECTS
+from induscode.servers.config.rows import Origin, parse_row
+from induscode.servers.config.trust import consent_facts
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
 
 pytestmark = pytest.mark.process
 STRICT = "strict: reads system programs, its own package and the workspace; writes to a home of its own; no network"
@@ -133,3 +145,106 @@ def test_a_container_runs_the_command_in_its_image(tmp_path: Path) -> None:
     assert run(*tagged[:2], "--allow-tag", "-s", "project", *tagged[2:], cwd=cwd, PATH=path).returncode == 0
     asked = run("mcp", "trust", "--yes", "tagged", cwd=cwd).stdout
     assert "sandbox: docker: runs in notes:1, whose tag can move to another image; no network" in asked
+
+
+def test_a_new_command_gets_a_sandbox_and_a_row_that_is_replaced_keeps_its_own(tmp_path: Path) -> None:
+    skip_without("landlock")
+    added = run("mcp", "add", "clock", "--", *HONEST, cwd=tmp_path)
+    assert "\nSandbox: standard: reads the system and the workspace, not your home; " in added.stdout
+    assert "(--sandbox off: no sandbox)\n" in added.stdout
+    assert "Server 'clock': ready, 12 tools" in added.stdout, added.stderr
+    assert servers_of(user_file())["clock"]["sandbox"] == "standard"
+    learned = {"profile": "strict", "hosts": ["api.example:443"]}
+    configured(user_file(), {"clock": row(sandbox=learned), "old": row(), "odd": row(sandbox={"x": 1})})
+    words = ("mcp", "add", "--replace", "--no-check")
+    again = run(*words, "clock", "--", *HONEST, cwd=tmp_path)
+    assert "Sandbox: strict: " in again.stdout
+    assert run(*words, "old", "--", *HONEST, cwd=tmp_path).returncode == 0
+    one_line(run(*words, "odd", "--", *HONEST, cwd=tmp_path), "unknown key 'x'", "--sandbox replaces it")
+    assert {name: one["sandbox"] for name, one in servers_of(user_file()).items()} == {
+        "clock": learned, "old": "standard", "odd": {"x": 1},
+    }  # fmt: skip
+
+
+def _find_nothing(*_: object) -> tuple[tuple[str, ...], str]:
+    return (), ""
+
+
+def test_a_new_row_gets_no_sandbox_that_would_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def added(*words: str) -> str:
+        assert program.run(["mcp", "add", "--no-check", "--replace", "s", *words]) == 0
+        assert "sandbox" not in servers_of(user_file())["s"]
+        return capsys.readouterr().out
+
+    monkeypatch.chdir(tmp_path)
+    assert "Sandbox" not in added("https://h/mcp")
+    assert "\nSandbox: off: docker needs its own socket\n" in added("--", "docker", "run", "-i", "notes")
+    assert "\nSandbox: off: it starts nothing here\n" in added("--", "cluster:far/notes")
+    monkeypatch.setattr("indusagi.capabilities.sandbox.backend.find_bubblewrap", _find_nothing)
+    monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_landlock", _find_nothing)
+    assert "\nSandbox: off: this machine has neither bubblewrap nor Landlock" in added("--", "sh")
+
+
+FOREIGN: dict[str, str | JsonObject] = {
+    "codex": '[mcp_servers.s]\ncommand = "sh"\nsandbox = "strict"\n',
+    "opencode-v2": {"mcp": {"servers": {"s": {"type": "local", "command": ["sh"], "sandbox": "strict"}}}},
+    "opencode": {"mcp": {"s": {"type": "local", "command": ["sh"], "sandbox": "strict"}}},
+    "zed": {"context_servers": {"s": {"command": {"path": "sh", "args": []}, "sandbox": "strict"}}},
+    "amp": {"amp.mcpServers": {"s": {"command": "sh", "sandbox": "strict"}}},
+    "gemini": {"mcp": {}, "mcpServers": {"s": {"command": "sh", "sandbox": "strict"}}},
+    "vscode": {"inputs": [], "servers": {"s": {"command": "sh", "sandbox": "strict"}}},
+    "indus": {"servers": {"s": {"command": "sh", "sandbox": "strict"}}},
+    **{
+        name: {"mcpServers": {"s": {"command": "sh", "sandbox": "strict"}}}
+        for name in ("qwen", "windsurf", "copilot", "cline", "claude-code", "claude-desktop", "cursor")
+    },
+}
+
+
+def test_every_dialect_keeps_the_sandbox_of_a_row() -> None:
+    assert FOREIGN.keys() == DIALECTS.keys()
+    for name, content in FOREIGN.items():
+        document = tomllib.loads(content) if isinstance(content, str) else content
+        [found] = DIALECTS[name].read_rows(document)
+        config = parse_row(found.name, cast("JsonObject", found.fields), Origin("f", "user", name)).config
+        assert getattr(config, "sandbox", None) == ServerProfile(name="strict"), name
+
+
+def test_import_keeps_the_sandbox_and_names_the_servers_without_one(tmp_path: Path) -> None:
+    rows = {"a": row(), "b": row(sandbox="strict"), "c": {"url": "https://h/mcp"}, "d": row(sandbox={"no": 1})}
+    (tmp_path / "theirs.json").write_text(json.dumps({"mcpServers": rows}), "utf-8")
+    done = run("mcp", "import", "--from", "theirs.json", cwd=tmp_path)
+    assert "\nWithout a sandbox: a. To see which fits: indus mcp doctor NAME --sandbox\n" in done.stdout
+    assert {name: one.get("sandbox") for name, one in servers_of(user_file()).items()} == {
+        "a": None, "b": "strict", "c": None,
+    }  # fmt: skip
+    assert "left out: its sandbox has an unknown key 'no'" in done.stderr
+
+
+def test_a_sandbox_of_vs_code_is_held_here_too(tmp_path: Path) -> None:
+    shared: JsonObject = {
+        "filesystem": {"allowWrite": [".", "~/out"], "denyRead": ["~/.ssh"]},
+        "network": {"deniedDomains": []},
+    }
+    own = {"network": {"allowedDomains": ["api.example"]}}
+    rows = {
+        "a": row(sandboxEnabled=True), "b": row(sandboxEnabled=True, sandbox=own), "c": row(sandboxEnabled=False),
+        "d": row(sandboxEnabled=True, sandbox={"network": {"deniedDomains": ["x.example"]}}),
+    }  # fmt: skip
+    path = tmp_path / ".vscode" / "mcp.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"servers": rows, "sandbox": shared}), "utf-8")
+    done = run("mcp", "import", "--from", "vscode", "--yes", cwd=tmp_path)
+    assert {name: one.get("sandbox") for name, one in servers_of(user_file()).items()} == {
+        "a": {"profile": "standard", "write": ["~/out"], "hosts": ["*.npmjs.org"]},
+        "b": {"profile": "standard", "write": [], "hosts": ["*.npmjs.org", "api.example"]},
+        "c": None,
+    }  # fmt: skip
+    assert "its sandbox has an unknown key 'deniedDomains'" in done.stderr
+    # A wider sandbox of the file changes what was agreed to.
+    [before] = [one for one in read_rows(str(path), "project")[0] if one.id == "a"]
+    path.write_text(json.dumps({"servers": rows, "sandbox": {}}), "utf-8")
+    [after] = [one for one in read_rows(str(path), "project")[0] if one.id == "a"]
+    assert consent_facts(before) != consent_facts(after)

@@ -6,6 +6,7 @@ import atexit
 import json
 import os
 import re
+import shutil
 import sys
 from contextlib import suppress
 from functools import cache
@@ -24,6 +25,7 @@ from indusagi.capabilities.sandbox.bubblewrap import (
     find_bubblewrap,
 )
 from indusagi.capabilities.sandbox.policy import LOCAL_SOCKETS, UNPROTECTED, resolve_layout
+from indusagi.capabilities.sandbox.profile import ENGINES
 from indusagi.core.app_dirs import create_private_file, is_within, read_small_file
 from indusagi.core.ids import new_ulid
 from indusagi.core.records import record
@@ -167,12 +169,19 @@ def _find_landlock() -> tuple[int, str]:
     return abi, "" if abi else "this system has no Landlock"
 
 
-def choose_mechanism(layout: SandboxLayout) -> tuple[str, tuple[str, ...]]:
+def choose_mechanism(workspace: str) -> tuple[str, tuple[str, ...]]:
     """Return the mechanism for a server on this machine, empty for none, and the start of its command line."""
-    start, _ = _find_bubblewrap(layout.workspace)
+    start, _ = _find_bubblewrap(workspace)
     if start:
         return "bubblewrap", start
     return ("landlock" if _find_landlock()[0] else ""), ()
+
+
+def list_server_sandboxes(workspace: str) -> tuple[str, ...]:
+    """List what servers can run in here: profiles, rules about hosts, engines of containers. Blocks."""
+    mechanism, _ = choose_mechanism(workspace)
+    held = {"bubblewrap": ("standard", "strict", "hosts"), "landlock": ("standard",)}
+    return (*held.get(mechanism, ()), *(engine for engine in ENGINES if shutil.which(engine)))
 
 
 def landlock_launcher(

@@ -146,7 +146,7 @@ def prepare_server(
         ),
         workspace or "/nonexistent",
     )
-    mechanism, start = choose_mechanism(layout)
+    mechanism, start = choose_mechanism(layout.workspace)
     if not mechanism or (mechanism == "landlock" and (profile.is_strict or not profile.reaches_all)):
         needs = "strict, and rules about hosts, need" if mechanism else "there's no"
         raise SandboxMissing(

@@ -6,6 +6,7 @@ its version and our verification of it, and has agreed.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -16,9 +17,16 @@ from typing import TYPE_CHECKING, cast
 
 import click
 
-from indusagi.capabilities.sandbox.profile import ENGINES, PROFILES, server_home
+from indusagi.capabilities.sandbox.profile import (
+    ENGINES,
+    PROFILES,
+    InvalidProfileError,
+    ServerProfile,
+    parse_profile,
+    server_home,
+)
 from indusagi.core.json import is_json_object
-from indusagi.interop.protocol_bridge.contract import StdioServerConfig, needs_sign_in
+from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, StdioServerConfig, needs_sign_in
 from induscode.cli.listing import Listing
 from induscode.cli.output import as_json, ask_consent, can_ask_user, confirm, digest_option
 from induscode.cli.signals import run_for_result, run_until_signal
@@ -29,7 +37,7 @@ from induscode.launch.options import flags, read_invocation
 from induscode.launch.settings import REGISTRY_URL
 from induscode.servers.config import discover_mcp_config
 from induscode.servers.config.trust import TrustStore, describe_row
-from induscode.servers.config.writer import edit_own_config, own_config_path
+from induscode.servers.config.writer import edit_own_config, own_config_path, read_own_config
 from induscode.servers.plan import (
     build_fields,
     digest_place,
@@ -72,6 +80,11 @@ no_check = click.option("--no-check", is_flag=True, help="Do not start it for a 
 allow_tag = click.option(
     "--allow-tag", is_flag=True, help="The image may have a tag in place of a digest: it can change."
 )
+sandbox_option = click.option(
+    "--sandbox",
+    type=click.Choice(("off", *PROFILES)),
+    help="What its process may touch; standard by default where this machine has a sandbox.",
+)
 
 
 @flags("--cwd")
@@ -88,7 +101,7 @@ allow_tag = click.option(
 @click.option("--exclude-tools", multiple=True, metavar="NAME,…", help="None of these tools.")
 @click.option("--required", is_flag=True, help="A run fails without it.")
 @click.option("--start", type=click.Choice(("eager", "lazy")), help="When it starts: at once, or at the first call.")
-@click.option("--sandbox", type=click.Choice(("off", *PROFILES)), help="What its process may touch; off by default.")
+@sandbox_option
 @click.option("--image", metavar="NAME@sha256:DIGEST", help="Run the command in a container of this image.")
 @click.option("--container", type=click.Choice(ENGINES), default="docker", show_default=True, help="With --image.")
 @allow_tag
@@ -123,13 +136,50 @@ def add(
             fields[key] = [*names]
     if options["required"]:
         fields["required"] = True
-    fields |= {key: options[key] for key in ("start", "sandbox") if options[key]}
-    if options["image"]:
-        if options["sandbox"] or "url" in fields:
-            raise click.UsageError("--image is for a command, and can't be used with --sandbox")
-        tag: JsonObject = {"allow_tag": True} if options["allow_tag"] else {}
-        fields["sandbox"] = {"container": options["container"], "image": options["image"], **tag}
+    if options["start"]:
+        fields["start"] = options["start"]
+    if not options["image"]:
+        cwd = read_invocation(context).cwd
+        before = own_config_path(where, cwd) if replace else None
+        fields, about = choose_sandbox(name, fields, options["sandbox"], cwd, before)
+        return add_server(context, name, fields, where, about, replace=replace, check=not no_check)
+    if options["sandbox"] or "url" in fields:
+        raise click.UsageError("--image is for a command, and can't be used with --sandbox")
+    tag: JsonObject = {"allow_tag": True} if options["allow_tag"] else {}
+    fields["sandbox"] = {"container": options["container"], "image": options["image"], **tag}
     return add_server(context, name, fields, where, replace=replace, check=not no_check)
+
+
+def choose_sandbox(
+    name: str, fields: JsonObject, chosen: str | None, cwd: str, replaced: str | None
+) -> tuple[JsonObject, str]:
+    """Add the sandbox to the fields of a new row, and describe it in a line.
+
+    A command without a chosen one keeps that of the row it replaces, in the file `replaced`, or gets `standard` where
+    this machine can hold it. Blocks.
+    """
+    if "url" in fields:
+        if chosen is not None:
+            raise click.UsageError("--sandbox is for a command; a URL starts no process")
+        return fields, ""
+    program = str(fields["command"])
+    before = read_own_config(replaced).rows().get(name, {}) if replaced is not None else {}
+    value = before.get("sandbox") if chosen is None else chosen
+    if value is not None:
+        try:
+            profile = parse_profile(value)
+        except InvalidProfileError as exc:
+            raise click.UsageError(f"Server {name!r}: {exc}; --sandbox replaces it") from exc
+        touches = "off: it may do whatever you may" if profile is None else profile.describe()
+        return {**fields, "sandbox": value}, f"Sandbox: {touches}"
+    if os.path.basename(program) in ENGINES or program.startswith(CLUSTER_PREFIX):
+        why = "it starts nothing here" if program.startswith(CLUSTER_PREFIX) else f"{program} needs its own socket"
+        return fields, f"Sandbox: off: {why}"
+    from indusagi.capabilities.sandbox.backend import list_server_sandboxes  # noqa: PLC0415 — for a new command
+
+    if "standard" not in list_server_sandboxes(cwd):
+        return fields, "Sandbox: off: this machine has neither bubblewrap nor Landlock, so it may do whatever you may"
+    return {**fields, "sandbox": "standard"}, f"Sandbox: {ServerProfile().describe()} (--sandbox off: no sandbox)"
 
 
 def parse_seconds(option: str, text: str) -> float:
@@ -189,9 +239,12 @@ def add_json(
 
 
 def add_server(
-    context: click.Context, name: str, fields: JsonObject, scope: Scope, *, replace: bool, check: bool
+    context: click.Context, name: str, fields: JsonObject, scope: Scope, about: str = "", *, replace: bool, check: bool
 ) -> int:
-    """Add a server to one of our files, start it once as a check, and return the exit code."""
+    """Add a server to one of our files, start it once as a check, and return the exit code.
+
+    `about` is a line for the user.
+    """
     invocation = read_invocation(context)
     path = own_config_path(scope, invocation.cwd)
     row = parse_server_row(name, fields, path, scope)
@@ -200,6 +253,8 @@ def add_server(
             raise click.UsageError(f"{path} has a server {name!r}: give another name, or --replace")
         config.put(name, fields)
     print_line(f"Added server {name!r} to {path}")
+    if about:
+        print_line(about)
     if scope == "project":
         give_consent(row)
     target = row.config
@@ -352,6 +407,7 @@ def search(context: click.Context, words: tuple[str, ...], *, limit: int, as_jso
 @click.option("--kind", type=click.Choice(("npm", "pypi", "oci", "remote")), help="Which of its packages.")
 @click.option("--as", "local", metavar="NAME", help="The name it gets here; the last part of its name by default.")
 @click.option("-e", "--set", "values", multiple=True, metavar="NAME=VALUE", help="A value that it takes.")
+@sandbox_option
 @click.option("--yes", is_flag=True, help="Agree without a question.")
 @digest_option
 @allow_tag
@@ -367,6 +423,7 @@ def install(
     kind: str | None,
     local: str | None,
     values: tuple[str, ...],
+    sandbox: str | None,
     yes: bool,
     digests: tuple[str, ...],
     allow_tag: bool,
@@ -388,19 +445,23 @@ def install(
         if not key or not equals:
             raise click.UsageError(f"--set {value!r}: write NAME=VALUE")
         given[key] = text
-    url = read_invocation(context).settings.get(REGISTRY_URL)
+    invocation = read_invocation(context)
+    url = invocation.settings.get(REGISTRY_URL)
     server = run_for_result(lambda _: RegistryClient(url).read_server(name, version))
     made = build_installation(server, kind, given)
     if is_movable(made.package) and not allow_tag:
         digest = "run it by digest (indus mcp add --image NAME@sha256:DIGEST), or use --allow-tag"
         raise click.UsageError(f"{name} names its image by a tag, which another image can take: {digest}")
     own = local or re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-")
+    where = cast("Scope", scope or "user")
+    before = own_config_path(where, invocation.cwd) if replace else None
+    fields, about = choose_sandbox(own, made.fields, sandbox, invocation.cwd, before)
+    made = dataclasses.replace(made, fields=fields)
     try:
-        if not ask_consent(made.describe(server, url, own), f"Add it as {own!r}?", yes=yes, digests=digests):
+        if not ask_consent(made.describe(server, url, own, about), f"Add it as {own!r}?", yes=yes, digests=digests):
             print_status("nothing was added")
             return 1
     except click.UsageError as exc:
         print_status(f"nothing was added. {exc.message}")
         return 1
-    where = cast("Scope", scope or "user")
     return add_server(context, own, made.fields, where, replace=replace, check=not no_check and not made.needed)

@@ -31,7 +31,7 @@ from induscode.servers.config.dialects import detect_dialect, find_dialect
 from induscode.servers.config.rows import InvalidRowError, Origin, find_project_dir, is_switched_off, parse_row
 from induscode.servers.config.trust import describe_row
 from induscode.servers.config.writer import edit_own_config, own_config_path, read_own_config
-from induscode.servers.plan import is_server_name, name_transport, parse_server_row, scope_option
+from induscode.servers.plan import has_no_sandbox, is_server_name, name_transport, parse_server_row, scope_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -314,3 +314,6 @@ def _copy_servers(path: str, whose: Scope, servers: Sequence[ForeignServer], *, 
             print_line(f"Added server {server.row.id!r} to {path}")
         if whose == "project":
             give_consent(rows[server.row.id])
+    bare = [server.row.id for server in new if has_no_sandbox(server.row.config)]
+    if bare and not quiet:
+        print_line(f"Without a sandbox: {', '.join(bare)}. To see which fits: indus mcp doctor NAME --sandbox")

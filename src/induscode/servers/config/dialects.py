@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, cast
 
 from indusagi.core.json import JsonObject, JsonValue, is_json_object
 from indusagi.core.records import record
@@ -200,8 +200,29 @@ def _has_claude_servers(document: JsonObject) -> bool:
 
 
 def vscode(document: JsonObject) -> Iterator[RawRow]:
-    """Read `servers`, next to `inputs`."""
-    yield from _rows(_under(document, "servers") or _under(document, "mcp", "servers"))
+    """Read `servers`, next to `inputs` and the `sandbox` of rows that have `sandboxEnabled`."""
+    root = document if "servers" in document else _under(document, "mcp") or {}
+    for row in _rows(_under(root, "servers")):
+        if is_json_object(row.fields) and row.fields.pop("sandboxEnabled", None) is True:
+            rules = _under(row.fields, "sandbox") or _under(root, "sandbox") or {}
+            row.fields["sandbox"] = _convert_vscode_sandbox(rules)
+            yield row._replace(written={**cast("JsonObject", row.written), "sandbox": rules})
+        else:
+            yield row
+
+
+def _convert_vscode_sandbox(rules: JsonObject) -> JsonObject:
+    """Convert a sandbox of VS Code. What ours can't hold stays in it, so that the server doesn't start without it."""
+    profile: JsonObject = {"profile": "standard"}
+    files, network = dict(_under(rules, "filesystem") or {}), dict(_under(rules, "network") or {})
+    write, domains, hidden = files.pop("allowWrite", []), network.pop("allowedDomains", []), files.pop("denyRead", [])
+    if isinstance(write, list):
+        profile["write"] = [path for path in write if path not in (".", "${workspaceFolder}")]
+    if isinstance(domains, list):
+        profile["hosts"] = ["*.npmjs.org", *domains]  # as VS Code does, for npx
+    if isinstance(hidden, list) and any(not str(path).startswith("~") for path in hidden):
+        files["denyRead"] = hidden  # a home is never shown
+    return {**profile, **{key: value for key, value in {**files, **network}.items() if value}}
 
 
 def codex(document: JsonObject) -> Iterator[RawRow]:
