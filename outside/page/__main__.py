@@ -47,6 +47,7 @@ _VIEWS = {
     "resources": "/resources",
     "prompts": "/prompts",
     "prompt": "/prompt?server=many&name=count",
+    "approvals": "/approvals",
     "drift": "/drift",
     "calls": "/calls",
     "call": f"/call?number={CALLS}",

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.process
 Json = dict[str, Any]
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
 """What the server `markup` puts everywhere."""
-VIEWS = ["", "/tools", "/resources", "/prompts", "/drift", "/calls", "/timeline", "/sessions"]
+VIEWS = ["", "/approvals", "/tools", "/resources", "/prompts", "/drift", "/calls", "/timeline", "/sessions"]
 
 
 class Document(HTMLParser):

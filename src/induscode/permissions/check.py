@@ -259,8 +259,10 @@ class Permissions:
             if decision.effect is not Effect.ASK:
                 return _to_result(facts, decision, self.approval)
             request = build_request(facts, decision, ctx.on_progress)
+            answer = PermissionAnswer(None, "the call was cancelled")
             try:
-                answer = await approver.ask(request)
+                with ctx.cancel.guard() if isinstance(approver, ParallelApprover) else nullcontext():
+                    answer = await approver.ask(request)
             except UnansweredError as exc:
                 return self._deny_unanswered(facts, decision, str(exc))
             except Exception as exc:  # noqa: BLE001 — boundary: the approver is the host's code

@@ -13,6 +13,7 @@ from anyio import to_thread
 from tests.permissions.support import context, rules
 from tests.support.waiting import LIMIT_S
 
+from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import current_caller
 from indusagi.interop.protocol_bridge.contract import RemoteToolRef
 from indusagi.interop.protocol_bridge.rpc.connection import RpcError
@@ -222,18 +223,18 @@ async def test_calls_wait_at_the_same_time_and_each_yes_is_for_one(tmp_path: Pat
 
 
 async def test_a_yes_is_spent_by_the_call(tmp_path: Path) -> None:
-    async with opened(tmp_path) as desk, calling(), anyio.create_task_group() as tasks:
-        tasks.start_soon(lambda: desk.call(repo="a"))
-        approval = await desk.wait_for_request()
-        assert await desk.approve(approval)
-        tasks.start_soon(lambda: desk.call(repo="a"))  # the same call again
-        again = await desk.wait_for_request(2)
-        assert again.digest != approval.digest
-        assert not await desk.approve(approval)
-        assert not await desk.approve(again, digest=approval.digest)
-        assert not await to_thread.run_sync(desk.queue.store.use, approval.id, approval.digest)
-        assert await desk.approve(again, approve=False)
-    assert len(desk.ran) == 1
+    async with opened(tmp_path) as desk, calling():
+        for count in (1, 2):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(lambda: desk.call(repo="a"))  # the same call
+                asked = await desk.wait_for_request(count)
+                for earlier in desk.asked[:-1]:
+                    assert asked.digest != earlier.digest
+                    assert not await desk.approve(earlier)
+                    assert not await desk.approve(asked, digest=earlier.digest)
+                    assert not await to_thread.run_sync(desk.queue.store.use, earlier.id, earlier.digest)
+                assert await desk.approve(asked, approve=count == 1)
+            assert len(desk.ran) == 1
 
 
 async def test_a_call_that_nobody_answers_is_refused_with_the_remedy_and_stays_refused(tmp_path: Path) -> None:
@@ -247,12 +248,15 @@ async def test_a_call_that_nobody_answers_is_refused_with_the_remedy_and_stays_r
     assert not desk.ran
 
 
-async def test_a_cancelled_call_withdraws_its_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_token", [True, False])
+async def test_a_cancelled_call_withdraws_its_request(tmp_path: Path, *, by_token: bool) -> None:
     async with opened(tmp_path) as desk, calling():
+        cancel = CancelToken()
+        desk.context = desk.context.with_cancel(cancel)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lambda: desk.call(repo="a"))
             await desk.wait_for_request()
-            tasks.cancel_scope.cancel()
+            cancel.cancel("the client left") if by_token else tasks.cancel_scope.cancel()
         assert not await desk.approve(desk.asked[0])
         assert (await desk.list_all())[0].state is ApprovalState.WITHDRAWN
     assert not desk.ran

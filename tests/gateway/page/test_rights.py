@@ -48,6 +48,7 @@ ROUTES: Mapping[str, tuple[str, str, str]] = {
     "events": ("GET", "/ui/events", "look"),
     "server form": ("POST", "/ui/server", "act"),
     "drift form": ("POST", "/ui/drift", "act"),
+    "approval form": ("POST", "/ui/approvals", "act"),
     "tool form": ("POST", "/ui/tool", "try"),
     "resource form": ("POST", "/ui/resources", "try"),
     "prompt form": ("POST", "/ui/prompt", "try"),
@@ -176,7 +177,10 @@ async def served(tokens: TokenMode, page: PageMode, monkeypatch: pytest.MonkeyPa
         session = SimpleNamespace(
             mcp=SimpleNamespace(disabled=()), invocation=SimpleNamespace(cwd="/w"), fleet=SimpleNamespace()
         )
-        return SimpleNamespace(session=session, node=None)
+        return SimpleNamespace(session=session, node=None, list_waiting=list_waiting)
+
+    async def list_waiting() -> list[str]:
+        return []
 
     async def watch(_: object) -> AsyncGenerator[bytes]:
         yield b"retry: 1\n\n"

@@ -512,9 +512,9 @@ def test_the_frame_has_the_navigation_the_rights_and_what_waits() -> None:
     token = replace(PERSON, form_key="")
     check_page(
         "frame",
-        build_page(view, PERSON, "/work/here", 0),
-        build_page(replace(view, section="drift"), GUEST, "/work/here", 2, has_cluster=True),
-        build_page(view, token, "/work/here", 0),
+        build_page(view, PERSON, "/work/here", {"approvals": 0, "drift": 0}),
+        build_page(replace(view, section="drift"), GUEST, "/work/here", {"approvals": 1, "drift": 2}, has_cluster=True),
+        build_page(view, token, "/work/here", {"approvals": 0, "drift": 0}),
         build_refusal("this page is read-only"),
         build_sign_in(""),
         build_sign_in("Signed out."),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 _VIEWS: Mapping[str, tuple[str, str]] = {
     "": ("servers", "show_servers"),
+    "/approvals": ("approvals", "show_approvals"),
     "/server": ("servers", "show_server"),
     "/tools": ("items", "show_tools"),
     "/tool": ("items", "show_tool"),
@@ -56,7 +57,7 @@ _VIEWS: Mapping[str, tuple[str, str]] = {
     "/session": ("sessions", "show_session"),
 }
 """Module and function of each view; modules load on first request."""
-_ACTING: Final = frozenset({"/server", "/drift"})
+_ACTING: Final = frozenset({"/server", "/drift", "/approvals"})
 """Views whose forms change state."""
 _CALLING: Final = frozenset({"/tool", "/resources", "/prompt"})
 """Views whose forms send a request to a tool or a server."""
@@ -244,9 +245,9 @@ class PageSite:
             view = PageView("It failed", tag("p", "It took too long.", role="alert"), "", 504)
         finally:
             current_client.reset(client)
-        waiting, has_cluster = len(source.session.mcp.disabled), source.node is not None
+        waiting = {"approvals": len(await source.list_waiting()), "drift": len(source.session.mcp.disabled)}
         cwd = source.session.invocation.cwd
-        body = build_page(view, user, cwd, waiting, has_cluster=has_cluster).encode("utf-8", "replace")
+        body = build_page(view, user, cwd, waiting, has_cluster=source.node is not None).encode("utf-8", "replace")
         return SiteResponse(body, view.status, _HTML)
 
 
@@ -278,6 +279,7 @@ def _read_static(name: str) -> bytes:
 
 _SECTIONS = {
     "servers": ("", "Servers"),
+    "approvals": ("/approvals", "Needs you"),
     "tools": ("/tools", "Tools"),
     "resources": ("/resources", "Resources"),
     "prompts": ("/prompts", "Prompts"),
@@ -303,14 +305,18 @@ def _build_document(title: str, *body: Html) -> str:
     return "<!doctype html>" + tag("html", head, tag("body", body), lang="en")
 
 
-def build_page(view: PageView, user: PageUser, cwd: str, waiting: int, *, has_cluster: bool = False) -> str:
-    """Build the document of a view; `waiting` is the number of definitions awaiting a decision."""
+def build_page(
+    view: PageView, user: PageUser, cwd: str, waiting: Mapping[str, int], *, has_cluster: bool = False
+) -> str:
+    """Build the document of a view; `waiting` has the number of decisions that a section waits for."""
     links: list[Html] = []
     for section, (path, name) in _SECTIONS.items():
         if section == "cluster" and not has_cluster:
             continue
         # Always present, as the script replaces it.
-        badge = tag("span", str(waiting or ""), id="waiting", cls="badge") if section == "drift" else None
+        badge = None
+        if section in waiting:
+            badge = tag("span", str(waiting[section] or ""), id=f"waiting-{section}", cls="badge")
         current = "page" if section == view.section else None
         links.append(tag("a", name, badge, href=address(path), aria_current=current))
     sign_out = tag(
@@ -404,6 +410,7 @@ async def _take_signatures(source: GatewayPage) -> Mapping[Topic, object]:
         "servers": (servers, tuple(row.id for row in source.plan.rows)),
         "items": (_Same(mcp.ledger), tuple(tool.ref for tool in mcp.disabled)),
         "calls": await to_thread.run_sync(_find_newest),
+        "approvals": tuple(await source.list_waiting()),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -142,6 +143,7 @@ class GatewayPage:
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway, self.session, self.node = gateway, gateway.session, gateway.node
+        self.approvals = gateway.approvals
         self._sign_ins: dict[str, BackgroundTask] = {}
         self._searching = Lock()
         self._index = BackgroundIndex()
@@ -157,6 +159,13 @@ class GatewayPage:
     def plan(self) -> ServerPlan:
         """The servers as currently configured."""
         return self._gateway.plan
+
+    async def list_waiting(self) -> Sequence[str]:
+        """List the calls that wait for a person."""
+        try:
+            return [one.id for one in await to_thread.run_sync(self.approvals.store.list_waiting)]
+        except (OSError, sqlite3.Error):
+            return ()  # their view says why
 
     def find_tools(self, query: str, server: str) -> Sequence[Capability]:
         """Find tools by purpose, best match first. Blocks."""

@@ -53,8 +53,9 @@ async function refresh() {
       if (isBusy(section)) wanted.add(section.dataset.topic);
       else replaceSection(section, document.importNode(other, true));
     }
-    const badge = document.getElementById("waiting");
-    if (badge) badge.replaceWith(document.importNode(fresh.getElementById("waiting"), true));
+    for (const badge of document.querySelectorAll("nav .badge")) {
+      badge.replaceWith(document.importNode(fresh.getElementById(badge.id), true));
+    }
   } catch {
     // The gateway is gone or busy: retry on the next event.
   } finally {
@@ -98,7 +99,8 @@ function listen() {
     lost.textContent = "No connection: what is shown may be old.";
   });
   events.addEventListener("change", (event) => {
-    for (const topic of JSON.parse(event.data)) if (shown.has(topic)) wanted.add(topic);
+    // Every view counts the calls that wait for the user.
+    for (const topic of JSON.parse(event.data)) if (shown.has(topic) || topic === "approvals") wanted.add(topic);
     refresh();
   });
 }
