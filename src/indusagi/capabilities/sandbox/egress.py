@@ -1,8 +1,9 @@
 """Egress proxy: the only way out of a sandbox whose profile names hosts.
 
-It listens on a Unix socket in the sandbox's private directory and speaks HTTP CONNECT, plain HTTP with an absolute URL,
-and SOCKS5 with host names. Names are checked against the profile and resolved here, so DNS isn't a way out either. A
-name that resolves to an address of this machine or network is refused, unless the profile names that address too.
+It listens on a Unix socket in the sandbox's private directory and speaks HTTP CONNECT, and plain HTTP with an absolute
+URL. No SOCKS: many clients lack it, and fail at their start if a variable names such a proxy. Names are checked against
+the profile and resolved here, so DNS isn't a way out either. A name that resolves to an address of this machine or
+network is refused, unless the profile names that address too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import os
-import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
@@ -28,9 +28,6 @@ _MAX_HEAD: Final = 32 * 1024
 _MAX_TUNNELS: Final = 256
 _MAX_NOTED: Final = 100
 _CHUNK: Final = 65_536
-_SOCKS = 5
-_SOCKS_CONNECT = 1
-_SOCKS_BLOCKED, _SOCKS_UNREACHABLE, _SOCKS_UNSUPPORTED = 2, 4, 7
 
 
 class _Blocked(Exception):
@@ -104,29 +101,19 @@ class EgressProxy:
 
     async def _open_tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         async with asyncio.timeout(_HEAD_S):
-            first = await reader.readexactly(1)
-            is_socks = first[0] == _SOCKS
-            if is_socks:
-                host, port = await self._read_socks(reader, writer)
-                head = b""
-            else:
-                request = first + await reader.readuntil(b"\r\n\r\n")
-                host, port, head = _read_http(request)
+            host, port, head = _read_http(await reader.readuntil(b"\r\n\r\n"))
         try:
             upstream, sink = await self._connect(host, port)
         except _Blocked as refusal:
-            writer.write(_refuse_socks(_SOCKS_BLOCKED) if is_socks else _refuse_http(403, str(refusal)))
+            writer.write(_refuse_http(403, str(refusal)))
             await writer.drain()
             return
         except (OSError, TimeoutError) as exc:
-            reason = f"{host}:{port} can't be reached: {exc}"
-            writer.write(_refuse_socks(_SOCKS_UNREACHABLE) if is_socks else _refuse_http(502, reason))
+            writer.write(_refuse_http(502, f"{host}:{port} can't be reached: {exc}"))
             await writer.drain()
             return
         try:
-            if is_socks:
-                writer.write(_refuse_socks(0))
-            elif head:
+            if head:
                 sink.write(head)
             else:
                 writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -135,26 +122,6 @@ class EgressProxy:
                 pipes.create_task(_pipe(upstream, writer))
         finally:
             sink.transport.abort()
-
-    async def _read_socks(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[str, int]:
-        """Read a SOCKS5 greeting and request (RFC 1928).
-
-        Raises:
-            ValueError: It's no CONNECT.
-        """
-        methods = await reader.readexactly((await reader.readexactly(1))[0])
-        if 0 not in methods:
-            raise ValueError("the client wants to sign in")
-        writer.write(bytes((_SOCKS, 0)))
-        version, command, _, kind = await reader.readexactly(4)
-        if version != _SOCKS or command != _SOCKS_CONNECT or kind not in {1, 3, 4}:
-            writer.write(_refuse_socks(_SOCKS_UNSUPPORTED))
-            raise ValueError("only CONNECT is supported")
-        if kind == 3:
-            host = (await reader.readexactly((await reader.readexactly(1))[0])).decode("ascii")
-        else:
-            host = str(ipaddress.ip_address(await reader.readexactly(4 if kind == 1 else 16)))
-        return host, int.from_bytes(await reader.readexactly(2))
 
     async def _connect(self, host: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Connect to a target that the profile names.
@@ -235,11 +202,6 @@ def _refuse_http(status: int, reason: str) -> bytes:
     # Many clients show the first line only.
     head = f"HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain\r\nConnection: close\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def _refuse_socks(code: int) -> bytes:
-    """Build a SOCKS5 reply; 0 is success."""
-    return bytes((_SOCKS, code, 0, 1)) + socket.inet_aton("0.0.0.0") + bytes(2)
 
 
 def _format_target(host: str, port: int) -> str:

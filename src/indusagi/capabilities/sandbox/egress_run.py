@@ -90,8 +90,7 @@ def main(path: str, targets: list[str], argv: list[str]) -> None:
     for one in (listener, *(one for one, _ in local)):
         one.close()
     for name in _PROXY_VARIABLES:
-        scheme = "socks5h" if name.lower() == "all_proxy" else "http"
-        os.environ[name] = f"{scheme}://127.0.0.1:{port}"
+        os.environ[name] = f"http://127.0.0.1:{port}"
     os.environ["NODE_USE_ENV_PROXY"] = "1"
     os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost,::1"
     try:

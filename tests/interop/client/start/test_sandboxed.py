@@ -83,9 +83,10 @@ async def test_a_profile_that_cannot_be_held_keeps_the_server_from_starting(
 async def test_the_log_of_a_server_names_the_hosts_it_was_kept_from(project: Path) -> None:
     skip_without("bubblewrap")
     script = """
-import json, sys, urllib.request
+import os, sys, urllib.request
+proxy = urllib.request.ProxyHandler({"http": os.environ["ALL_PROXY"]})
 try:
-    urllib.request.urlopen("http://evil.example/", timeout=30)
+    urllib.request.build_opener(proxy).open("http://evil.example/", timeout=30)
 except OSError as exc:
     sys.exit(f"no way: {exc}")
 """
