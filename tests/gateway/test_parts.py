@@ -240,7 +240,7 @@ def test_a_client_is_told_what_lets_it_in(
 ) -> None:
     lines: list[str] = []
     monkeypatch.setattr(run, "print_status", lines.append)
-    settings = SimpleNamespace(auth=None if auth is None else SimpleNamespace(issuer=auth))
+    settings = SimpleNamespace(auth=None if auth is None else SimpleNamespace(issuer=auth), host="127.0.0.1")
     serving = SimpleNamespace(**{"token_path": "/t", "token_is_new": False, "token": "secret", **token})
     run._announce_access(cast("Any", settings), cast("Any", serving))
     assert lines == [said]
@@ -291,6 +291,7 @@ async def test_a_sign_in_at_the_page_gives_an_address_a_problem_or_is_done(monke
         plan=SimpleNamespace(configs={"one": None}),
         session=SimpleNamespace(mcp=SimpleNamespace(wake=wake)),
         node=None,
+        approvals=None,
     )
     ours = page.GatewayPage(cast("Any", gateway))
     assert (await ours._sign_in("one")).url == "https://issuer.example/authorize"

@@ -27,6 +27,7 @@ from induscode.cluster.sessions import open_sessions
 from induscode.cluster.shared.state import KIND as CONSENT
 from induscode.cluster.shared.state import CallPublisher, SharedState, SharedTrust, keep_running, open_shared_state
 from induscode.deck.mcp.store.pins import build_identities
+from induscode.gateway.approvals.sharing import ApprovalSharing
 from induscode.gateway.gateway import Gateway, GatewayContext, NodeHooks
 from induscode.gateway.recursion import drop_own_address
 
@@ -126,6 +127,7 @@ class GatewaySharing:
         if gateway.session.calls.recorder is not None:
             gateway.session.calls.recorder.on_rows.add(self.calls.put)
         tasks.start_soon(keep_running, self.calls.run)
+        tasks.start_soon(keep_running, ApprovalSharing(gateway.approvals, state).run)
         tasks.start_soon(keep_running, self._share_consents)
         state.share_pins()
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+REQUEST, ANSWER = "approval", "answer"
+"""Kinds of entries: a call that waits for a person, and what another node's user said."""
 _RETRY_S = 2.0
 _CLOSE_S = 3.0
 """How long a stopping node waits for the broker to accept its last rows and records."""
@@ -49,15 +51,20 @@ class SharedState:
         self.pins: ClusterPins | None = None
         self.on_pins: Listeners[[]] = Listeners()
         """Called when a definition was approved, here or on another node."""
+        self.on_approvals: Listeners[[]] = Listeners()
+        """Called when a request for approval, or an answer, changed."""
         self.on_other: Listeners[[]] = Listeners()
         """Called when another entry changed: servers, consents, rules."""
         self._unshared = asyncio.Event()
         table.on_change.add(self._change)
 
     def _change(self, keys: frozenset[str]) -> None:
-        if any(key.startswith(f"{PIN}.") for key in keys):
+        kinds = {key.partition(".")[0] for key in keys}
+        if PIN in kinds:
             self.on_pins()
-        if any(not key.startswith(f"{PIN}.") for key in keys):
+        if kinds & {REQUEST, ANSWER}:
+            self.on_approvals()
+        if kinds - {PIN, REQUEST, ANSWER}:
             self.on_other()
 
     def share_pins(self) -> None:

@@ -127,6 +127,11 @@ class ApprovalStore:
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
 
+    @property
+    def path(self) -> str:
+        """The path of the file."""
+        return self._path or os.path.join(state_dir(), FILE)
+
     def add(self, approval: Approval) -> bool:
         """Add a request, and forget those of earlier days. Return whether it's new."""
         facts = {"lines": [*approval.lines], **{name: getattr(approval, name) for name in _FACTS}}
@@ -197,8 +202,7 @@ class ApprovalStore:
     def _open(self) -> sqlite3.Connection:
         if self._connection is None:
             # Used under the lock, by one thread after the other. Requests in a damaged file are asked again.
-            path = self._path or os.path.join(state_dir(), FILE)
-            self._connection, _ = create_or_replace(path, _FORM, any_thread=True)
+            self._connection, _ = create_or_replace(self.path, _FORM, any_thread=True)
         return self._connection
 
 
