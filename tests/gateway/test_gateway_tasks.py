@@ -144,10 +144,14 @@ async def test_answers_of_a_client_are_spelt_as_the_server_asked() -> None:
     stage = Stage()
     task = await stage.add()
     schema: JsonObject = {"type": "object", "properties": {"a\u200bb": {"type": "string"}}}
-    asked: JsonObject = {"q": {"method": "elicitation/create", "params": {"requestedSchema": schema}}}
+    asked: JsonObject = {
+        "q": {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": schema}}
+    }
     stage.server.task = {**stage.server.task, "status": "input_required", "inputRequests": asked}
     shown = cast("Any", await stage.request("tasks/get", task))
-    (name,) = shown["inputRequests"]["q"]["params"]["requestedSchema"]["properties"]
+    params = shown["inputRequests"]["q"]["params"]
+    assert params["message"] == "Server 's' asks: Who?"
+    (name,) = params["requestedSchema"]["properties"]
     answers = {"q": {"action": "accept", "content": {name: "x"}}, "other": {"action": "decline"}, "odd": 1}
     assert await stage.request("tasks/update", task, inputResponses=answers) == {}
     (_, sent) = stage.server.asked[-1]

@@ -175,10 +175,24 @@ def test_what_a_server_asks_in_a_call_is_asked_of_the_client(tmp_path: Path, era
         asked = gateway.send("tools/call", name="honest__ask", arguments=ask)
         gateway.until(lambda: bool(gateway.questions))
         (question,) = gateway.questions
-        assert question["params"]["message"] == "What is your name?"
+        assert question["params"]["message"] == "Server 'honest' asks: What is your name?"
         given = {"action": "accept", "content": {"name": "Ada"}}
         gateway.write({"jsonrpc": "2.0", "id": question["id"], "result": given})
         assert gateway.answer(asked)["result"]["structuredContent"] == given
+
+
+@pytest.mark.parametrize("era", ["legacy", "modern"])
+def test_a_question_in_the_newer_protocol_names_its_server(tmp_path: Path, era: str) -> None:
+    configured(user_file(), {"honest": row("--era", era)})
+    stamped = modern(name="honest__ask", arguments={"method": "elicitation/create"})
+    stamped["_meta"]["io.modelcontextprotocol/clientCapabilities"] = {"elicitation": {}}
+    with serving("--profile", "none", cwd=tmp_path) as gateway:
+        asked = gateway.ask("tools/call", **stamped)["result"]
+        ((key, question),) = asked["inputRequests"].items()
+        assert question["params"]["message"] == "Server 'honest' asks: What is your name?"
+        given = {"action": "accept", "content": {"name": "Ada"}}
+        stamped |= {"inputResponses": {key: given}, "requestState": asked["requestState"]}
+        assert gateway.ask("tools/call", **stamped)["result"]["structuredContent"] == given
 
 
 # -- what may be called -----------------------------------------------------------------------

@@ -30,7 +30,7 @@ from indusagi.core.records import record
 from indusagi.core.sqlite import DatabaseFormat, create_or_replace
 from indusagi.core.text import clean_json
 from indusagi.core.time import now_ms
-from indusagi.interop.protocol_bridge.client.handlers import current_server
+from indusagi.interop.protocol_bridge.client.handlers import current_server, name_askers
 from indusagi.interop.protocol_bridge.client.tasks import TERMINAL, TaskExchange, is_task, read_task, read_task_support
 from indusagi.interop.protocol_bridge.client.tools import ArgumentSpelling
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, parse_call_result, to_tool_result
@@ -339,7 +339,7 @@ class GatewayTasks:
                 params = value.get("params") if is_json_object(value) else None
                 schema = params.get("requestedSchema") if is_json_object(params) else None
                 held.spellings[key] = ArgumentSpelling(schema)
-            shown["inputRequests"] = clean_json(asked)[0]
+            shown["inputRequests"] = name_askers(held.row.server, clean_json(asked)[0])
         return {**shown, "taskId": held.row.id}
 
     def _convert(self, held: HeldTask, result: JsonObject) -> JsonObject:

@@ -64,7 +64,8 @@ async def mounted(era: str) -> AsyncGenerator[MountedProtocolBridge]:
 
 
 def named(name: str) -> Any:
-    async def elicit(context: object, params: object) -> ElicitResult:
+    async def elicit(context: object, params: Any) -> ElicitResult:
+        assert params.message.startswith(("Server 'honest' asks: ", "Server 's' asks: ")), params.message
         return ElicitResult(action="accept", content={"name": name})
 
     return elicit

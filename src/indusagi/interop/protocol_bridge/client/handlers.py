@@ -54,6 +54,8 @@ class Handlers:
     belongs to, if that's clear."""
     follow_tasks: bool = True
     """Whether to follow tasks to their result for callers that don't support them; otherwise the server refuses."""
+    server: str = ""
+    """Id of the server they're bound to."""
 
     def bind(self, server: str) -> Handlers:
         """Return these handlers for one server: `current_server` is its id while one of them runs."""
@@ -86,6 +88,7 @@ class Handlers:
             sample=bind_handler(self.sample),
             roots=bind_handler(self.roots),
             on_notification=None if on_notification is None else notify,
+            server=server,
         )
 
     def by_method(self) -> dict[str, Handler]:
@@ -189,6 +192,8 @@ async def forward_request(method: str, capability: str, params: JsonObject) -> J
     if capability not in caller.capabilities:
         raise RpcError(METHOD_NOT_FOUND, f"the client cannot be asked: it has no {capability}")
     shown = _rename_task(cast("JsonObject", clean_json(params)[0]), caller)
+    if method == "elicitation/create":
+        shown = name_asker(current_server.get() or "", shown)
     spelling = ArgumentSpelling(params.get("requestedSchema"))
     try:
         # Encode here, so that a number JSON can't represent fails only this request.
@@ -199,6 +204,24 @@ async def forward_request(method: str, capability: str, params: JsonObject) -> J
         return result
     except EncodeError as exc:
         raise RpcError(INVALID_PARAMS, f"{method} cannot be passed on: {exc}") from exc
+
+
+def name_asker(server: str, question: JsonObject) -> JsonObject:
+    """Put a server's id before its question: clients only know us, so one server could pose as another."""
+    message = question.get("message")
+    return {**question, "message": f"Server {server!r} asks: {message}"} if isinstance(message, str) else question
+
+
+def name_askers(server: str, requests: JsonValue) -> JsonValue:
+    """Put a server's id before each question of its input requests."""
+    if not is_json_object(requests):
+        return requests
+    return {
+        key: {**request, "params": name_asker(server, get_object(request, "params"))}
+        if is_json_object(request) and request.get("method") == "elicitation/create"
+        else request
+        for key, request in requests.items()
+    }
 
 
 def _rename_task(params: JsonObject, caller: Caller) -> JsonObject:

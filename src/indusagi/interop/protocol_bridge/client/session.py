@@ -33,6 +33,7 @@ from indusagi.interop.protocol_bridge.client.handlers import (
     PendingCalls,
     current_caller,
     format_log_message,
+    name_askers,
     read_acknowledgement,
 )
 from indusagi.interop.protocol_bridge.client.tasks import (
@@ -359,8 +360,9 @@ class ClientSession:
             # Names with invisible characters are translated both ways, which only `_provide_input` does.
             exchange = None if caller is None else caller.exchange
             if exchange is not None and not clean_json(result.get("inputRequests"))[1]:
-                exchange.wanted = result
-                return result
+                asked = name_askers(self._handlers.server, result.get("inputRequests"))
+                exchange.wanted = result if asked is None else {**result, "inputRequests": asked}
+                return exchange.wanted
             result = await self._provide_input(method, sent, result, call, options)
         task = None
         if method == "tools/call" and (self.is_modern or "task" in params):
