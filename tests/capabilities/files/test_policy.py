@@ -554,4 +554,4 @@ async def test_credentials_in_a_home_workspace_are_not_read(tmp_path: Path, monk
         assert caught.value.refusal == "protected"
     project = home / "project"
     project.mkdir()
-    assert workspace_policy(str(project)).protected.hidden_below(str(project)) == ()
+    assert not [*workspace_policy(str(project)).protected.hidden_below(str(project))]

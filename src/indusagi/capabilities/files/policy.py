@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from types import MappingProxyType
 from typing import TypeAlias
@@ -73,23 +73,23 @@ class ProtectedPaths:
                 return reason
         folded = _fold(resolved)
         named = ((os.path.join(base, name), reason) for name, reason in self.names.items())
-        for place, reason in _iter_locations((*self.places.items(), *named)):
+        for place, reason in _iter_locations([*self.places.items(), *named]):
             if is_within(folded, _fold(place)):
                 return reason
         return _GIT if ".git" in self.names and _is_git_directory(resolved, base) else None
 
-    def hidden_below(self, base: str) -> Sequence[str]:
-        """List the credentials within a directory, which aren't readable either.
+    def hidden_below(self, base: str) -> Iterator[str]:
+        """Yield the credentials within a directory, which aren't readable either.
 
         Only touches the file system if the directory is or contains a home.
         """
         secrets = [(path, _SECRET) for path, reason in self.places.items() if reason == _SECRET]
-        inside = [row for row in secrets if is_within(row[0], base)]
-        return tuple(place for place, _ in _iter_locations(inside))
+        return (place for place, _ in _iter_locations([row for row in secrets if is_within(row[0], base)]))
 
 
-def _iter_locations(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """Yield each path as written, and where symbolic links lead."""
+def _iter_locations(rows: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield each path as written, then where symbolic links lead, which takes a look at the file system."""
+    yield from rows
 
     @functools.cache
     def list_names(folder: str) -> frozenset[str]:
@@ -108,7 +108,6 @@ def _iter_locations(rows: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]
         return real_path(real) if is_there and os.path.islink(real) else real
 
     for place, reason in rows:
-        yield place, reason
         folder, name = os.path.split(place)
         for real in dict.fromkeys((os.path.join(resolve(folder), name), resolve(place))):
             if real != place:

@@ -146,7 +146,7 @@ class WorkspaceFiles:
 def _walk(root: str, folder: str, *, hidden: bool) -> Iterator[str]:
     """Yield the paths below a directory, nearest first."""
     start = os.path.join(root, folder) if folder else root
-    secrets = workspace_policy(root).protected.hidden_below(root)
+    secrets = set(workspace_policy(root).protected.hidden_below(root))
     queue = deque([(f"{folder}/" if folder else "", start, IgnoreRules.load(start))])
     while queue:
         above, place, rules = queue.popleft()
