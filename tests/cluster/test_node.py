@@ -13,9 +13,11 @@ import pytest
 from nats.js.errors import KeyWrongLastSequenceError
 from tests.support.broker import KEY, SHORT_LEASE_S, BrokerProcess, broker_process, name_node, new_cluster
 from tests.support.cluster import LeaseClock, end_leases, open_members, open_pair
+from tests.support.sandboxes import skip_without
 from tests.support.servers import fault, honest
 from tests.support.waiting import until
 
+from indusagi.capabilities.sandbox.profile import parse_profile
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.client.handlers import Handlers
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, ProtocolFault
@@ -136,6 +138,26 @@ async def test_drained_node_keeps_no_server(broker: BrokerProcess) -> None:
         await until(lambda: other.owns and not owner.owns)
         await until(lambda: owner.endpoint().phase is EndpointPhase.READY)
         assert await read_pid(owner) == await read_pid(other)
+
+
+def _names_all_nodes(member: Member) -> bool:
+    fault = str(member.endpoint("strict").status().fault)
+    needed = "server 'strict': no node has the sandbox 'strict' that its row needs: "
+    return all(part in fault for part in (needed, "'able' has standard", "'former' has docker", "'unable' has none"))
+
+
+async def test_server_runs_where_its_sandbox_is_and_nowhere_if_no_node_has_it(broker: BrokerProcess) -> None:
+    skip_without("landlock")
+    settings = await new_cluster(broker)
+    able = replace(name_node(settings, "able"), sandboxes="standard")
+    unable, former = name_node(settings, "unable"), replace(name_node(settings, "former"), sandboxes="docker")
+    profiles = {name: parse_profile(name) for name in ("standard", "strict")}
+    servers = [replace(honest(id=name), sandbox=profile) for name, profile in profiles.items()]
+    async with open_members([unable, former, able], servers) as members:
+        for member in members:
+            assert await member.endpoint("standard").list_tools()
+            await until(partial(_names_all_nodes, member))
+        assert [member.owns for member in members] == [False, False, True]
 
 
 async def test_node_owns_no_more_servers_than_it_has_room_for(broker: BrokerProcess) -> None:

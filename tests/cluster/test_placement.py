@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.servers import honest
 
+from indusagi.capabilities.sandbox.profile import parse_profile
 from induscode.cluster.contract import NodeInfo
 from induscode.cluster.placement import ServerTarget, build_replica_key, find_replica, find_target, rank_nodes
+
+if TYPE_CHECKING:
+    from indusagi.core.json import JsonValue
 
 NAMES = st.lists(st.sampled_from("abcdefgh"), min_size=1, unique=True)
 KEYS = [f"key-{number}" for number in range(300)]
@@ -50,6 +55,29 @@ def test_affinity_prefers_nodes_that_have_room() -> None:
     targets = [ServerTarget(key, affinity="gpu-*") for key in KEYS]
     assert {rank_nodes(target, [far, near])[0] for target in targets} == {near}
     assert {rank_nodes(target, [far, replace(near, owned=64)])[0] for target in targets} == {far}
+
+
+def test_a_server_is_only_placed_where_its_sandbox_is() -> None:
+    nodes = make_nodes(["old", "landlock", "bubblewrap", "docker"])
+    for number, held in enumerate(("", "standard", "standard strict hosts", "docker")):
+        nodes[number] = replace(nodes[number], sandboxes=held)
+
+    def list_able(value: JsonValue) -> set[str]:
+        target = find_target(replace(honest(), sandbox=parse_profile(value)), nodes[0])
+        return {node.node for node in rank_nodes(target, nodes)}
+
+    assert list_able("off") == {node.node for node in nodes}
+    assert list_able("standard") == {"landlock", "bubblewrap"}
+    narrow: list[JsonValue] = ["strict", {"hosts": ["h"]}, {"hosts": []}, {"profile": "strict", "hosts": ["h"]}]
+    for value in narrow:
+        assert list_able(value) == {"bubblewrap"}, value
+    assert list_able({"hosts": ["*"]}) == {"landlock", "bubblewrap"}
+    assert list_able({"container": "docker", "image": f"a@sha256:{'0' * 64}"}) == {"docker"}
+    assert NodeInfo.parse({"node": "n", "instance": "i", "role": "all", "sandboxes": ["strict"]}) == NodeInfo(
+        node="n", instance="i"
+    )
+    bare, strict = honest(), replace(honest(), sandbox=parse_profile("strict"))
+    assert find_target(bare, nodes[0]).key != find_target(strict, nodes[0]).key
 
 
 def test_equal_rows_are_one_server_and_offers_belong_to_their_node() -> None:

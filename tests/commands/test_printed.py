@@ -14,7 +14,16 @@ from induscode.cluster.contract import NodeInfo
 from induscode.cluster.report import BrokerReport, BrokerView
 from induscode.commands import calls, cluster
 
-ONE = NodeInfo(node="one", instance="i1", lease="l1", owned=2, capacity=9, url="http://one", unpublished=3)
+ONE = NodeInfo(
+    node="one",
+    instance="i1",
+    lease="l1",
+    owned=2,
+    capacity=9,
+    sandboxes="standard docker",
+    url="http://one",
+    unpublished=3,
+)
 REPORT = BrokerReport(state="ready", brokers=[BrokerView(address="127.0.0.1:1", name="b1", took_s=0.01)], nodes=[ONE])
 
 
@@ -26,8 +35,10 @@ def print_status(report: BrokerReport, capsys: pytest.CaptureFixture[str], *, as
 def test_the_state_of_a_cluster_is_printed_with_its_nodes(capsys: pytest.CaptureFixture[str]) -> None:
     lines = print_status(replace(REPORT, storage=Storage(2_000_000, None)), capsys).splitlines()
     assert lines[0].startswith("brokers: ready; a lease lasts 40 s; storage: ")
-    assert lines[1].split() == ["NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS"]
-    assert (lines[2].split()[:3], lines[2].split()[-1], len(lines)) == (["one", "2/9", "3"], "http://one", 3)
+    assert lines[1].split() == ["NODE", "SERVERS", "SANDBOXES", "UNPUBLISHED", "STATE", "ADDRESS"]
+    assert (lines[2].split()[:5], lines[2].split()[-1], len(lines)) == (
+        ["one", "2/9", "standard", "docker", "3"], "http://one", 3,
+    )  # fmt: skip
     shown = json.loads(print_status(REPORT, capsys, as_json=True))
     assert (shown["lease_s"], shown["nodes"], shown["broker"]) == (40.0, [ONE.to_json()], "ready")
 

@@ -113,5 +113,5 @@ async def test_your_files_are_proposed_not_given_and_credentials_neither(config:
     run = await learn_behaviour(config, [("notes", {}), ("key", {})])
     assert [call.failure is None for call in run.calls] == [False, False, True]
     assert run.is_blocked
-    assert format_profile(run.profile) == {"profile": "strict", "read": ["~/notes"]}
+    assert format_profile(run.profile) == {"profile": "strict", "read": ["~/notes"], "hosts": []}
     assert [(one.target, one.key) for one in run.refusals if one.reason] == [("~/.ssh/id_ed25519", "read")]

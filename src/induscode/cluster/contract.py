@@ -82,6 +82,8 @@ class ClusterSettings:
     node: str
     role: NodeRole = "all"
     capacity: int = CAPACITY
+    sandboxes: str = ""
+    """What servers can run in on this machine, separated by blanks."""
     prefix: str = "indus"
     """First part of every subject and bucket name."""
     affinity: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -159,6 +161,8 @@ class NodeInfo:
     capacity: int = CAPACITY
     owned: int = 0
     """Servers it owns now."""
+    sandboxes: str = ""
+    """What servers can run in there: profiles, rules about hosts, engines of containers, separated by blanks."""
     url: str = ""
     """Address for clients, or empty."""
     draining: bool = False
@@ -167,10 +171,13 @@ class NodeInfo:
     brokers: BrokerState = "ready"
     """The brokers as it sees them."""
 
-    def may_own(self, only_node: str | None = None) -> bool:
-        """Return whether it may own a server: any with an equal row, or one that `only_node` offers."""
+    def may_own(self, only_node: str | None = None, sandbox: str = "") -> bool:
+        """Return whether it may own a server: any with an equal row, or one that `only_node` offers.
+
+        It must have the `sandbox` the server needs. A node of an earlier version reports none, and would ignore it.
+        """
         is_meant = self.role == "all" if only_node is None else self.node == only_node
-        return is_meant and not self.draining
+        return is_meant and not self.draining and (not sandbox or sandbox in self.sandboxes.split())
 
     def to_json(self) -> JsonObject:
         """Return it as a JSON object."""

@@ -193,7 +193,13 @@ class Membership:
         instance = secrets.token_hex(6)
         if settings.role == "offers" or settings.offer is not None:
             instance = f"{settings.node}.{instance}"
-        self.info = NodeInfo(node=settings.node, instance=instance, role=settings.role, capacity=settings.capacity)
+        self.info = NodeInfo(
+            node=settings.node,
+            instance=instance,
+            role=settings.role,
+            capacity=settings.capacity,
+            sandboxes=settings.sandboxes,
+        )
         self.requests = NodeRequests(broker, ring.own, instance)
 
     # -- this node's lease ------------------------------------------------------------------

@@ -340,7 +340,7 @@ class ClusterNode:
             if not isinstance(config, StdioServerConfig):
                 continue
             target = self.find_target(config)
-            if target.key == key and self.info.may_own(target.only_node):
+            if target.key == key and self.info.may_own(target.only_node, target.sandbox):
                 self.wanted[key] = asyncio.get_running_loop().time()
                 self._start(self._change_server, fleet.wake, config.id)
                 return "yes"

@@ -20,6 +20,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.core.records import record
 from indusagi.interop.protocol_bridge.contract import CLUSTER_PREFIX, StdioServerConfig
 from induscode.cluster.contract import LostRaceError, NodeInfo, Placement
@@ -61,6 +62,8 @@ class ServerTarget:
     """The only node that may own it because it offers it; `None` for any node with an equal row."""
     affinity: str | None = None
     """Name pattern of preferred nodes."""
+    sandbox: str = ""
+    """What its row's sandbox needs a node to have; see `list_server_sandboxes`."""
 
 
 def find_target(config: StdioServerConfig, info: NodeInfo, affinity: str | None = None) -> ServerTarget:
@@ -69,15 +72,18 @@ def find_target(config: StdioServerConfig, info: NodeInfo, affinity: str | None 
     The command `cluster:NODE/SERVER` names a server that another node offers. A node with the role `offers` offers all
     its servers.
     """
+    sandbox = "" if config.sandbox is None else config.sandbox.needs
     offering, server = (info.node, config.id) if info.role == "offers" else ("", "")
     if config.command.startswith(CLUSTER_PREFIX):
         offering, _, server = config.command.removeprefix(CLUSTER_PREFIX).partition("/")
     if offering:
         # An offering node may only write under its name, so the name comes first.
-        return ServerTarget(f"{offering}.{_digest(['offer', offering, server])}", offering)
+        return ServerTarget(f"{offering}.{_digest(['offer', offering, server])}", offering, sandbox=sandbox)
     # Equal rows on two nodes are the same server. The digest doesn't reveal secrets without the row.
     env = sorted((name, value) for name, value in config.env.items() if name not in _OWN_VARIABLES)
-    return ServerTarget(_digest([config.id, config.command, [*config.args], env, config.cwd]), affinity=affinity)
+    held = [] if config.sandbox is None else [format_profile(config.sandbox)]
+    facts = [config.id, config.command, [*config.args], env, config.cwd, *held]
+    return ServerTarget(_digest(facts), affinity=affinity, sandbox=sandbox)
 
 
 def rank_nodes(target: ServerTarget, nodes: Sequence[NodeInfo]) -> Sequence[NodeInfo]:
@@ -93,7 +99,7 @@ def rank_nodes(target: ServerTarget, nodes: Sequence[NodeInfo]) -> Sequence[Node
         is_near = target.affinity is not None and fnmatchcase(node.node, target.affinity)
         return is_near, -node.capacity / math.log(u)
 
-    able = [node for node in nodes if node.may_own(target.only_node) and node.owned < node.capacity]
+    able = [node for node in nodes if node.may_own(target.only_node, target.sandbox) and node.owned < node.capacity]
     return sorted(able, key=weigh, reverse=True)
 
 

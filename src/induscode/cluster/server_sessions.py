@@ -176,6 +176,10 @@ def _explain_homeless(node: ClusterNode, target: ServerTarget) -> str:
         return "no node has a lease now"
     if offering is not None and all(one.node != offering for one in nodes):
         return f"node {offering!r}, which offers it, is not in the cluster"
+    meant = [one for one in nodes if one.may_own(offering)]
+    if meant and not any(one.may_own(offering, target.sandbox) for one in meant):
+        held = "; ".join(f"{one.node!r} has {one.sandboxes.replace(' ', ', ') or 'none'}" for one in meant)
+        return f"no node has the sandbox {target.sandbox!r} that its row needs: {held} (install bubblewrap there)"
     return "no node may run it now: all are full, draining, or run no servers of others"
 
 
@@ -302,7 +306,7 @@ class ReplicatedServer:
                 raise self._failure
             chosen = self._list_chosen()
             if not chosen:
-                raise ClusterFault("ready", "no node may run it now: all are full, draining, or only serve clients")
+                raise ClusterFault("ready", _explain_homeless(self._node, self._target))
             for node in chosen:
                 if node.instance != own:
                     await _ask_to_own(self._node.membership, node, self._target.key)

@@ -222,9 +222,9 @@ def _print_status(report: BrokerReport, lease_s: float, *, as_json: bool) -> Non
     nodes = Listing(
         "nodes",
         report.nodes,
-        ("NODE", "SERVERS", "UNPUBLISHED", "STATE", "ADDRESS"),
+        ("NODE", "SERVERS", "SANDBOXES", "UNPUBLISHED", "STATE", "ADDRESS"),
         lambda node: (
-            *(node.node, f"{node.owned}/{node.capacity}", node.unpublished),
+            *(node.node, f"{node.owned}/{node.capacity}", node.sandboxes, node.unpublished),
             *("draining" if node.draining else _ROLES[node.role], node.url),
         ),
         to_json=NodeInfo.to_json,

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from indusagi.interop.protocol_bridge.host.auth.resource import ResourceSettings
     from indusagi.interop.protocol_bridge.host.http.settings import HttpSettings
     from induscode.launch.invocation import Invocation
-    from induscode.launch.settings import Settings
 
 Names: TypeAlias = Literal["server", "plain"]
 """Item names: prefixed with the server, or unprefixed where no other server uses the same."""
@@ -299,7 +298,7 @@ def read_serve_options(context: click.Context, invocation: Invocation) -> ServeO
         search=read_search_options(invocation.settings, params["search"], params["always_list"]),
         page="off" if settings is None or is_relay else params["page"] or "full",
         view=_find_named_view(params["view"], invocation.settings.get(SERVE_VIEWS)),
-        cluster=None if cluster is None else complete_cluster(context, cluster, invocation.settings),
+        cluster=None if cluster is None else complete_cluster(context, cluster, invocation),
     )
 
 
@@ -479,10 +478,14 @@ def parse_cluster(context: click.Context) -> ClusterSettings | None:
     return ClusterSettings(brokers=brokers, node=node, role=role, capacity=params["capacity"] or CAPACITY)
 
 
-def complete_cluster(context: click.Context, cluster: ClusterSettings, settings: Settings) -> ClusterSettings:
-    """Add settings, credentials, and the key of the cluster or of an offering node."""
+def complete_cluster(context: click.Context, cluster: ClusterSettings, invocation: Invocation) -> ClusterSettings:
+    """Add settings, this machine's sandboxes, credentials, and the key of the cluster or of an offering node."""
     if find_spec("nats") is None:
         raise click.UsageError(MISSING_EXTRA)
+    from indusagi.capabilities.sandbox.backend import list_server_sandboxes  # noqa: PLC0415 — for a node
+
+    settings = invocation.settings
+    cluster = replace(cluster, sandboxes=" ".join(list_server_sandboxes(invocation.cwd)))
     idle_s = context.params["idle_stop"]
     idle_s = settings.get(CLUSTER_IDLE) if idle_s is None else idle_s
     cluster = replace(cluster, affinity=settings.get(CLUSTER_AFFINITY), idle_s=idle_s)

@@ -243,6 +243,12 @@ def name_transport(config: ServerConfig) -> str:
     return {"stdio": "stdio", "sse": "sse", "streamable_http": "http"}[config.kind]
 
 
+def name_way(row: ServerRow) -> str:
+    """Name how we reach a server, with the sandbox its process runs in."""
+    sandbox = row.config.sandbox if isinstance(row.config, StdioServerConfig) else None
+    return name_transport(row.config) + ("" if sandbox is None else f", {sandbox.title}")
+
+
 def build_config_facts(row: ServerRow) -> JsonObject:
     """Build a row's facts, with references as written and without variable and header values."""
     config = row.config

@@ -96,7 +96,9 @@ def test_a_profile_allows_exactly_what_was_used() -> None:
         "write": ["."],
         "hosts": ["api.example.com:443"],
     }
-    assert format_profile(ServerProfile(name="strict").allow(Behaviour())) == "strict"
+    alone = ServerProfile(name="strict").allow(Behaviour())
+    assert format_profile(alone) == {"profile": "strict", "hosts": []}
+    assert (alone.needs_proxy, ServerProfile(name="strict").needs_proxy) == (True, False)  # to notice its first host
     assert format_profile(ServerProfile().allow(Behaviour())) == {"profile": "standard", "hosts": []}
 
 

@@ -86,6 +86,13 @@ class ServerProfile:
         return self.name if self.container is None else self.container.engine
 
     @property
+    def needs(self) -> str:
+        """Which of `list_server_sandboxes` a machine must have for it."""
+        if self.container is not None:
+            return self.container.engine
+        return "hosts" if self.hosts is not None and not self.reaches_all else self.name
+
+    @property
     def reaches_all(self) -> bool:
         """Whether it shares the network of this machine."""
         if self.observer is not None:
@@ -94,8 +101,8 @@ class ServerProfile:
 
     @property
     def needs_proxy(self) -> bool:
-        """Whether it reaches hosts through the egress proxy."""
-        return bool(self.hosts and not self.reaches_all) or self.observer is not None
+        """Whether it has the egress proxy: it names hosts, or `[]`, so that a host it asks for later is noticed."""
+        return (self.hosts is not None and not self.reaches_all) or self.observer is not None
 
     def allows_host(self, host: str, port: int) -> bool:
         """Return whether it may reach a port of a host, by name."""
@@ -114,7 +121,7 @@ class ServerProfile:
             hosts = tuple(dict.fromkeys((*hosts, *behaviour.hosts)))
         write = tuple(dict.fromkeys((*self.write, *behaviour.write)))
         read = tuple(path for path in dict.fromkeys((*self.read, *behaviour.read)) if path not in write)
-        return replace(self, read=read, write=write, hosts=hosts if hosts or not self.is_strict else None)
+        return replace(self, read=read, write=write, hosts=hosts)
 
     def describe(self) -> str:
         """Describe in one line what the server may touch."""

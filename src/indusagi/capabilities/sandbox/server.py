@@ -484,6 +484,7 @@ def _build_environment(profile: ServerProfile, env: Mapping[str, str], declared:
         return _STRICT_NAMES.fullmatch(name) is not None if profile.is_strict else _WITHHELD.fullmatch(name) is None
 
     # Package managers use what they have at once, instead of waiting for the network.
-    offline = {} if profile.reaches_all or profile.needs_proxy else {"npm_config_offline": "true", "UV_OFFLINE": "1"}
+    is_online = profile.reaches_all or profile.hosts or profile.observer is not None
+    offline = {} if is_online else {"npm_config_offline": "true", "UV_OFFLINE": "1"}
     named = {name: os.environ[name] for name in profile.env if name in os.environ}
     return {name: value for name, value in {**named, **env}.items() if is_kept(name)} | offline

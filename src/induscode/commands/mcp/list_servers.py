@@ -34,6 +34,7 @@ from induscode.servers.plan import (
     find_switched_off,
     list_secret_warnings,
     name_transport,
+    name_way,
 )
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def list_(context: click.Context, *, as_json: bool, no_check: bool, watch: bool,
         write_json({"servers": []}) if as_json else print_line(_NO_SERVERS)
         return 0
     names = [str(row["name"]) for row in off] + [row.id for row in plan.rows]
-    columns = (names, [_name_way(row) for row in plan.rows] or ("stdio",), _PHASES, (), ("project",))
+    columns = (names, [name_way(row) for row in plan.rows] or ("stdio",), _PHASES, (), ("project",))
     table = None if as_json else GrowingTable(_HEADS, columns, numbers=("TOOLS",))
     rows: list[JsonObject] = []
 
@@ -239,12 +240,6 @@ async def _read_states(plan: ServerPlan) -> _States:
                 states.tools[config.id] = len(filter_texts(row.facts.get("tools")))
         states.disabled.update(await read_disabled_tools(store, plan.configs.values(), *ITEM_KINDS))
     return states
-
-
-def _name_way(row: ServerRow) -> str:
-    """Name how we reach a server, with the sandbox its process runs in."""
-    sandbox = row.config.sandbox if isinstance(row.config, StdioServerConfig) else None
-    return name_transport(row.config) + ("" if sandbox is None else f", {sandbox.title}")
 
 
 def _list_cells(facts: JsonObject) -> list[JsonValue]:

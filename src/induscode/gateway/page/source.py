@@ -31,7 +31,7 @@ from induscode.search.background import BackgroundIndex
 from induscode.search.items import SearchItem, SearchKind, build_content_item, build_tool_item
 from induscode.search.options import estimate_definition
 from induscode.servers.config.trust import TrustStore
-from induscode.servers.plan import STATE_REMEDIES, ServerPlan, list_secret_warnings, name_transport, name_trust_command
+from induscode.servers.plan import STATE_REMEDIES, ServerPlan, list_secret_warnings, name_trust_command, name_way
 from induscode.servers.remedies import advise, format_server_command
 from induscode.servers.sign_in import sign_in_to_server
 
@@ -212,7 +212,7 @@ class GatewayPage:
         state, status = self.plan.state_of(row), mcp.status_of(row.id)
         facts = ServerSummary(
             name=row.id,
-            transport=name_transport(row.config),
+            transport=name_way(row),
             state=state if status is None or state != "startable" else str(status.phase),
             scope=row.origin.scope,
             file=row.origin.file,

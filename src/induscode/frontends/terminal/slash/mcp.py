@@ -32,7 +32,7 @@ from induscode.servers.plan import (
     build_unknown_server,
     find_switched_off,
     list_secret_warnings,
-    name_transport,
+    name_way,
     switch_server,
 )
 from induscode.servers.remedies import advise
@@ -82,7 +82,7 @@ async def _show_servers(host: SlashHost, servers: SessionServers, words: Sequenc
 
 async def _describe_server(servers: SessionServers, row: ServerRow) -> tuple[tuple[str, ...], str, str]:
     """Return a server's cells, its problem in one line, and the remedy."""
-    mcp, name, transport = servers.mcp, row.id, name_transport(row.config)
+    mcp, name, transport = servers.mcp, row.id, name_way(row)
     if name in servers.switched_off:
         cells = (name, transport, "disabled", "-", "-", "-", "-", "-")
         return cells, "switched off for this session", f"/mcp enable {name}"

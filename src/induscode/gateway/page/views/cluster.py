@@ -37,6 +37,7 @@ async def show_cluster(page: PageRequest) -> PageView:
             f"{one.node} (this one)" if one.instance == node.info.instance else one.node,
             show_state("draining") if one.draining else _ROLES[one.role],
             f"{one.owned} of {one.capacity}",
+            one.sandboxes or "none",
             f"{one.unpublished}",
             tag("code", one.lease[:12]),
             one.url,
@@ -53,7 +54,12 @@ async def show_cluster(page: PageRequest) -> PageView:
         tag("p", f"Brokers: {report.summary}. A lease lasts {membership.times.ttl_s:g} s.{storage}"),
         tag("article", tag("ul", [tag("li", problem) for problem in problems]), cls="warning") if problems else None,
         table(("Broker", "Address", "State"), brokers, caption="Brokers"),
-        table(("Node", "Role", "Servers", "Unpublished", "Lease", "Address"), nodes, caption="Nodes", numbers=(2, 3))
+        table(
+            ("Node", "Role", "Servers", "Sandboxes", "Unpublished", "Lease", "Address"),
+            nodes,
+            caption="Nodes",
+            numbers=(2, 4),
+        )
         if nodes
         else show_nothing("No node has a lease."),
         tag("h2", "Placements"),
