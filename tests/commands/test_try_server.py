@@ -147,6 +147,8 @@ def test_a_package_starts_in_its_latest_version_and_is_compared_with_the_release
     write_client(tmp_path / "bin", "npm", "echo 'npm error 404 not found' >&2; exit 1")
     missing = attempt("npm:nothing", PATH=path)
     assert (missing.returncode, missing.stderr) == (3, "indus: npm:nothing: 404 not found\n")
+    absent = attempt("npm:nothing", PATH=str(tmp_path / "nowhere"))
+    assert (absent.returncode, absent.stderr.rpartition(":")[0]) == (3, "indus: npm:nothing: npm can't be started")
 
 
 def test_tools_are_called_by_hand_and_the_server_is_kept_after_a_yes(tmp_path: Path) -> None:

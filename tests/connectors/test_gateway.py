@@ -166,6 +166,17 @@ async def test_wrong_arguments_send_nothing(tmp_path: Path, slug: str, arguments
     assert not server.requests
 
 
+async def test_an_action_with_an_unusable_schema_is_not_executed(tmp_path: Path) -> None:
+    kind: JsonObject = {"name": "kind", "in": "query", "schema": {"enum": 3}}
+    operation: JsonObject = {"operationId": "LIST_KINDS", "summary": "List", "parameters": [kind]}
+    async with http_server(_echo) as server:
+        host = server.url.split("/")[2]
+        store = await add_connector(tmp_path, build_document(paths={"/kinds": {"get": operation}}), f"http://{host}")
+        error = await _fail(build_gateway(store, host), "SHOP_LIST_KINDS", kind="new")
+    assert (error.code, server.requests) == ("bad_schema", [])
+    assert "its schema in the document cannot be used" in str(error)
+
+
 async def test_an_unknown_slug_is_named_as_given_with_similar_ones(tmp_path: Path) -> None:
     gateway = build_gateway(await add_connector(tmp_path, build_document(), "https://api.shop.example"))
     error = await _fail(gateway, "SHOP_CUSTOMER_CREATE")
