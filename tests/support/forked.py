@@ -42,6 +42,8 @@ CONSTANTS: dict[str, float] = {
     "induscode.conversations.servers:FIRST_PROMPT_LIMIT_S": 60.0,
     "induscode.commands.calls:_POLL_S": 0.02,
     "induscode.calls.recorder:GATHER_S": 0.02,
+    # How long files are looked for that complete a mention.
+    "induscode.frontends.terminal.complete:MAX_WALK_S": 60.0,
     # How soon a server that announces changes is listed again.
     "indusagi.interop.protocol_bridge.contract:ServerLimits.relist_gap_s": 0.05,
     # Redraws, the look at what the status line tells, and the first pause before a model is asked again.

@@ -193,13 +193,15 @@ def test_entered_messages_are_found_by_arrow_keys_in_the_next_session(setup: Ter
 def test_a_file_is_completed_and_attached(setup: TerminalSetup) -> None:
     setup.cwd.joinpath("notes.txt").write_text("buy milk\n", encoding="utf-8")
     setup.cwd.joinpath("other.txt").write_text("x\n", encoding="utf-8")
+    setup.cwd.joinpath("logo.gif").write_bytes(b"GIF89a" + bytes(20))
     with setup.open(script=(says("Milk."),)) as terminal:
         terminal.wait_for_prompt()
         terminal.type("what is in @not")
         terminal.wait_for("  notes.txt")
         terminal.type(TAB)
         terminal.wait_for("@notes.txt")
-        terminal.type(f"?{ENTER}")
+        terminal.type(f" and @logo.gif ?{ENTER}")
+        terminal.wait_for("note: @logo.gif is named, not attached")
         terminal.wait_for_answer("Milk.")
         assert '<file path=\\"notes.txt\\">\\nbuy milk\\n</file>' in setup.requested()
         assert terminal.leave() == 0
