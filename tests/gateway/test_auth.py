@@ -46,7 +46,9 @@ async def test_principals_scopes_rules_and_the_ledger_of_a_gateway(tmp_path: Pat
     configured(user_file(), {"one": row(), "two": row()})
     rules = tmp_path / ".indusvx" / "permissions.json"
     rules.parent.mkdir()
-    rules.write_text(json.dumps({"deny": ["one__* @bob", "ls @b*"]}), encoding="utf-8")
+    rules.write_text(
+        json.dumps({"deny": ["one__* @bob", "ls @b*", "two__read_resource(uri=test://text) @bob"]}), encoding="utf-8"
+    )
     async with running_issuer() as issuer, httpx2.AsyncClient(timeout=60, verify=False) as client:
         tokens = await _use_gateway(tmp_path, issuer, client)
     ledger = run("ledger", "export", cwd=tmp_path).stdout
@@ -56,6 +58,7 @@ async def test_principals_scopes_rules_and_the_ledger_of_a_gateway(tmp_path: Pat
         ("alice", "client-1"),
         ("alice", "client-1"),
         ("bob", "client-1"),
+        ("alice", "client-1"),
         ("carol", "client-1"),
     ]
     assert clients[1]["scopes"] == ["indus:call:one"]
@@ -120,6 +123,7 @@ async def _use_gateway(folder: Path, issuer: Issuer, client: httpx2.AsyncClient)
         ):
             answer = await request(client, url, token, "tools/call", name=name, arguments={})
             assert ("it is denied" in text(answer)) is is_denied, (name, answer.text)
+        await _list_as_principals(client, url, {"alice": alice, "bob": bob, "narrow": issuer.mint(url, scope=_NARROW)})
         with anyio.fail_after(60):
             assert (await client.get(url.replace("/mcp", "/health"))).status_code == 401
             await _use_page(
@@ -128,6 +132,38 @@ async def _use_gateway(folder: Path, issuer: Issuer, client: httpx2.AsyncClient)
         said = gateway.said()
     assert all(token not in said for token in (alice, bob, narrow))
     return [alice, bob, narrow]
+
+
+_NARROW = "indus:list indus:call:one"
+
+
+async def _list_as_principals(client: httpx2.AsyncClient, url: str, tokens: dict[str, str]) -> None:
+    """A principal sees what its scopes and rules could ever allow."""
+
+    async def list_all(token: str, method: str, key: str, name: str) -> set[str]:
+        answer = await request(client, url, token, method)
+        return {row[name] for row in answer.json()["result"][key]}
+
+    async def list_servers(
+        principal: str, method: str = "tools/list", key: str = "tools", name: str = "name"
+    ) -> set[str]:
+        names = await list_all(tokens[principal], method, key, name)
+        return {one.partition("__")[0] for one in names}
+
+    native = {"read", "grep", "find", "webfetch", "todo_read"}
+    assert await list_servers("alice") == {"one", "two", "ls", *native}
+    assert await list_servers("bob") == {"two", *native}
+    assert await list_servers("narrow") == {"one"}
+    prompts = ("prompts/list", "prompts")
+    assert await list_servers("alice", *prompts) == {"one", "two"}
+    assert await list_servers("bob", *prompts) == {"two"}
+    assert await list_servers("narrow", *prompts) == {"one"}
+    resources = {name: await list_all(token, "resources/list", "resources", "uri") for name, token in tokens.items()}
+    assert {uri for uri in resources["alice"] if "/one/" in uri} == resources["narrow"]
+    missing = {uri for uri in resources["alice"] if "/two/" in uri} - resources["bob"]
+    assert len(missing) == 1
+    assert "text" in missing.pop()
+    assert not any("/one/" in uri for uri in resources["bob"])
 
 
 async def _use_page(client: httpx2.AsyncClient, url: str, admin: str, caller: str, looker: str) -> None:

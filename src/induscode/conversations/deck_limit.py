@@ -201,7 +201,7 @@ def find_denied_tools(cards: Mapping[str, Capability], context: ToolContext, nam
     from induscode.permissions.check import is_denied  # noqa: PLC0415 — loads the table of programs
 
     workspace = os.path.realpath(context.cwd)
-    return {name for name in names if name in cards and is_denied(cards[name], workspace)}
+    return {name for name in names if name in cards and is_denied(cards[name], workspace=workspace)}
 
 
 def resolve_deck_call(box: DeckToolBox, call: ToolCall) -> ToolCall:

@@ -175,7 +175,12 @@ async def open_gateway(stack: AsyncExitStack, parts: GatewayParts, end: CancelTo
         )
         gateway = Gateway(session, context, context.hooks.limit_checks(checks), content, parts.lines, approvals)
         wrap = gateway.wrap_content if gateway.checks.checks_remote or session.addons.intercepts else None
-        content.open(session.mcp, ServerContent(session.mcp, wrap, session.native.context), gateway.is_ourselves)
+        content.open(
+            session.mcp,
+            ServerContent(session.mcp, wrap, session.native.context),
+            gateway.is_ourselves,
+            gateway.denies_item,
+        )
         if agents is not None:
             from induscode.gateway.agents import attach_gateway  # noqa: PLC0415 — with a model only
 

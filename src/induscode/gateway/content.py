@@ -11,8 +11,8 @@ go to the client whose call caused them, or are dropped if that's unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Collection, Container, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, cast
 
 import anyio
@@ -34,13 +34,16 @@ from indusagi.interop.protocol_bridge.contract import LISTED_KINDS, EndpointPhas
 from indusagi.interop.protocol_bridge.host.content import LOG_LEVELS, ContentListing, build_content_row, is_logged
 from indusagi.interop.protocol_bridge.rpc.connection import INVALID_PARAMS, METHOD_NOT_FOUND, RpcError
 from indusagi.interop.protocol_bridge.uris import (
+    Convert,
     UriMap,
+    convert_block,
     convert_meta,
     convert_result,
     convert_row,
     matches_template,
     normalize_uri,
 )
+from indusagi.runtime.contract import JsonContentBlock, ToolOutcome
 from induscode.deck.mcp.content import ContentRefused, ServerContent
 
 if TYPE_CHECKING:
@@ -91,6 +94,7 @@ class GatewayContent:
         """Set once every server listed its items or the wait timed out; requests wait for it."""
         self._bridge: BootedBridge | None = None
         self._is_ourselves: Callable[[str], bool] = lambda _: False
+        self._denies_item: Callable[[RemoteToolRef], bool] = lambda _: False
         self._content: ServerContent | None = None
         self._tasks: TaskGroup | None = None
         self._clients: dict[ContentClient, Callable[[str], bool]] = {}
@@ -102,9 +106,19 @@ class GatewayContent:
         self._items: dict[ItemKind, KnownItems] = {}
         self._maps: dict[str, UriMap] = {}
 
-    def open(self, bridge: BootedBridge, content: ServerContent, is_ourselves: Callable[[str], bool]) -> None:
-        """Serve a bridge's servers, except any that turn out to be this gateway."""
+    def open(
+        self,
+        bridge: BootedBridge,
+        content: ServerContent,
+        is_ourselves: Callable[[str], bool],
+        denies_item: Callable[[RemoteToolRef], bool] = lambda _: False,
+    ) -> None:
+        """Serve a bridge's servers, except any that turn out to be this gateway.
+
+        `denies_item` returns whether the current caller may never use an item.
+        """
         self._bridge, self._content, self._is_ourselves = bridge, content, is_ourselves
+        self._denies_item = denies_item
         self.refresh()
 
     def follow(self, tasks: TaskGroup | None) -> None:
@@ -204,7 +218,13 @@ class GatewayContent:
         for server in {ref.server for ref in items.refs.values()}:
             endpoint = None if self._bridge is None else self._bridge.fleet.endpoint(server)
             hints.append(0 if endpoint is None else endpoint.ttl_ms(kind))
-        return ContentListing(items.rows, min(hints, default=0))
+        denied = self.find_denied(items.refs.values())
+        rows = [row for row, ref in zip(items.rows, items.refs.values(), strict=True) if ref not in denied]
+        return ContentListing(rows, min(hints, default=0))
+
+    def find_denied(self, refs: Iterable[RemoteToolRef]) -> Collection[RemoteToolRef]:
+        """Return the items that the current caller may never use."""
+        return {ref for ref in refs if self._denies_item(ref)}
 
     def instructions(self, shows_server: Callable[[str], bool] = lambda _: True) -> str | None:
         """Combine the servers' instructions under headings, truncated and with every line quoted.
@@ -468,6 +488,19 @@ class GatewayContent:
     def _with_roots(self, server: str) -> Sequence[ContentClient]:
         """List the clients with roots that can see a server."""
         return [client for client, shows in self._clients.items() if "roots" in client.capabilities and shows(server)]
+
+
+def convert_outcome(outcome: ToolOutcome, convert: Convert) -> ToolOutcome:
+    """Convert the URIs in a server result's content and `_meta`."""
+    result = outcome.result
+    content = [
+        JsonContentBlock(convert_block(block.value, convert)) if isinstance(block, JsonContentBlock) else block
+        for block in result.content
+    ]
+    details = result.details
+    if "_meta" in details:
+        details = {**details, "_meta": convert_meta(details["_meta"], convert)}
+    return replace(outcome, result=replace(result, content=content, details=details))
 
 
 def choose_plain_names(tools: Iterable[tuple[str, str]], taken: Container[str]) -> dict[str, str]:

@@ -15,17 +15,19 @@ from indusagi.core.records import record
 from indusagi.core.text import clean_text, format_count
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.contract import EndpointPhase, RemoteToolRef, ServerConfig, needs_sign_in
-from indusagi.interop.protocol_bridge.uris import Convert, convert_block, convert_meta
+from indusagi.interop.protocol_bridge.host.identity import CALL_SCOPE, current_identity
+from indusagi.interop.protocol_bridge.uris import convert_meta
 from indusagi.runtime.calls import CallEntry, current_entry
-from indusagi.runtime.contract import JsonContentBlock, TextContentBlock, ToolOutcome
+from indusagi.runtime.contract import TextContentBlock, ToolOutcome
 from induscode.boot.plans import BrokenConfigError, ConfigFiles, ConsentedRows, reread_plan
 from induscode.boot.session import Session, graft_addon_cards
 from induscode.calls.record import find_tool_ref
 from induscode.cli.terminal import print_status
 from induscode.code_mode.contract import RUN_CODE
+from induscode.deck.mcp.content import build_content_card
 from induscode.deck.mcp.enrolment import DisabledTool, refuse_disabled
 from induscode.deck.provision import DeckToolBox, ToolDeck
-from induscode.gateway.content import GatewayContent, choose_plain_names
+from induscode.gateway.content import GatewayContent, choose_plain_names, convert_outcome
 from induscode.gateway.recursion import GatewayInfo, ListenAddress, drop_own_address
 from induscode.search.options import SEARCH_CARDS
 
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 
     from indusagi.capabilities.context import ToolContext
     from indusagi.core.cancel import CancelToken
+    from indusagi.core.json import JsonObject
     from indusagi.interop.protocol_bridge.fleet import FleetEvent
     from indusagi.interop.protocol_bridge.host import ProviderHost
     from indusagi.interop.protocol_bridge.host.identity import ClientIdentity
@@ -191,9 +194,13 @@ class GatewayBox:
         return find_tool_ref(self._find_card(name))
 
     def find_denied(self, names: Collection[str]) -> Collection[str]:
-        """Return the tools that a rule denies this task's caller for any arguments."""
+        """Return the tools that a rule or a missing scope denies this task's caller for any arguments."""
+        identity, checks = current_identity.get(), self.gateway.checks
         cards = {name: self._find_card(name) for name in names}
-        return {name for name, card in cards.items() if card is not None and self.gateway.checks.is_denied(card)}
+        denied = {name for name, card in cards.items() if card is not None and checks.is_denied(card)}
+        if identity.scopes is not None:
+            denied |= {name for name in names if identity.find_missing_scope(CALL_SCOPE, self.find_server(name))}
+        return denied
 
     def list_disabled(self) -> Sequence[DisabledTool]:
         """List tools that can't be called until someone approves their definitions."""
@@ -257,19 +264,6 @@ class GatewayOpening:
         """Return the number of calls that couldn't be recorded."""
         recorder = None if self._gateway is None else self._gateway.session.calls.recorder
         return 0 if recorder is None else recorder.dropped
-
-
-def convert_outcome(outcome: ToolOutcome, convert: Convert) -> ToolOutcome:
-    """Convert the URIs in a server result's content and `_meta`."""
-    result = outcome.result
-    content = [
-        JsonContentBlock(convert_block(block.value, convert)) if isinstance(block, JsonContentBlock) else block
-        for block in result.content
-    ]
-    details = result.details
-    if "_meta" in details:
-        details = {**details, "_meta": convert_meta(details["_meta"], convert)}
-    return replace(outcome, result=replace(result, content=content, details=details))
 
 
 class Gateway:
@@ -365,6 +359,14 @@ class Gateway:
         """Apply the checks on a server's tools, and addon interceptors, to its other requests."""
         card = self.checks.remote(card)
         return self.session.addons.wrap(card) if self.session.addons.intercepts else card
+
+    def denies_item(self, ref: RemoteToolRef) -> bool:
+        """Return whether the current caller may never use a resource or prompt."""
+        if current_identity.get().find_missing_scope(CALL_SCOPE, ref.server) is not None:
+            return True
+        card = build_content_card(ref)
+        arguments: JsonObject | None = {"uri": ref.name} if ref.kind == "resource" else None
+        return self.checks.checks_remote and self.checks.is_denied(self.checks.remote(card), arguments)
 
     def build_unchecked_deck(self) -> ToolDeck:
         """Build the deck of native cards, server tools and addon cards, without checks or interceptors."""

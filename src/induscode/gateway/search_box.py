@@ -84,6 +84,10 @@ class SearchBox(ToolBoxLayer):
             lambda: [tool.name for tool in self.box.list_disabled()],
         )
 
+    def find_denied(self, names: Collection[str]) -> Collection[str]:
+        """Return the tools that the caller may never call. Searching counts as listing."""
+        return self.box.find_denied([name for name in names if name not in SEARCH_CARDS])
+
     def is_listing(self, name: str) -> bool:
         """Return whether a tool only lists other tools."""
         return name in {FIND_TOOLS, DESCRIBE_TOOLS}

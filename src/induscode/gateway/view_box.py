@@ -284,7 +284,9 @@ class ViewContent:
     async def list_content(self, kind: ItemKind) -> ContentListing:
         """List the items of one kind that the view shows."""
         listing = await self._content.list_content(kind)
-        return ContentListing([row for _, row in self._select(kind)], listing.ttl_ms)
+        refs, selected = self._content.known_items(kind).refs, self._select(kind)
+        denied = self._content.find_denied(refs[original] for original, _ in selected)
+        return ContentListing([row for original, row in selected if refs[original] not in denied], listing.ttl_ms)
 
     def find_server(self, method: str, params: JsonObject) -> str | None:
         """Return the server a request is for, if the view shows it."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from indusagi.core.faults import CoreError, Note
 from indusagi.core.records import record
 
 if TYPE_CHECKING:
+    from indusagi.core.json import JsonObject
     from induscode.cli.dialog import Dialog
     from induscode.deck.contract import Capability
     from induscode.launch.invocation import Approval, Invocation
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
     from induscode.permissions.plan_mode import PlanMode
 
     Wrap = Callable[[Capability], Capability]
+
+
+class IsDenied(Protocol):
+    """Tells whether a rule denies a caller a card."""
+
+    def __call__(self, card: Capability, arguments: JsonObject | None = None, /) -> bool:
+        """Return whether every call is denied, or the one with all these arguments."""
+        ...
+
 
 _EDITS = "Files of the working directory may be changed. "
 _ALL = "Every call is allowed, except what a rule denies."
@@ -122,8 +132,8 @@ class CardChecks:
     notes: Sequence[Note] = ()
     checks_remote: bool = True
     """Whether `remote` does anything."""
-    is_denied: Callable[[Capability], bool] = lambda card: False
-    """Returns whether a rule denies the current caller every call of a checked card."""
+    is_denied: IsDenied = lambda card, arguments=None: False
+    """Returns whether a rule denies the current caller every call of a checked card, or that with all `arguments`."""
     posture: str = ""
     """Describes what runs without asking, for the system prompt of sub-agents."""
     open_approver: Callable[[], Approver] | None = None

@@ -352,13 +352,16 @@ async def preview_card(card: Capability, arguments: JsonValue, ctx: ToolContext)
     return decisions
 
 
-def is_denied(card: Capability, workspace: str) -> bool:
-    """Return whether a rule denies the current caller every call of a card. `workspace` must be resolved."""
+def is_denied(card: Capability, arguments: JsonObject | None = None, /, *, workspace: str) -> bool:
+    """Return whether a rule denies the current caller every call of a card, or the one with all `arguments`.
+
+    `workspace` must be resolved.
+    """
     for layer in iter_layers(card):
         if isinstance(layer, CheckedCard):
-            facts = identify_card(layer.inner, workspace)
+            facts = identify_card(layer.inner, workspace, arguments)
             rules = (rule for permissions in layer.permissions for rule in permissions.rules)
-            return find_total_denial(facts, rules) is not None
+            return find_total_denial(facts, rules, is_whole=arguments is not None) is not None
     return False
 
 

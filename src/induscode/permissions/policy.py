@@ -148,11 +148,15 @@ def decide_call(facts: CallFacts, rules: Iterable[Rule], context: PolicyContext)
     )
 
 
-def find_total_denial(facts: CallFacts, rules: Iterable[Rule]) -> Rule | None:
-    """Find a rule that denies every call of a tool. The facts need only describe the tool."""
+def find_total_denial(facts: CallFacts, rules: Iterable[Rule], *, is_whole: bool = False) -> Rule | None:
+    """Find a rule that denies every call of a tool. The facts need only describe the tool.
+
+    If they're `is_whole`, they have the only possible arguments.
+    """
     for rule in rules:
-        if rule.effect is Effect.DENY and rule.specifier is None and _is_relevant(rule, facts):
-            return rule
+        if rule.effect is Effect.DENY and _is_relevant(rule, facts):
+            if rule.specifier is None or (is_whole and _match_objection(rule, facts) is PatternMatch.YES):
+                return rule
     return None
 
 

@@ -37,7 +37,7 @@ from indusagi.runtime.contract import (
     project_content,
 )
 from induscode.deck.contract import BridgeFault, Capability
-from induscode.deck.mcp.capability import BridgeCapability
+from induscode.deck.mcp.capability import BridgeCapability, RunRemote
 from induscode.deck.mcp.enrolment import refuse_disabled
 
 if TYPE_CHECKING:
@@ -110,9 +110,8 @@ class ServerContent:
 
     async def _read_resource(self, ref: RemoteToolRef, on_progress: ProgressSink | None) -> JsonObject:
         server, uri = ref.server, ref.name
-        name = qualify_tool_name(RemoteToolRef(server, READ_RESOURCE))
         self._refuse_disabled(ref)
-        result = await self._request(name, ref, "resources/read", {"uri": uri}, {"uri": uri}, on_progress)
+        result = await self._request(ref, "resources/read", {"uri": uri}, {"uri": uri}, on_progress)
         contents = result.get("contents")
         skills = self._bridge.ledger.live_capabilities_for_server(server, "skill")
         for skill in skills:
@@ -151,7 +150,7 @@ class ServerContent:
         if self._bridge.ledger.find(ref) is None:
             await self.open_item(ref)  # it may have appeared since an earlier run
         params: JsonObject = {"name": ref.name} if arguments is None else {"name": ref.name, "arguments": arguments}
-        result = await self._request(qualify_tool_name(ref), ref, "prompts/get", params, arguments or {}, on_progress)
+        result = await self._request(ref, "prompts/get", params, arguments or {}, on_progress)
         return cast("JsonObject", clean_json(result)[0])
 
     async def get_skill(self, server: str, uri: str) -> JsonObject:
@@ -284,7 +283,6 @@ class ServerContent:
 
     async def _request(
         self,
-        name: str,
         ref: RemoteToolRef,
         method: str,
         params: JsonObject,
@@ -309,15 +307,29 @@ class ServerContent:
 
         if self._wrap is None or self._context is None:
             return await send_past_move(send)
-        descriptor = ToolDescriptor(name, f"{method} of server {ref.server!r}", {"type": "object"})
-        card = BridgeCapability.from_definition(descriptor, RemoteToolRef(ref.server, name), {}, run)
-        outcome = await self._wrap(card).run(arguments, replace(self._context, budget=UNLIMITED))
+        known = self._bridge.ledger.find(ref)
+        card = build_content_card(ref, {} if known is None else known[1].raw, run)
+        context = replace(self._context, budget=UNLIMITED, on_progress=on_progress)
+        outcome = await self._wrap(card).run(arguments, context)
         if faults:
             raise faults[0]
         if not results or outcome.is_error:
             refusal = DeniedContent if outcome.details.get("code") == DeniedContent.code else ContentRefused
             raise refusal(str(project_content(outcome.content)))
         return results[0]
+
+
+def build_content_card(
+    ref: RemoteToolRef, raw: JsonObject | None = None, run: RunRemote | None = None
+) -> BridgeCapability:
+    """Build the tool that permission rules see in place of a resource or prompt: `github__read_resource(uri=…)`."""
+    name = ref.name if ref.kind == "prompt" else READ_RESOURCE
+    rows = (raw or {}).get("arguments") if ref.kind == "prompt" else [{"name": "uri"}]
+    names = [row.get("name") for row in filter(is_json_object, rows)] if isinstance(rows, list) else []
+    schema: JsonObject = {"type": "object", "properties": {str(one): {} for one in names}}
+    shown = RemoteToolRef(ref.server, name, "prompt" if ref.kind == "prompt" else "resource")
+    descriptor = ToolDescriptor(qualify_tool_name(shown), f"{ref.kind} of server {ref.server!r}", schema)
+    return BridgeCapability.from_definition(descriptor, shown, raw or {}, run)
 
 
 def _measure_match(item: RemoteToolRef, ref: RemoteToolRef) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, TypeAlias, cast, runtime_checkable
 
 from indusagi.core.json import JsonLike, JsonObject, JsonValue, NotJson, compact_json, is_json_object
@@ -28,6 +28,9 @@ BoxSource: TypeAlias = ToolBox | Callable[[], ToolBox]
 """A tool box, or a function that returns the current one."""
 
 _log = logging.getLogger(__name__)
+
+_MOST_NARROWED = 64
+"""Cached listings of callers who don't see everything."""
 
 
 @record
@@ -190,6 +193,15 @@ class SearchesTools(Protocol):
         ...
 
 
+@runtime_checkable
+class DeniesTools(Protocol):
+    """A tool box with tools that some callers may never call."""
+
+    def find_denied(self, names: Collection[str]) -> Collection[str]:
+        """Return the tools that the current caller may never call, whatever the arguments."""
+        ...
+
+
 class ServedView:
     """The tool box and content that some of a host's clients see. One object is one view."""
 
@@ -224,6 +236,8 @@ class Catalog:
         self._listing: ToolListing | None = None
         self._listed: ToolBox | None = None
         """The box of the cached listing."""
+        self._narrowed: tuple[ToolListing, dict[frozenset[str], ToolListing]] | None = None
+        """That listing without some tools, for callers who may never call them."""
         self._listeners: dict[object, tuple[ItemKind, Callable[[], None]]] = {}
 
     def listing(self) -> ToolListing:
@@ -235,6 +249,21 @@ class Catalog:
         if self.is_ready:
             self._listing, self._listed = listing, box
         return listing
+
+    def list_for_caller(self) -> ToolListing:
+        """Return the current listing without the tools that the current caller may never call."""
+        listing = self.listing()
+        box = self._listed or self.box()
+        denied = frozenset(box.find_denied(listing.schemas.keys()) if isinstance(box, DeniesTools) else ())
+        if not denied:
+            return listing
+        if self._narrowed is None or self._narrowed[0] is not listing or len(self._narrowed[1]) >= _MOST_NARROWED:
+            self._narrowed = listing, {}
+        known = self._narrowed[1]
+        if denied not in known:
+            shown = [descriptor for descriptor in box.descriptors() if descriptor.name not in denied]
+            known[denied] = build_listing(shown, self.server_info)
+        return known[denied]
 
     @property
     def is_ready(self) -> bool:

@@ -6,6 +6,7 @@ server (`indus serve --auth`) it has scopes, and the name of its subject, the pr
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from dataclasses import field
 from typing import Literal, TypeAlias
 
@@ -58,6 +59,8 @@ class ClientIdentity:
 
 ANONYMOUS = ClientIdentity()
 """A nameless client with full access: the one user's."""
+current_identity: ContextVar[ClientIdentity] = ContextVar("current_identity", default=ANONYMOUS)
+"""The identity behind this task's request."""
 NOBODY = ClientIdentity(scopes=frozenset(), credential="nobody")
 BROWSER = ClientIdentity(credential="browser")
 

@@ -149,12 +149,12 @@ class HostSession:
             "initialize": self._initialize,
             "ping": lambda _: {},
             "logging/setLevel": self._set_level,
-            "tools/list": lambda _: self._catalog.listing().legacy,
+            "tools/list": self._list_tools,
             "tools/call": self._call,
         }
         self._modern_methods: dict[str, Method] = {
             "server/discover": self._discover,
-            "tools/list": lambda _: self._catalog.listing().modern,
+            "tools/list": self._list_tools,
             "tools/call": self._call,
             "subscriptions/listen": self._listen,
         }
@@ -375,7 +375,16 @@ class HostSession:
 
     # -- content --------------------------------------------------------------------------------
 
+    def _list_tools(self, request: HostRequest) -> JsonObject:
+        client = current_client.set(self._find_client(request))
+        try:
+            listing = self._catalog.list_for_caller()
+        finally:
+            current_client.reset(client)  # the next request may share this context
+        return listing.modern if VERSION in request.meta else listing.legacy
+
     async def _list(self, kind: ItemKind, content: ContentSource, request: HostRequest) -> JsonObject:
+        current_client.set(self._find_client(request))
         listing = await content.list_content(kind)
         page = cut_page(ITEM_LISTS[kind].key, listing.rows, request.params.get("cursor"))
         if VERSION in request.meta:
@@ -562,10 +571,13 @@ class HostSession:
     def _report_core_task(self, task: JsonObject) -> None:
         self.notify(_STATUS, to_core_task(task))
 
+    def _find_client(self, request: HostRequest) -> CallingClient:
+        info = request.meta.get(CLIENT_INFO)
+        return self._client if info is None else _read_client(info, self.principal)
+
     def _identify_call(self, request: HostRequest) -> None:
         """Set the client and trace that call observers see in this task."""
-        info = request.meta.get(CLIENT_INFO)
-        current_client.set(self._client if info is None else _read_client(info, self.principal))
+        current_client.set(self._find_client(request))
         current_trace.set(read_trace(request.meta) if "traceparent" in request.meta else None)
 
 

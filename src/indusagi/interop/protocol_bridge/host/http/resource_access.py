@@ -15,7 +15,13 @@ from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResourc
 from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, HttpRequest
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS, FindTarget
-from indusagi.interop.protocol_bridge.host.identity import ADMIN_SCOPE, CALL_SCOPE, LIST_SCOPE, ClientIdentity
+from indusagi.interop.protocol_bridge.host.identity import (
+    ADMIN_SCOPE,
+    CALL_SCOPE,
+    LIST_SCOPE,
+    ClientIdentity,
+    current_identity,
+)
 from indusagi.runtime.calls import SubjectToken, current_subject
 
 if TYPE_CHECKING:
@@ -81,9 +87,10 @@ class ResourceAccess:
         request.identity = identity
 
     def authorize(self, request: HttpRequest, message: JsonObject, find_target: FindTarget) -> None:
-        """Refuse a message whose client lacks the scope, and set the subject token of its calls."""
+        """Refuse a message whose client lacks the scope, and set the identity and subject token of its calls."""
         # Always set it: a connection's callbacks share a context.
         current_subject.set(SubjectToken(request.token, self._issuer))
+        current_identity.set(request.identity)
         method, params = message.get("method"), message.get("params")
         if not isinstance(method, str) or method in _UNSCOPED or method.startswith("notifications/"):
             return
