@@ -76,6 +76,7 @@ _MAX_STDERR_LINES = 5
 @click.option("-H", "--header", multiple=True, metavar="'NAME: VALUE'", help="A header of requests.")
 @click.option(
     "--sandbox",
+    "profile",
     type=click.Choice(("off", *PROFILES)),
     default="standard",
     show_default=True,
@@ -109,7 +110,7 @@ def command(
     if options["compare"] and not target:  # `--compare npm:NAME`
         target, options["compare"] = (options["compare"],), ""
     invocation = read_invocation(context)
-    sandbox, timeout, _ = (options.pop(key) for key in ("sandbox", "startup_timeout", "cwd"))
+    sandbox, timeout, _ = (options.pop(key) for key in ("profile", "startup_timeout", "cwd"))
     try:
         package = parse_package(target[0]) if len(target) == 1 else None
     except PackageError as exc:

@@ -94,10 +94,46 @@ def test_doctor_compares_the_profiles(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in lines[:3]] == ["off", "standard", "strict"]
     assert lines[0].partition(": ")[2] == lines[1].partition(": ")[2] == lines[2].partition(": ")[2]
     assert lines[3].startswith('Put "sandbox": "strict" into its row.')
+    assert (
+        "\n  sandbox: off. What fits: indus mcp doctor a --sandbox\n" in run("mcp", "doctor", "a", cwd=tmp_path).stdout
+    )
     failed = run("mcp", "doctor", "gone", "--sandbox", "--json", cwd=tmp_path)
     assert failed.returncode == 1
     assert json.loads(failed.stdout)["fits"] == "off"
     one_line(run("mcp", "doctor", "--sandbox", cwd=tmp_path), "--sandbox requires the NAME")
+
+
+def test_doctor_proposes_what_a_server_lacks_and_starts_nothing_bare_where_a_sandbox_is_required(
+    tmp_path: Path,
+) -> None:
+    skip_without("bubblewrap")
+    notes = Path(os.environ["HOME"]) / "notes"
+    notes.write_text("mine")
+    needy = {
+        "command": "sh",
+        "args": ["-c", 'cat ~/notes >&2 || exit 1; exec "$0" "$@"', *HONEST],
+        "sandbox": "standard",
+    }
+    configured(user_file(), {"a": needy, "bare": row()})
+    examined = run("mcp", "doctor", "a", cwd=tmp_path)
+    assert (
+        'Fix: in its sandbox, ~/notes is hidden from it: add "~/notes" to "read" of the "sandbox" of \'a\''
+        in examined.stdout
+    )
+    assert (
+        "note: it runs in the sandbox standard; whether that's the cause: indus mcp doctor a --sandbox"
+        in examined.stdout
+    )
+    found = told("mcp", "doctor", "a", "--sandbox", "--json", cwd=tmp_path)
+    assert found["fits"] == {"profile": "strict", "read": ["~/notes"], "hosts": []}
+    assert [one["tools"] is None for one in found["profiles"].values()] == [False, True, True, False]
+    settings = tmp_path / ".indusvx" / "settings.json"
+    settings.parent.mkdir()
+    settings.write_text('{"sandbox": "required"}')
+    assert told("mcp", "doctor", "bare", "--sandbox", "--json", cwd=tmp_path)["profiles"].keys() == {
+        "standard",
+        "strict",
+    }
 
 
 def test_servers_of_two_files_have_two_homes_and_the_home_of_a_removed_one_is_named(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ allow_tag = click.option(
 )
 sandbox_option = click.option(
     "--sandbox",
+    "profile",  # a session has a flag of the same name with another meaning
     type=click.Choice(("off", *PROFILES)),
     help="What its process may touch; standard by default where this machine has a sandbox.",
 )
@@ -141,9 +142,9 @@ def add(
     if not options["image"]:
         cwd = read_invocation(context).cwd
         before = own_config_path(where, cwd) if replace else None
-        fields, about = choose_sandbox(name, fields, options["sandbox"], cwd, before)
+        fields, about = choose_sandbox(name, fields, options["profile"], cwd, before)
         return add_server(context, name, fields, where, about, replace=replace, check=not no_check)
-    if options["sandbox"] or "url" in fields:
+    if options["profile"] or "url" in fields:
         raise click.UsageError("--image is for a command, and can't be used with --sandbox")
     tag: JsonObject = {"allow_tag": True} if options["allow_tag"] else {}
     fields["sandbox"] = {"container": options["container"], "image": options["image"], **tag}
@@ -423,7 +424,7 @@ def install(
     kind: str | None,
     local: str | None,
     values: tuple[str, ...],
-    sandbox: str | None,
+    profile: str | None,
     yes: bool,
     digests: tuple[str, ...],
     allow_tag: bool,
@@ -455,7 +456,7 @@ def install(
     own = local or re.sub(r"[^A-Za-z0-9_-]+", "-", name.rpartition("/")[2]).strip("-")
     where = cast("Scope", scope or "user")
     before = own_config_path(where, invocation.cwd) if replace else None
-    fields, about = choose_sandbox(own, made.fields, sandbox, invocation.cwd, before)
+    fields, about = choose_sandbox(own, made.fields, profile, invocation.cwd, before)
     made = dataclasses.replace(made, fields=fields)
     try:
         if not ask_consent(made.describe(server, url, own, about), f"Add it as {own!r}?", yes=yes, digests=digests):

@@ -22,9 +22,9 @@ from anyio import create_task_group
 
 from indusagi import DISTRIBUTION
 from indusagi.capabilities.leftovers import end_leftover, find_leftover_jobs
-from indusagi.capabilities.sandbox.profile import PROFILES, parse_profile
+from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.core.faults import Note
-from indusagi.core.json import NotJson
+from indusagi.core.json import NotJson, compact_json
 from indusagi.core.text import clean_text, format_count
 from indusagi.interop.protocol_bridge.client.start import StartHistory
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, needs_sign_in
@@ -77,6 +77,8 @@ class _Findings:
     file: str
     trust: str
     target: str
+    sandbox: JsonValue = None
+    """Of a process: the profile it's held to."""
     package: str | None = None
     """For a registry server: its package and whether we verified it."""
     handshake: str = "not tried"
@@ -108,21 +110,34 @@ class _Findings:
 @click.argument("name", required=False, shell_complete=complete_server)
 @as_json
 @click.option("--end-leftovers", is_flag=True, help="End jobs that a crashed run left running.")
-@click.option("--sandbox", is_flag=True, help="Start NAME in each sandbox profile, and say which it works in.")
+@click.option(
+    "--sandbox",
+    "in_profiles",
+    is_flag=True,
+    help="Start NAME in each sandbox profile, and propose the smallest that works.",
+)
 @click.pass_context
 def doctor(
-    context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, sandbox: bool, **_: object
+    context: click.Context, name: str | None, *, as_json: bool, end_leftovers: bool, in_profiles: bool, **_: object
 ) -> int:
     """Examine the server NAME, or all servers, and say what to do. Exit code 1 if there is a problem.
 
     Starts each trusted server once, by itself, and leaves the ledger alone. Also lists jobs that a crashed run of indus
     left running.
     """
-    plan = load_plan(read_invocation(context))
+    invocation = read_invocation(context)
+    if in_profiles:
+        from induscode.commands.mcp.profiles import compare_profiles  # noqa: PLC0415 — only with --sandbox
+
+        if name is None:
+            raise click.UsageError("--sandbox requires the NAME of a server")
+        whole = load_plan(replace(invocation, sandbox="auto"))  # a sandbox for it is what's looked for
+        may_be_bare = invocation.sandbox != "required"
+        row = find_row(whole, name)
+        return compare_profiles(row, whole.configs.get(row.id), may_be_bare=may_be_bare, is_json=as_json)
+    plan = load_plan(invocation)
     if name is not None:
         plan = plan.narrow([find_row(plan, name).id])
-    if sandbox:
-        return _compare_profiles(plan.configs.get(name or ""), is_json=as_json)
     examined, places = [_build_findings(row, plan) for row in plan.rows], plan.find_places()
 
     async def work(_: CancelToken) -> int:
@@ -161,51 +176,6 @@ def _end_job(job: Receipt) -> bool:
     return has_ended
 
 
-def _compare_profiles(config: ServerConfig | None, *, is_json: bool) -> int:
-    """Start a server in each profile, one after the other, and print where it lists what it lists without one.
-
-    Raises:
-        click.UsageError: There's no process to start.
-    """
-    if not isinstance(config, StdioServerConfig):
-        raise click.UsageError("--sandbox requires the NAME of a trusted server with a command")
-    if config.sandbox is not None and config.sandbox.container is not None:
-        raise click.UsageError(f"Server {config.id!r} runs in a container: its command isn't for this machine")
-    outcomes: dict[str, JsonObject] = {}
-
-    async def work(_: CancelToken) -> int:
-        for name in ("off", *PROFILES):
-            endpoint = create_server_endpoint(replace(config, sandbox=parse_profile(name)))
-            try:
-                await endpoint.open()
-                names = sorted(tool.ref.name for tool in await endpoint.list_tools())
-                outcomes[name] = {"tools": [*names], "fault": None}
-            except ProtocolFault as fault:
-                outcomes[name] = {"tools": None, "fault": str(fault)}
-            finally:
-                await endpoint.close()
-        return 0
-
-    code = run_until_signal(work)
-    if code:
-        return code
-    wanted = outcomes["off"]["tools"]
-    fitting = [name for name in PROFILES if wanted is not None and outcomes[name]["tools"] == wanted]
-    if is_json:
-        write_json({"name": config.id, "profiles": {**outcomes}, "fits": fitting[-1] if fitting else "off"})
-        return 0 if fitting else _UNWELL
-    for name, outcome in outcomes.items():
-        tools = outcome["tools"]
-        shown = format_count(len(tools), "tool") if isinstance(tools, list) else outcome["fault"]
-        print_line(f"{name}: {shown}")
-    if not fitting:
-        needed = "it fails without one, too" if wanted is None else "name the paths or hosts it needs in its row"
-        print_status(f"server {config.id!r} doesn't list its tools in any profile: {needed}")
-        return _UNWELL
-    print_line(f'Put "sandbox": "{fitting[-1]}" into its row. Its calls were not tried: they may need more.')
-    return 0
-
-
 def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
     config = plan.configs.get(row.id, row.config)
     if isinstance(config, StdioServerConfig):
@@ -222,6 +192,7 @@ def _build_findings(row: ServerRow, plan: ServerPlan) -> _Findings:
         if parts.scheme.lower() == "http" and not is_loopback(parts.hostname or ""):
             target += " (not encrypted: others on the way can read and change everything)"
     findings = _Findings(row.id, name_transport(config), row.origin.file, plan.consent[row.id], target)
+    findings.sandbox = format_profile(config.sandbox) if isinstance(config, StdioServerConfig) else None
     if row.registry is not None:
         from induscode.servers.registry import describe_verification  # noqa: PLC0415 — for servers of a registry
 
@@ -297,6 +268,12 @@ def _add_disabled_tools(findings: _Findings, listed: Sequence[RemoteTool], pins:
         findings.remedy = f"look at what has changed: {diff}; approve it: {approve}"
 
 
+def _describe_sandbox(findings: _Findings) -> str:
+    if findings.sandbox != "off":
+        return f"sandbox: {findings.sandbox if isinstance(findings.sandbox, str) else compact_json(findings.sandbox)}"
+    return f"sandbox: off. What fits: {format_server_command('doctor', findings.name)} --sandbox"
+
+
 def _print_report(
     plan: ServerPlan, examined: Sequence[_Findings], leftovers: Sequence[Receipt], *, as_json: bool
 ) -> None:
@@ -311,6 +288,7 @@ def _print_report(
         print_line(f"{findings.name} ({findings.transport}, {findings.file})")
         lines = [f"trust: {findings.trust}"]
         lines.append(f"{'command' if findings.transport == 'stdio' else 'address'}: {findings.target}")
+        lines += [] if findings.sandbox is None else [_describe_sandbox(findings)]
         lines += [] if findings.package is None else [f"package: {findings.package}"]
         lines += [f"WARNING: {warning}" for warning in findings.warnings]
         lines.append(f"handshake: {findings.handshake}")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+import os
+from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ import click
 from anyio import to_thread
 
 from indusagi.capabilities.sandbox.behaviour import parse_behaviour
-from indusagi.capabilities.sandbox.profile import format_profile
+from indusagi.capabilities.sandbox.profile import ServerProfile, format_profile
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.text import escape_unseen
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
@@ -81,10 +82,12 @@ def learn(
     arguments. Hosts, paths and programs it used are pinned with the profile: a new host later is blocked until you
     approve it. Exit code 1 if you decline, 3 if it doesn't start.
     """
-    plan = load_plan(read_invocation(context))
+    plan = load_plan(replace(read_invocation(context), sandbox="auto"))  # a sandbox for it is what's looked for
     row, config = find_row(plan, name), plan.configs.get(name)
     if not isinstance(config, StdioServerConfig):
         raise click.UsageError(f"{name!r} isn't a trusted server with a command: only those have a sandbox")
+    if config.sandbox is None:
+        config = replace(config, sandbox=ServerProfile(owner=os.path.realpath(row.origin.file)))
     wanted = [(tool, _parse_arguments(text)) for tool, text in calls]
     run = run_for_result(lambda _: learn_behaviour(config, wanted, seconds=seconds))
     before = run_for_result(lambda _: _read_approved(plan, config))
