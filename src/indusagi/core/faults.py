@@ -31,6 +31,7 @@ CoreError                  anything of ours that a caller may want to catch
 ├── ConsentChangedError    a yes to something that has changed since the user looked
 ├── InvalidPromptError     nothing to ask, or too much of it
 ├── InvalidRuleError       a permission rule that cannot be parsed
+├── UnansweredError        a question that nobody answered
 ├── MissingExtraError      packages of an extra that are not installed
 ├── NoModelError           no model to ask, or none of that name
 ├── InvalidAddressError    an invalid address of a model server

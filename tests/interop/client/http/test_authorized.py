@@ -235,7 +235,7 @@ async def test_a_server_that_refuses_every_token_ends_the_tries() -> None:
     async with protected(Modern()) as (issuer, server):
         issuer.check = lambda exchange, origin: Protected.check(_never(issuer), exchange, origin)
         prompt = AgreeablePrompt()
-        with pytest.raises(ProtocolFault, match="refuses the token"):
+        with pytest.raises(ProtocolFault, match="refuses the access token it was just issued"):
             async with connected(server.url, await make_auth(stored_sign_in(server.url), prompt=prompt)):
                 pass
         assert [form["grant_type"] for form in issuer.forms] == ["refresh_token", "authorization_code"]
