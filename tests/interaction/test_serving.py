@@ -49,7 +49,7 @@ def test_servers_are_served_as_one_and_ask_through_it(tmp_path: Path) -> None:
         asked = gateway.send("tools/call", name="b__ask", arguments={"method": "elicitation/create"})
         gateway.until(lambda: bool(gateway.questions))
         (question,) = gateway.questions
-        assert question["params"]["message"] == "What is your name?"
+        assert question["params"]["message"] == "Server 'b' asks: What is your name?"
         given = {"action": "accept", "content": {"name": "Ada"}}
         gateway.write({"jsonrpc": "2.0", "id": question["id"], "result": given})
         assert gateway.answer(asked)["result"]["structuredContent"] == given
