@@ -4,6 +4,7 @@ import asyncio
 import resource
 import sys
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -140,6 +141,21 @@ async def test_the_log_of_a_server_holds_standard_error_and_messages_across_rest
         assert fleet.read_log("chatty") == ("info: line 0", "info: line 1", "info: line 2")
         with pytest.raises(ProtocolFault):
             fleet.read_log("nobody")
+
+
+async def test_the_log_of_a_server_shows_no_secret_of_its_row() -> None:
+    dying = replace(fault("dies", id="dying"), env={"DB_TOKEN": "about to die"})
+    chatty = replace(fault("chatter", 2, id="chatty"), env={"API_KEY": "line 0"})
+    async with fleet_of(dying, chatty) as fleet:
+        for name in ("dying", "chatty"):
+            endpoint = fleet.endpoint(name)
+            assert endpoint is not None
+            with suppress(ProtocolFault):
+                await endpoint.invoke("fault", {})
+        assert fleet.read_log("chatty") == ("info: …", "info: line 1")
+        await fleet.restart("dying")  # its earlier lines are kept by the owner
+        assert "stderr: …" in fleet.read_log("dying")
+        assert not any("about to die" in line for line in fleet.read_log("dying"))
 
 
 async def test_server_that_fails_first_is_restarted(tmp_path: Path) -> None:

@@ -230,7 +230,7 @@ class StdioServerConfig:
     command: str
     args: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Added to the variables every server inherits (see `client.start`)."""
+    """Added to the variables every server inherits (see `client.stdio`)."""
     cwd: str | None = field(default=None, kw_only=True)
     limits: ServerLimits = field(default_factory=ServerLimits, kw_only=True)
     include_tools: Sequence[str] | None = field(default=None, kw_only=True)

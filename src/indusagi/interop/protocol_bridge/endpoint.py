@@ -47,6 +47,7 @@ from indusagi.interop.protocol_bridge.contract import (
     needs_sign_in,
     parse_call_result,
 )
+from indusagi.interop.protocol_bridge.redaction import Redaction
 from indusagi.interop.protocol_bridge.rpc.connection import (
     METHOD_NOT_FOUND,
     ConnectionClosedError,
@@ -163,7 +164,8 @@ class ServerEndpointImpl:
                 text = f"{count:,} lines of its output were no protocol messages, and were skipped"
                 lines = () if self._process is None else self._process.read_invalid_lines()
                 if lines:
-                    text += f"; the first: {cut_text(clean_text(lines[0])[0].strip(), 200)!r}"
+                    first = clean_text(Redaction((self._config,)).hide(lines[0]))[0].strip()
+                    text += f"; the first: {cut_text(first, 200)!r}"
                 notes = (*notes, Note(owner, text))
         fault, watch, slow_start = self._fault or self._listing_fault, self._start_watch, None
         if watch is not None and watch.is_slow and self.phase is EndpointPhase.CONNECTING:
@@ -174,9 +176,10 @@ class ServerEndpointImpl:
         )
 
     def read_log(self) -> Sequence[str]:
-        """Return the last lines of standard error, followed by the last log messages."""
+        """Return the last lines of standard error, followed by the last log messages, without secrets of the row."""
+        hide_lines = Redaction((self._config,)).hide_lines
         lines = () if self._process is None else self._process.read_stderr()
-        return (*(f"stderr: {line}" for line in lines), *self._log_messages)
+        return (*(f"stderr: {line}" for line in hide_lines(lines)), *hide_lines(self._log_messages))
 
     @property
     def _process(self) -> StdioTransport | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -63,6 +63,10 @@ class Redaction:
         for value in sorted(self._secrets, key=len, reverse=True):
             text = text.replace(value, REDACTED)
         return hide_secrets(text)
+
+    def hide_lines(self, lines: Sequence[str]) -> tuple[str, ...]:
+        """Hide secrets in lines; a private key spans several."""
+        return tuple(self.hide("\n".join(lines)).split("\n")) if lines else ()
 
 
 def _values(config: ServerConfig) -> Iterator[tuple[str, str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import TypeGuard, cast
@@ -57,12 +56,13 @@ def to_protocol_fault(
     # The owner of a moving server has answered every call that ran, so this one hasn't run.
     if site is FaultSite.CALL and is_cut and detail.reason != "moved":
         detail = replace(detail, reason="outcome_unknown")
-    hide = Redaction((config,)).hide
+    redaction = Redaction((config,))
     if process is not None:
         stderr = detail.stderr or tuple(process.read_stderr())
         detail = replace(detail, stderr=stderr, stdout=tuple(process.read_invalid_lines()))
     # Everything downstream shows, logs or stores these lines.
-    detail = replace(detail, stderr=_hide_lines(hide, detail.stderr), stdout=_hide_lines(hide, detail.stdout))
+    stderr, stdout = redaction.hide_lines(detail.stderr), redaction.hide_lines(detail.stdout)
+    detail = replace(detail, stderr=stderr, stdout=stdout)
     message = f"server {config.id!r}: {_format_error(exc, config, site, subject)}"
     if detail.reason == "outcome_unknown":
         message += "; whether the call took effect is unknown"
@@ -74,12 +74,7 @@ def to_protocol_fault(
     if written and site in {FaultSite.CONNECT, FaultSite.LIST} and not _is_refusal(exc):
         shown = cut_text(written[0], _MAX_LINE_CHARS)
         message += f"; its standard output is not MCP: it wrote {shown!r}, which belongs on standard error"
-    return ProtocolFault(kind, hide(message), exc, detail=detail)
-
-
-def _hide_lines(hide: Callable[[str], str], lines: Sequence[str]) -> tuple[str, ...]:
-    """Hide secrets in lines; a private key spans several."""
-    return tuple(hide("\n".join(lines)).split("\n")) if lines else ()
+    return ProtocolFault(kind, redaction.hide(message), exc, detail=detail)
 
 
 def _classify(exc: BaseException, config: ServerConfig, site: FaultSite) -> tuple[FaultKind, FaultDetail]:
