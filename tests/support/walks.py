@@ -72,6 +72,13 @@ class Walk:
         key = (code.co_filename.removeprefix(_SOURCE), name)
         self.functions[key] = self.functions.get(key, 0) + 1
 
+    def keep_common(self, other: Walk) -> None:
+        """Keep only functions that both walks ran: timers that happened to fire within one of them fall away."""
+        pairs = (
+            (key, min(count, other.functions[key])) for key, count in self.functions.items() if key in other.functions
+        )
+        self.functions = dict(pairs)
+
     def text(self) -> str:
         """The walk as text: each file with its functions, then the two counts."""
         lines: list[str] = []
@@ -223,6 +230,7 @@ def trace_turn(folder: Path) -> Walk:
     return walk
 
 
+_HTTP_CALLS = 6
 _SERVE = """
 import json, signal, sys, threading
 from tests.support.walks import Walk
@@ -291,20 +299,25 @@ def trace_http_call(folder: Path) -> Walk:
         call = {"name": "desk__echo", "arguments": {"text": "hello"}}
         for _ in range(3):
             send("tools/call", call)
-        process.send_signal(signal.SIGUSR1)  # Handled before the next request: the main thread sleeps.
-        text, _ = send("tools/call", call)
-        assert "hello" in text, text
-        process.send_signal(signal.SIGUSR2)
-        for _ in range(200):
-            if record.exists():
-                break
-            send("ping", {})
+        walks: list[Walk] = []
+        for _ in range(_HTTP_CALLS):
+            process.send_signal(signal.SIGUSR1)  # Handled before the next request: the main thread sleeps.
+            text, _ = send("tools/call", call)
+            assert "hello" in text, text
+            process.send_signal(signal.SIGUSR2)
+            while not record.exists():
+                send("ping", {})
+            walks.append(Walk())
+            rows = json.loads(record.read_text(encoding="utf-8"))
+            walks[-1].functions = {(file, name): count for file, name, count in rows}
+            record.unlink()
     finally:
         connection.close()
         process.terminate()
         process.communicate(timeout=60)
-    walk = Walk()
-    walk.functions = {(file, name): count for file, name, count in json.loads(record.read_text(encoding="utf-8"))}
+    walk, *others = walks
+    for other in others:
+        walk.keep_common(other)
     return walk
 
 
