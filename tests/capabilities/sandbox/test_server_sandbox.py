@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,7 +23,6 @@ from indusagi.capabilities.sandbox.server import prepare_server
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from indusagi.capabilities.sandbox.server import ServerSandbox
     from indusagi.core.json import JsonValue
@@ -223,6 +223,26 @@ def test_the_home_of_a_server_lasts_and_is_its_own(sandboxed: Path) -> None:
         output, _ = run(sandbox)
         assert output == expected
     assert not (sandboxed / "kept").exists()
+
+
+def test_a_path_that_is_not_allowed_any_more_leaves_no_empty_file_in_its_place(sandboxed: Path) -> None:
+    skip_without("bubblewrap")
+    for name in ("papers/of/mine.txt", "drawings/one.txt"):
+        (sandboxed / name).parent.mkdir(parents=True)
+        (sandboxed / name).write_text("mine")
+    script = "cat ~/papers/of/mine.txt ~/drawings/one.txt; ls -A ~; echo x >~/own"
+    wider: JsonValue = {"profile": "standard", "read": ["~/papers/of/mine.txt", "~/drawings"]}
+    output, errors = run(prepare(wider, sandboxed, "/bin/sh", "-c", script))
+    assert (output, errors) == ("minemine" + "drawings\npapers\nproject\n", "")
+    output, errors = run(prepare("standard", sandboxed, "/bin/sh", "-c", script))
+    assert output == "own\nproject\n"
+    assert errors.count("No such file or directory") == 2
+    # While another process uses the home, its mount points stay.
+    other, own = (prepare(wider, sandboxed, "/bin/true") for _ in range(2))
+    own.remove()
+    assert (Path(server_home("lib")) / "papers/of/mine.txt").is_file()
+    other.remove()
+    assert [path.name for path in Path(server_home("lib")).iterdir()] == ["own"]
 
 
 def test_paths_that_a_row_names_are_there_and_its_secrets_are_not(sandboxed: Path) -> None:

@@ -7,12 +7,14 @@ is the fallback for `standard`. It can't mount anything, so the private home is 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
 import sys
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -78,6 +80,8 @@ _STRICT_NAMES = re.compile(
 _LOCAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\]):\d+")
 _MAX_LINKS = 40
 _FOLDER = getattr(os, "O_PATH", 0) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK_TRIES = 50
+_LOCK_PAUSE_S = 0.01
 _SERVICES = "/run"
 _NO_SERVICES = ("nscd", "current-system", "booted-system", "opengl-driver", "wrappers")
 """What programs of the system need in `/run`, in addition to the way to resolve names."""
@@ -94,6 +98,7 @@ class ServerSandbox:
     masked: tuple[str, ...]
     folders: tuple[str, str]
     """Its home and its temporary directory, outside."""
+    home: PrivateHome | None = None
     socket_path: str | None = None
     """Where the egress proxy has to listen, if the profile names hosts."""
     trace_path: str | None = None
@@ -112,6 +117,80 @@ class ServerSandbox:
             with suppress(OSError):
                 os.unlink(path)
         self.private.remove()
+        if self.home is not None:
+            self.home.release()
+
+
+class PrivateHome:
+    """The private home of a server while it's in use, and the mount points made in it.
+
+    Without the mount, one would look like an empty file or directory of yours. So the last user removes them.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._points: list[Sequence[str]] = []
+        self._handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._lock(fcntl.LOCK_SH, _LOCK_TRIES)
+
+    def _lock(self, kind: int, tries: int) -> bool:
+        """Lock the home between processes. It fails if the server has locked it, which only harms itself."""
+        for _ in range(tries):
+            with suppress(OSError):
+                fcntl.flock(self._handle, kind | fcntl.LOCK_NB)
+                return True
+            time.sleep(_LOCK_PAUSE_S)
+        return False
+
+    def make_mount_point(self, parts: Sequence[str], *, is_folder: bool) -> None:
+        """Make a mount point, in place of a link or file that the server has put there.
+
+        Raises:
+            OSError: It can't be made.
+        """
+        self._points.append(parts)
+        folder = os.dup(self._handle)
+        try:
+            for number, part in enumerate(parts, 1):
+                kind = stat.S_IFDIR if is_folder or number < len(parts) else stat.S_IFREG
+                with suppress(FileNotFoundError):
+                    if stat.S_IFMT(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode) != kind:
+                        os.unlink(part, dir_fd=folder)
+                if kind == stat.S_IFREG:
+                    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                    os.close(os.open(part, flags, 0o600, dir_fd=folder))
+                    continue
+                with suppress(FileExistsError):
+                    os.mkdir(part, 0o700, dir_fd=folder)
+                inner = os.open(part, _FOLDER, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+        finally:
+            os.close(folder)
+
+    def release(self) -> None:
+        """Give it up, and remove the mount points that are empty unless another process uses it."""
+        if self._lock(fcntl.LOCK_EX, 1):
+            for parts in self._points:
+                with suppress(OSError):
+                    _remove_empty(self._handle, parts)
+        os.close(self._handle)
+
+
+def _remove_empty(folder: int, parts: Sequence[str]) -> None:
+    """Remove a path below a directory, and the directories on the way, unless it or they hold something."""
+    part, *rest = parts
+    if rest:
+        inner = os.open(part, _FOLDER, dir_fd=folder)
+        try:
+            _remove_empty(inner, rest)
+        finally:
+            os.close(inner)
+    found = os.stat(part, dir_fd=folder, follow_symlinks=False)
+    if stat.S_ISDIR(found.st_mode):
+        os.rmdir(part, dir_fd=folder)
+    elif stat.S_ISREG(found.st_mode) and not found.st_size:
+        os.unlink(part, dir_fd=folder)
 
 
 def prepare_server(
@@ -162,77 +241,79 @@ def prepare_server(
     make_private_dir(os.path.dirname(private_home))
     make_private_dir(private_home)
     private = PrivateDir(make_owned_dir())
-    os.mkdir(private.tmp, 0o700)
-    visible = _build_environment(profile, env, declared)
-    if mechanism == "landlock":
-        hidden = [*layout.hidden, home, *_list_other_homes(home), "/tmp", "/var/tmp"]
-        write = [*paths.write, private.tmp, private_home, *([] if workspace is None else [workspace])]
-        launcher = landlock_launcher(
-            write=write, hidden=hidden, read=[*paths.read, private.root], network=True, devices=DEVICES
-        )
-        visible |= {"HOME": private_home, "TMPDIR": private.tmp}
-        limited = [*limit_command(profile.limits, has_namespace=False), *launcher]
-        return ServerSandbox(
-            argv=[*limited, program, *argv[1:]],
-            env=visible,
+    with ExitStack() as undo:
+        undo.callback(private.remove)
+        os.mkdir(private.tmp, 0o700)
+        sandbox = ServerSandbox(
+            argv=[],
+            env=_build_environment(profile, env, declared),
             mechanism=mechanism,
             private=private,
             masked=(),
             folders=(private_home, private.tmp),
-            notes=tuple(paths.notes),
             unwelcome=layout.unwelcome,
         )
-    visible |= {"HOME": home, "TMPDIR": "/tmp"}
-    shown = paths.list_shown()
-    protected = [path for path in layout.protected if shown.get(_find_root(path, shown)) == "--bind"]
-    masked = MASKS.acquire(protected)
-    services = () if profile.is_strict else _list_services()
-    command = [
-        *start,
-        *NAMESPACES,
-        "--die-with-parent",
-        *("--cap-drop", "ALL"),  # of root, which keeps those over a namespace of its own
-        *(() if profile.reaches_all else ("--unshare-net",)),
-        *(list_system() if profile.is_strict else list_machine()),
-        *("--bind", private.tmp, "/tmp"),
-        *(word for path in services[:1] for word in ("--tmpfs", path)),
-        *(word for path in services[1:] for word in ("--ro-bind-try", path, path)),
-        *(word for path in _list_other_homes(home) for word in ("--tmpfs", path)),
-        *("--bind", private_home, home),
-        *limit_devices(start, profile.limits.memory),
-        *paths.mount(shown, protected, layout.hidden, masked, private_home),
-        *(
-            word
-            for path in (*_list_other_homes(home), *(["/"] if profile.is_strict else services[:1]))
-            for word in ("--remount-ro", path)
-        ),
-        *("--chdir", folder if workspace is not None or not is_within(folder, home) else home, "--"),
-        *limit_command(profile.limits, has_namespace=True),
-    ]
-    sandbox = ServerSandbox(
-        argv=command,
-        env=visible,
-        mechanism=mechanism,
-        private=private,
-        masked=masked,
-        folders=(private_home, private.tmp),
-        notes=tuple(paths.notes),
-        unwelcome=layout.unwelcome,
-    )
+        if mechanism == "landlock":
+            hidden = [*layout.hidden, home, *_list_other_homes(home), "/tmp", "/var/tmp"]
+            write = [*paths.write, private.tmp, private_home, *([] if workspace is None else [workspace])]
+            launcher = landlock_launcher(
+                write=write, hidden=hidden, read=[*paths.read, private.root], network=True, devices=DEVICES
+            )
+            sandbox.env |= {"HOME": private_home, "TMPDIR": private.tmp}
+            limited = limit_command(profile.limits, has_namespace=False)
+            sandbox.argv = [*limited, *launcher, program, *argv[1:]]
+        else:
+            sandbox.env |= {"HOME": home, "TMPDIR": "/tmp"}
+            shown = paths.list_shown()
+            protected = [path for path in layout.protected if shown.get(_find_root(path, shown)) == "--bind"]
+            sandbox.masked = MASKS.acquire(protected)
+            undo.callback(MASKS.release, sandbox.masked)
+            sandbox.home = PrivateHome(private_home)
+            undo.callback(sandbox.home.release)
+            services = () if profile.is_strict else _list_services()
+            sandbox.argv = [
+                *start,
+                *NAMESPACES,
+                "--die-with-parent",
+                *("--cap-drop", "ALL"),  # of root, which keeps those over a namespace of its own
+                *(() if profile.reaches_all else ("--unshare-net",)),
+                *(list_system() if profile.is_strict else list_machine()),
+                *("--bind", private.tmp, "/tmp"),
+                *(word for path in services[:1] for word in ("--tmpfs", path)),
+                *(word for path in services[1:] for word in ("--ro-bind-try", path, path)),
+                *(word for path in _list_other_homes(home) for word in ("--tmpfs", path)),
+                *("--bind", private_home, home),
+                *limit_devices(start, profile.limits.memory),
+                *paths.mount(shown, protected, layout.hidden, sandbox.masked, sandbox.home),
+                *(
+                    word
+                    for path in (*_list_other_homes(home), *(["/"] if profile.is_strict else services[:1]))
+                    for word in ("--remount-ro", path)
+                ),
+                *("--chdir", folder if workspace is not None or not is_within(folder, home) else home, "--"),
+                *limit_command(profile.limits, has_namespace=True),
+            ]
+            _finish_command(sandbox, profile, paths, argv)
+            sandbox.confine = _choose_confinement(profile, tuple(start))
+        sandbox.notes = tuple(paths.notes)
+        undo.pop_all()
+    return sandbox
+
+
+def _finish_command(sandbox: ServerSandbox, profile: ServerProfile, paths: _ServerPaths, argv: Sequence[str]) -> None:
+    """Add the launchers that its profile needs inside, and the server's own command."""
     if profile.needs_proxy:
-        sandbox.socket_path = os.path.join(private.tmp, SOCKET_NAME)
+        sandbox.socket_path = os.path.join(sandbox.private.tmp, SOCKET_NAME)
         local = dict.fromkeys(host for host in profile.hosts or () if _LOCAL_HOST.fullmatch(host))
         sandbox.argv += [*_run_inside("egress_run.py", SOCKET_NAME), " ".join(local)]
     if profile.observer is not None:
         from indusagi.capabilities.sandbox.trace import SOCKET_NAME as TRACE_NAME  # noqa: PLC0415 — only to observe
         from indusagi.capabilities.sandbox.trace import list_calls  # noqa: PLC0415
 
-        sandbox.trace_path = os.path.join(private.tmp, TRACE_NAME)
+        sandbox.trace_path = os.path.join(sandbox.private.tmp, TRACE_NAME)
         profile.observer.places = paths.describe()
         sandbox.argv += [*_run_inside("trace_run.py", TRACE_NAME), ",".join(map(str, list_calls()))]
-    sandbox.confine = _choose_confinement(profile, tuple(start))
     sandbox.argv += argv
-    return sandbox
 
 
 def _run_inside(launcher: str, socket_name: str) -> list[str]:
@@ -386,7 +467,7 @@ class _ServerPaths:
         protected: Sequence[str],
         hidden: Sequence[str],
         masked: Sequence[str],
-        private_home: str,
+        private_home: PrivateHome,
     ) -> Iterator[str]:
         """Yield bubblewrap's options for the paths; later ones win."""
         covers = (self._home, "/tmp", *_list_other_homes(self._home), *_list_services()[:1])
@@ -402,12 +483,12 @@ class _ServerPaths:
         for folder in list_folders((*shown, *protected, *covered), (self._home, *shown)):
             root = _find_root(folder, (self._home, *shown))
             if root == self._home:
-                mounts[folder] = ("--bind", private_home + folder[len(root) :], folder)
+                mounts[folder] = ("--bind", private_home.path + folder[len(root) :], folder)
             elif shown[root] == "--bind":
                 mounts[folder] = ("--bind", folder, folder)
         for path in shown:
             if _find_root(os.path.dirname(path), (self._home, *shown)) == self._home:
-                _make_mount_point(private_home, parts_below(path, self._home), is_folder=os.path.isdir(path))
+                private_home.make_mount_point(parts_below(path, self._home), is_folder=os.path.isdir(path))
         read_only = {path for path, (option, _, _) in mounts.items() if option == "--ro-bind"}
         for path in sorted(mounts):  # parents first
             root = _find_root(os.path.dirname(path), mounts)
@@ -423,31 +504,6 @@ class _ServerPaths:
 def _find_root(path: str, roots: Iterable[str]) -> str:
     """Return the innermost of the directories a path lies in, or an empty string."""
     return max((root for root in roots if is_within(path, root)), key=len, default="")
-
-
-def _make_mount_point(base: str, parts: Sequence[str], *, is_folder: bool) -> None:
-    """Make a mount point in a server's home, in place of a link or file that the server has put there.
-
-    Raises:
-        OSError: It can't be made.
-    """
-    folder = os.open(base, _FOLDER)
-    try:
-        for number, part in enumerate(parts, 1):
-            kind = stat.S_IFDIR if is_folder or number < len(parts) else stat.S_IFREG
-            with suppress(FileNotFoundError):
-                if stat.S_IFMT(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode) != kind:
-                    os.unlink(part, dir_fd=folder)
-            if kind == stat.S_IFREG:
-                os.close(os.open(part, os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600, dir_fd=folder))
-                continue
-            with suppress(FileExistsError):
-                os.mkdir(part, 0o700, dir_fd=folder)
-            inner = os.open(part, _FOLDER, dir_fd=folder)
-            os.close(folder)
-            folder = inner
-    finally:
-        os.close(folder)
 
 
 def _find_project(script: str) -> str:
