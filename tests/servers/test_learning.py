@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.sandboxes import offer_bubblewrap, skip_without
+from tests.support.servers import SERVERS
 
 from indusagi.capabilities.sandbox.profile import format_profile
 from indusagi.interop.protocol_bridge.contract import StdioServerConfig
@@ -19,51 +20,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.process
 
-SERVER = r"""
-import json, os, subprocess, sys, urllib.request
-from contextlib import suppress
-
-home = os.path.expanduser("~")
-def fetch():
-    with suppress(OSError):
-        urllib.request.urlopen("https://api.learned.invalid/x", timeout=5)
-def save():
-    if os.access(".", os.W_OK):
-        with open("report.txt", "w") as file:
-            file.write("x")
-def direct():
-    import socket
-    with suppress(OSError):
-        socket.create_connection(("192.0.2.7", 443), 5)
-def local():
-    import socket
-    with suppress(OSError), socket.create_server(("127.0.0.1", 0)) as own:
-        socket.create_connection(own.getsockname(), 5).close()
-        socket.create_connection(("127.0.0.1", int(os.environ["PORT"])), 5)
-TOOLS = {
-    "fetch": fetch, "save": save, "direct": direct, "local": local, "notes": lambda: os.listdir(home + "/notes"),
-    "key": lambda: open(home + "/.ssh/id_ed25519").read(), "run": lambda: subprocess.run(["uname"]),
-}
-for line in sys.stdin:
-    asked = json.loads(line)
-    if "id" not in asked:
-        continue
-    result = {}
-    if asked["method"] == "initialize":
-        result = {"protocolVersion": asked["params"]["protocolVersion"], "capabilities": {"tools": {}},
-                  "serverInfo": {"name": "s", "version": "1"}}
-    elif asked["method"] == "tools/list":
-        result = {"tools": [{"name": name, "inputSchema": {"type": "object"},
-                  "annotations": {"readOnlyHint": name == "run"}} for name in TOOLS]}
-    elif asked["method"] == "tools/call":
-        try:
-            TOOLS[asked["params"]["name"]]()
-            result = {"content": []}
-        except OSError as exc:
-            result = {"content": [{"type": "text", "text": str(exc)}], "isError": True}
-    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
-"""
-
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StdioServerConfig:
@@ -72,7 +28,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StdioServerConfig
     for name in ("notes/today.md", ".ssh/id_ed25519", "project/README.md", "servers/server.py"):
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).touch()
-    (home / "servers/server.py").write_text(SERVER)
+    (home / "servers/server.py").write_text((SERVERS / "curious.py").read_text("utf-8"))
     monkeypatch.setenv("HOME", str(home))
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "PYTHONPATH"):
         monkeypatch.delenv(name, raising=False)

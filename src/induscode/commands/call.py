@@ -33,6 +33,7 @@ from induscode.commands.call_data import (
     describe_parameters,
     format_block,
     print_blocks,
+    print_call_notes,
     read_arguments,
     read_object,
     save_blocks,
@@ -397,6 +398,7 @@ class CallRun:
         print_blocks(outcome.content, raw=self.output == "raw")
         if outcome.is_error:
             print_status(f"{self._show(self.tool)} answered with an error ({outcome.details.get('code', 'its own')})")
+            print_call_notes(outcome)
         return code
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from indusagi.capabilities.arguments import ArgumentChecker, find_similar_name
 from indusagi.core.app_dirs import read_small_file
 from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
-from indusagi.core.text import cut_text
+from indusagi.core.text import cut_text, escape_unseen
 from induscode.cli.terminal import print_line, print_status, print_text
 
 if TYPE_CHECKING:
@@ -230,6 +230,13 @@ def to_json(outcome: ToolOutcome) -> JsonObject:
         "structured": outcome.structured,
         "details": dict(outcome.details),
     }
+
+
+def print_call_notes(outcome: ToolOutcome) -> None:
+    """Print what we noted about a call, such as a path that the sandbox of its server hides."""
+    notes = outcome.details.get("notes")
+    for note in notes if isinstance(notes, list | tuple) else ():
+        print_status(escape_unseen(str(note)))
 
 
 def print_blocks(blocks: Sequence[ToolContentBlock], *, raw: bool) -> None:

@@ -38,7 +38,14 @@ from induscode.cli.output import (
 from induscode.cli.signals import run_for_result, run_until_signal
 from induscode.cli.terminal import print_line, print_status, print_text
 from induscode.commands.call import ANSWERED_WITH_ERROR, FAULT
-from induscode.commands.call_data import check_arguments, describe_parameters, print_blocks, read_arguments, to_json
+from induscode.commands.call_data import (
+    check_arguments,
+    describe_parameters,
+    print_blocks,
+    print_call_notes,
+    read_arguments,
+    to_json,
+)
 from induscode.commands.mcp.configure import AddCommand, add_server, parse_seconds, resolve_paths
 from induscode.core.consent import build_consent
 from induscode.deck.catalog import capability_ids
@@ -286,6 +293,7 @@ class _Attempt:
             print_blocks(outcome.content, raw=False)
             if outcome.is_error:
                 print_status(f"{name} answered with an error")
+                print_call_notes(outcome)
 
     async def _converse(self, trial: Trial, dialog: LineDialog, token: CancelToken) -> None:
         """Let the user call tools until they quit."""

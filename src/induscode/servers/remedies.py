@@ -9,21 +9,16 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING
 
 import click
 
-from indusagi.core.app_dirs import is_within
+from indusagi.capabilities.sandbox.behaviour import find_blocked_path
 from indusagi.core.config_file import read_config_file
 from indusagi.core.json import is_json_object
 from indusagi.core.records import record
-from indusagi.core.secrets import find_credential_places
 from indusagi.core.time import now_ms
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, ServerConfig, StdioServerConfig
 from induscode.launch.options import list_server_words
-
-if TYPE_CHECKING:
-    from indusagi.capabilities.sandbox.profile import ServerProfile
 
 _REASONS = {
     "auth": "it refuses the credentials: check the header in its row, or sign in again: {login}",
@@ -105,9 +100,6 @@ _PROGRAMS = {
     "bunx": "Bun, which has bunx",
     "deno": "Deno",
 }
-_MISSING = re.compile(r"ENOENT|no such file|not found|FileNotFound|does not exist", re.I)
-_REFUSED = re.compile(r"EACCES|EPERM|EROFS|permission denied|read-only file system|not permitted", re.I)
-_PATH = re.compile(r"(?<![\w.~/:])~?/[^\s'\"`:;,()<>\[\]]+")
 _LOCK_FRESH_S = 10.0
 """npx touches its lock every second, so an older lock is stale."""
 
@@ -152,8 +144,9 @@ def advise(
         if config.sandbox is not None and config.sandbox.container is None:
             compare = f"{format_server_command('doctor', name)} --sandbox"
             notes.append(f"it runs in the sandbox {config.sandbox.title}; whether that's the cause: {compare}")
-            if blocked := _find_blocked_path(config, config.sandbox, fault.detail.stderr, environ):
-                return Advice(blocked, notes)
+            used = find_blocked_path(fault.detail.stderr, environ, is_strict=config.sandbox.is_strict)
+            if used is not None:
+                return Advice(f'in its sandbox, {used.lack}: {used.remedy} the "sandbox" of {config.id!r}', notes)
         named = _name_cause(config, fault, output, environ)
         if named is not None:
             return Advice(named.format_map(words), notes)
@@ -165,31 +158,6 @@ def advise(
         return Advice(_NOT_LISTED, notes)
     remedy = _REASONS.get(fault.detail.reason or "") or _KINDS.get(fault.kind, "see the fault")
     return Advice(remedy.format_map(words), notes)
-
-
-def _find_blocked_path(
-    config: StdioServerConfig, profile: ServerProfile, lines: Sequence[str], environ: Mapping[str, str]
-) -> str | None:
-    """Find a path that a server says is missing or read-only, and isn't outside; return the key that would allow it.
-
-    Never a credential: a server could name one to get it.
-    """
-    home = os.path.realpath(os.path.expanduser("~"))
-    secrets = [*map(os.path.realpath, find_credential_places(environ, home))]
-    for line in lines:
-        is_missing, is_refused = _MISSING.search(line), _REFUSED.search(line)
-        for text in _PATH.findall(line) if is_missing or is_refused else ():
-            path = os.path.realpath(os.path.expanduser(text))
-            is_shown = os.path.lexists(path)
-            if not is_missing:
-                path = path if is_shown else os.path.dirname(path)  # only what exists can be allowed
-                is_shown = os.access(path, os.W_OK)
-            is_hidden = is_within(path, home) or (profile.is_strict or not is_missing)
-            if is_shown and is_hidden and not is_within(path, *secrets) and not is_within(home, path):
-                shown = f"~{path[len(home) :]}" if is_within(path, home) else path
-                key, kept = ("read", "is hidden from it") if is_missing else ("write", "can't be written")
-                return f'in its sandbox, {shown} {kept}: add "{shown}" to "{key}" of the "sandbox" of {config.id!r}'
-    return None
 
 
 def _name_cause(config: StdioServerConfig, fault: ProtocolFault, output: str, environ: Mapping[str, str]) -> str | None:

@@ -11,12 +11,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Literal, TypeAlias
 
+from indusagi.capabilities.sandbox.behaviour import RefusedUse
 from indusagi.core.cancel import CancelToken
 from indusagi.core.faults import Note, describe_error
-from indusagi.core.json import JsonObject, JsonValue, is_json_object
+from indusagi.core.json import JsonObject, JsonValue, compact_json, is_json_object
 from indusagi.core.process.tree import CpuDemand
 from indusagi.core.tasks import Attempt, BackgroundTask
 from indusagi.core.text import clean_text, cut_text
@@ -59,6 +61,7 @@ from indusagi.interop.protocol_bridge.rpc.transport import TransportEnd
 from indusagi.runtime.contract import ProgressSink, ToolProgress
 
 _log = logging.getLogger(__name__)
+_MAX_ERROR_CHARS = 10_000
 
 EndpointEvent: TypeAlias = Literal["phase", "tools", "items", "slow_start", "refused"]
 """The change: the phase, the list of tools, another list, a slow start, or a host that the sandbox refused."""
@@ -186,10 +189,10 @@ class ServerEndpointImpl:
         return None if self._start_watch is None else self._start_watch.process
 
     @property
-    def refused_hosts(self) -> Sequence[str]:
-        """The hosts (`host:port`) its sandbox has refused, in order."""
+    def refusals(self) -> Sequence[RefusedUse]:
+        """The hosts and paths its sandbox has refused, in order."""
         sandbox = None if self._process is None else self._process.sandbox
-        return () if sandbox is None or sandbox.proxy is None else tuple(sandbox.proxy.blocked)
+        return () if sandbox is None else sandbox.refusals
 
     async def cpu_demand(self) -> CpuDemand | None:
         """Return the CPU demand of the server's processes, if known."""
@@ -480,11 +483,24 @@ class ServerEndpointImpl:
                 if tasks is not None and tasks.created is not None:
                     tasks.server, tasks.completion.is_deferred = self._config.id, True
                     return RemoteCallResult(())  # `tasks` holds the handle
-                return parse_call_result(result, f"server {self._config.id!r}, tool {name!r}")
+                found = parse_call_result(result, f"server {self._config.id!r}, tool {name!r}")
+                return await self._explain_error(found, arguments) if found.is_error else found
         except Exception as exc:  # noqa: BLE001 — boundary: raised as a fault
             fault = self._to_fault(exc, FaultSite.CALL, name)
             raise fault from fault.cause
         raise self._build_cancelled(name, cancel)
+
+    async def _explain_error(self, result: RemoteCallResult, arguments: JsonObject) -> RemoteCallResult:
+        """Add a note if the error is about a path that the server's sandbox keeps from it."""
+        sandbox = None if self._process is None else self._process.sandbox
+        if sandbox is None:
+            return result
+        text = "\n".join(str(block.get("text", "")) for block in result.content if is_json_object(block))
+        used = await sandbox.find_blocked_path(text[:_MAX_ERROR_CHARS], compact_json(arguments))
+        if used is None:
+            return result
+        note = Note(f"server {self._config.id!r}", f"in its sandbox, {used.lack}", f'{used.remedy} its "sandbox"')
+        return replace(result, notes=(*result.notes, note))
 
     def _build_cancelled(self, name: str, cancel: CancelToken | None) -> ProtocolFault:
         reason = None if cancel is None else cancel.reason

@@ -108,7 +108,7 @@ def learn(
     print_line(f"Wrote the profile of {name!r} to {row.origin.file}")
     if run.is_blocked:
         again = command_line("indus", "mcp", "learn", name)
-        print_line(f"The server was stopped by something this profile now allows. Learn again: {again}")
+        print_line(f"It looked for something that this profile now allows. To see what it does then: {again}")
     if not is_stored:
         print_status("the ledger could not store the behaviour: indus ledger verify")
     return 0 if is_stored else _FAILED

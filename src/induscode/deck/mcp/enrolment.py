@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from indusagi.capabilities.sandbox.behaviour import Behaviour, parse_behaviour
+from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse, parse_behaviour
 from indusagi.core.faults import Note
 from indusagi.core.json import JsonObject, NotJson
 from indusagi.core.time import iso_utc
@@ -163,7 +163,7 @@ class Enrolment:
                 self.sync_server(event.server, kinds)
         elif event.event == "refused":
             endpoint = self.fleet.endpoint(event.server)
-            self._note_refused(event.server, () if endpoint is None else endpoint.refused_hosts)
+            self._note_refused(event.server, () if endpoint is None else endpoint.refusals)
         elif self._sink is not None and event.event == "phase":
             phase, fault = event.status.phase, event.status.fault
             # While connecting, the fault is still the previous attempt's.
@@ -259,15 +259,15 @@ class Enrolment:
         self._forget_drift(content.ref)
         return None
 
-    def _note_refused(self, server: str, hosts: Sequence[str]) -> None:
-        """Remember the hosts a server was refused: as drift of its behaviour if that was learned."""
+    def _note_refused(self, server: str, refusals: Sequence[RefusedUse]) -> None:
+        """Remember what a server's sandbox refused: as drift of its behaviour if that was learned."""
         ref = build_behaviour(server).ref
-        for host in hosts:
-            if self._sink is not None and (ref, host) not in self._recorded_drifts:
-                self._recorded_drifts.add((ref, host))
-                detail = f'the sandbox refused {host}; to allow it, add "{host}" to "hosts" of its "sandbox"'
-                self._sink.record_event("drift", server, "sandbox", detail)
-        self.check_behaviour(server, Behaviour(hosts=tuple(hosts)))
+        for one in refusals:
+            if self._sink is not None and (ref, one.target) not in self._recorded_drifts:
+                self._recorded_drifts.add((ref, one.target))
+                self._sink.record_event("drift", server, "sandbox", f"the sandbox refused {one}")
+        asked = {key: tuple(one.target for one in refusals if one.key == key) for key in ("hosts", "read", "write")}
+        self.check_behaviour(server, Behaviour(**asked))
         self._record_behaviour(ref)
 
     def check_behaviour(self, server: str, asked: Behaviour = Behaviour()) -> None:  # noqa: B008 — frozen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from contextlib import suppress
 from functools import partial
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from anyio import CancelScope, to_thread
 
+from indusagi.capabilities.sandbox.behaviour import RefusedUse, find_blocked_path
 from indusagi.core.process.tree import signal_group
 from indusagi.core.tasks import BackgroundTask, run_shielded
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from indusagi.capabilities.sandbox.usage import UsageWatch
     from indusagi.core.process.child import ChildProcess
 
+_MAX_PATHS = 100
 _CHECK_S = 0.5
 """How often to check whether the server is within its limits."""
 
@@ -45,8 +48,31 @@ class RunningSandbox:
         self._end = end
         self._watcher = BackgroundTask("watch the limits of a server")
         self._sandbox: ServerSandbox | None = None
-        self.proxy: EgressProxy | None = None
+        self._proxy: EgressProxy | None = None
         """Its way to the hosts of the profile, if it names some."""
+        self._paths: dict[RefusedUse, None] = {}
+
+    @property
+    def refusals(self) -> Sequence[RefusedUse]:
+        """The hosts and paths it was refused, in order."""
+        hosts = () if self._proxy is None else self._proxy.blocked
+        return (*(RefusedUse(host, "hosts") for host in hosts), *self._paths)
+
+    async def find_blocked_path(self, text: str, arguments: str) -> RefusedUse | None:
+        """Find a path of this sandbox that the error of a call is about.
+
+        It counts as refused unless the arguments of the call name it: then it's the caller that wanted it.
+        """
+        if self._profile.container is not None:
+            return None
+        lines = [*text.splitlines(), f"{text} {arguments}"]  # some errors don't say which path
+        find = partial(find_blocked_path, lines, os.environ, is_strict=self._profile.is_strict)
+        used = await to_thread.run_sync(find)
+        is_own = used is not None and used.target.removeprefix("~") not in arguments
+        if used is not None and is_own and used not in self._paths and len(self._paths) < _MAX_PATHS:
+            self._paths[used] = None
+            self._report(f"indus: the sandbox refused {used}")
+        return used
 
     async def start(
         self,
@@ -78,8 +104,8 @@ class RunningSandbox:
             if sandbox.socket_path is not None:
                 await self._open_proxy(sandbox.socket_path)
             if observer is not None and sandbox.trace_path is not None:
-                if self.proxy is not None:
-                    observer.hosts, observer.blocked = self.proxy.asked, self.proxy.blocked
+                if self._proxy is not None:
+                    observer.hosts, observer.blocked = self._proxy.asked, self._proxy.blocked
                 await to_thread.run_sync(observer.trace.open, sandbox.trace_path)
             await child.start(sandbox.argv, sandbox.env, cwd, gentle=gentle, confine=sandbox.confine)
             self._watcher.start(self._hold_limits(child, _create_watch(self._profile, sandbox, child)))
@@ -101,12 +127,10 @@ class RunningSandbox:
 
     async def _open_proxy(self, path: str) -> None:
         def report(target: str) -> None:
-            self._report(
-                f'indus: the sandbox refused {target}; to allow it, add "{target}" to "hosts" of its "sandbox"'
-            )
+            self._report(f"indus: the sandbox refused {RefusedUse(target, 'hosts')}")
 
-        self.proxy = await to_thread.run_sync(_create_proxy, self._profile, report)
-        await self.proxy.open(path)
+        self._proxy = await to_thread.run_sync(_create_proxy, self._profile, report)
+        await self._proxy.open(path)
 
     async def aclose(self) -> None:
         """Close the proxy and remove the temporary files, even if cancelled."""
@@ -114,8 +138,8 @@ class RunningSandbox:
         self._watcher.cancel()
         with CancelScope(shield=True):
             await self._watcher.join()
-            if self.proxy is not None:
-                await self.proxy.aclose()
+            if self._proxy is not None:
+                await self._proxy.aclose()
             if self._profile.observer is not None:
                 await to_thread.run_sync(self._profile.observer.trace.close)
             if sandbox is not None:
