@@ -172,3 +172,24 @@ def test_ctrl_c_ends_the_server_and_keeps_nothing(tmp_path: Path) -> None:
         assert terminal.wait()[0] == 130
         assert not terminal.has_processes()
     assert left(tmp_path) == []
+
+
+def test_a_watched_server_is_kept_with_what_it_used(attempt: Callable[..., Any], tmp_path: Path) -> None:
+    skip_without("bubblewrap")
+    script = tmp_path / "curious.py"
+    script.write_text((SERVERS / "curious.py").read_text("utf-8"))
+    server = ("--", PYTHON[0], "-I", "-S", str(script))
+    one_line(attempt("--learn", *OFF, *server), "--learn needs a sandbox")
+    one_line(attempt("--learn", "https://h/mcp"), "--learn is for a command")
+    words = ("--learn", "--call", "fetch", "--call", "save", "--keep", "c")
+    told = json.loads(attempt("--json", *words, *server).stdout)
+    assert told["behaviour"]["hosts"] == ["api.learned.invalid:443"]
+    kept = attempt(*words, "--yes", "--digest", told["digest"], *server)
+    assert kept.returncode == 0, kept.stderr
+    assert "used hosts: api.learned.invalid:443\n" in kept.stdout
+    assert "; reaches any host\n" in kept.stdout
+    assert "limited to what it used: a host or path it asks for later waits for you\n" in kept.stdout
+    wanted = {"profile": "standard", "write": ["."], "hosts": ["api.learned.invalid:443"]}
+    assert servers_of(user_file())["c"]["sandbox"] == wanted
+    assert run("call", "c__direct", cwd=tmp_path).returncode == 0
+    assert run("mcp", "diff", "c", cwd=tmp_path).returncode == 0

@@ -19,6 +19,7 @@ import anyio
 from anyio import CancelScope, to_thread
 
 from indusagi.capabilities.leftovers import make_owned_dir
+from indusagi.capabilities.sandbox.trace import SandboxObserver
 from indusagi.core.faults import CoreError
 from indusagi.core.json import is_json_object
 from indusagi.core.process.child import ChildProcess
@@ -39,6 +40,7 @@ from induscode.servers.config.trust import server_identity
 from induscode.servers.registry import EXACT_VERSIONS, IDENTIFIERS, LAUNCHERS
 
 if TYPE_CHECKING:
+    from indusagi.capabilities.sandbox.behaviour import Behaviour, RefusedUse
     from indusagi.core.cancel import CancelToken
     from indusagi.core.faults import Note
     from indusagi.core.json import JsonObject, JsonValue
@@ -211,6 +213,10 @@ class Trial:
     start_ms: int = 0
     facts: JsonObject = field(default_factory=dict[str, "JsonValue"])
     """Its name and version, and the version of the protocol."""
+    behaviour: Behaviour | None = None
+    """What it used, once it has been watched."""
+    refusals: Sequence[RefusedUse] = ()
+    """What it asked for and didn't get while it was watched."""
 
     @property
     def tools(self) -> Sequence[RemoteTool]:
@@ -239,6 +245,8 @@ class Trial:
             for item in self.items
         ]
         facts: JsonObject = {"server": self.facts, "startMs": self.start_ms, "tokens": self.tokens, "items": items}
+        facts["behaviour"] = None if self.behaviour is None else self.behaviour.as_json()
+        facts["refused"] = [{"target": one.target, "key": one.key, "reason": one.reason} for one in self.refusals]
         return {**facts, "notes": [str(note) for note in self.notes]}
 
     def review(self, known_names: Mapping[str, str]) -> Sequence[Finding]:
@@ -249,14 +257,25 @@ class Trial:
         """List how its definitions differ from those of a former version."""
         return compare_definitions(former.definitions, self.definitions)
 
+    async def learn(self) -> None:
+        """Find out what it has used, if it's watched."""
+        observer = getattr(getattr(self.config, "sandbox", None), "observer", None)
+        if observer is not None:
+            self.behaviour = await to_thread.run_sync(observer.find_behaviour)
+            self.refusals = await to_thread.run_sync(observer.find_refusals)
+
     async def call(self, name: str, arguments: JsonObject, cancel: CancelToken) -> ToolOutcome:
         """Call a tool; raises `ProtocolFault` if the server fails."""
         return ToolOutcome(name, to_tool_result(await self.endpoint.invoke(name, arguments, cancel=cancel)))
 
 
 @asynccontextmanager
-async def open_trial(config: ServerConfig, handlers: Handlers | None = None) -> AsyncGenerator[Trial]:
+async def open_trial(
+    config: ServerConfig, handlers: Handlers | None = None, *, is_watched: bool = False
+) -> AsyncGenerator[Trial]:
     """Start a server in a temporary home and workspace, list its items, and remove all of it after the block.
+
+    If it's watched, it uses the network through a proxy, which reaches as much as its profile does.
 
     Raises:
         ProtocolFault: It can't be started, or its tools can't be listed.
@@ -267,6 +286,8 @@ async def open_trial(config: ServerConfig, handlers: Handlers | None = None) -> 
             home, work = (os.path.join(folder, name) for name in ("home", "work"))
             await anyio.Path(work).mkdir(0o700)
             sandbox = None if config.sandbox is None else replace(config.sandbox, home=home)
+            if is_watched and sandbox is not None:
+                sandbox = replace(sandbox, observer=SandboxObserver(reaches_private=sandbox.reaches_all))
             config = replace(config, cwd=work, sandbox=sandbox)
 
         def handle_event(event: EndpointEvent) -> None:

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from indusagi.capabilities.sandbox.profile import PROFILES
+from indusagi.capabilities.sandbox.behaviour import describe_behaviour
+from indusagi.capabilities.sandbox.profile import PROFILES, format_profile
 from indusagi.core.app_dirs import state_dir
 from indusagi.core.json import is_json_object
-from indusagi.core.text import clean_text, format_count
+from indusagi.core.text import clean_text, escape_unseen, format_count
 from indusagi.interop.protocol_bridge.contract import ProtocolFault, StdioServerConfig, is_usable_phase, needs_sign_in
 from induscode.boot.catalog import list_tools
 from induscode.boot.plans import load_plan, opened_store
@@ -49,7 +50,7 @@ from induscode.commands.call_data import (
 from induscode.commands.mcp.configure import AddCommand, add_server, parse_seconds, resolve_paths
 from induscode.core.consent import build_consent
 from induscode.deck.catalog import capability_ids
-from induscode.deck.mcp.capability import definition_pin
+from induscode.deck.mcp.capability import build_behaviour, definition_pin
 from induscode.launch.options import flags, read_invocation
 from induscode.search.options import estimate_definition
 from induscode.servers.config.dialects import UnresolvedVariableError
@@ -59,7 +60,7 @@ from induscode.servers.plan import build_fields, digest_place, parse_server_row,
 if TYPE_CHECKING:
     from indusagi.core.cancel import CancelToken
     from indusagi.core.json import JsonObject, JsonValue
-    from indusagi.interop.protocol_bridge.contract import ServerConfig
+    from indusagi.interop.protocol_bridge.contract import RemoteToolRef, ServerConfig
     from induscode.boot.trial import Package, Trial
     from induscode.conversations.line_dialog import LineDialog
     from induscode.core.consent import Consent
@@ -89,6 +90,7 @@ _MAX_STDERR_LINES = 5
     show_default=True,
     help="What its process may touch.",
 )
+@click.option("--learn", "learns", is_flag=True, help="Watch it, and keep it with no more than it used.")
 @click.option("--startup-timeout", metavar="SECONDS", help="How long it may take to come up.")
 @click.option("--call", "calls", multiple=True, metavar="'TOOL [KEY=VALUE]…'", help="Call this tool; repeatable.")
 @click.option(
@@ -126,6 +128,8 @@ def command(
         raise click.UsageError("--compare needs a package: npm:NAME or pypi:NAME")
     if package is not None and header:
         raise click.UsageError("-H is for a URL; a package takes variables: -e NAME=VALUE")
+    if options["learns"] and sandbox == "off":
+        raise click.UsageError("--learn needs a sandbox: leave out --sandbox off")
     try:
         if package is not None:
             wanted = package
@@ -135,6 +139,8 @@ def command(
             target = resolve_paths(target, invocation.cwd)
         fields = build_fields(target, None, header, env)
         fields |= {"sandbox": sandbox} if "command" in fields else {}
+        if options["learns"] and "command" not in fields:
+            raise click.UsageError("--learn is for a command; a URL starts no process")
         if timeout is not None:
             fields["startup_timeout_sec"] = parse_seconds("startup_timeout", timeout)
         name = _choose_name(invocation, options["keep"], suggest_name([package.name] if package else target))
@@ -157,6 +163,7 @@ class _Attempt:
     calls: Sequence[str]
     compare: str | None
     keep: str | None
+    learns: bool
     yes: bool
     digests: Sequence[str]
     as_json: bool
@@ -202,7 +209,7 @@ class _Attempt:
         dialog = find_line_dialog(token) if is_asked else None
         handlers = None if dialog is None else build_server_handlers(dialog)
         try:
-            async with open_trial(config, handlers) as trial:
+            async with open_trial(config, handlers, is_watched=self.learns) as trial:
                 self.trial = trial
                 self.findings = trial.review(known_names)
                 if not self.as_json:
@@ -213,6 +220,7 @@ class _Attempt:
                     await self._call(trial, line, token)
                 if dialog is not None:
                     await self._converse(trial, dialog, token)
+                await self._learn(trial)
         except ProtocolFault as fault:
             self.fault = fault
             print_status(str(fault))
@@ -233,7 +241,7 @@ class _Attempt:
         print_line(
             f"{self.package or self.name}: {' '.join(names)}, protocol {facts.get('protocol')}, {trial.start_ms} ms"
         )
-        for line in _describe_row(self.fields, trial.config):
+        for line in _describe_row(self.fields, self._build_config(self.fields)):
             print_line(f"  {line}")
         print_notes(trial.notes)
         _print_tools(trial)
@@ -250,6 +258,20 @@ class _Attempt:
             print_line(f"  {finding}")
         if len(self.findings) > _MAX_FINDINGS:
             print_status(f"--json lists all {len(self.findings):,} findings")
+
+    async def _learn(self, trial: Trial) -> None:
+        """Limit the row to what the server has used, if it was watched."""
+        await trial.learn()
+        if trial.behaviour is None or not isinstance(trial.config, StdioServerConfig) or trial.config.sandbox is None:
+            return
+        limited = trial.config.sandbox.allow(trial.behaviour)
+        self.fields = {**self.fields, "sandbox": format_profile(limited)}
+        if self.as_json:
+            return
+        for line in describe_behaviour(trial.behaviour):
+            print_line(f"used {escape_unseen(line)}")
+        for one in trial.refusals:
+            print_line(f"refused: {escape_unseen(str(one))}")
 
     async def _compare(self, package: Package, trial: Trial) -> None:
         self.former = former = await find_former(package, self.compare or "")
@@ -322,14 +344,23 @@ class _Attempt:
 
     # -- the end ----------------------------------------------------------------------------
 
+    def _list_pins(self, trial: Trial) -> Mapping[RemoteToolRef, JsonObject]:
+        """Return what's approved: its definitions, and its behaviour if it was watched."""
+        if trial.behaviour is None:
+            return trial.definitions
+        item = build_behaviour(self.name, trial.behaviour)
+        return {**trial.definitions, item.ref: item.raw}
+
     def _build_consent(self, trial: Trial) -> Consent:
         pins: list[JsonValue] = [
-            [ref.kind, ref.name, definition_pin(raw)] for ref, raw in sorted(trial.definitions.items(), key=str)
+            [ref.kind, ref.name, definition_pin(raw)] for ref, raw in sorted(self._list_pins(trial).items(), key=str)
         ]
         lines = [
-            *_describe_row(self.fields, trial.config),
-            f"approves: {format_count(len(pins), 'definition')} as listed",
+            *_describe_row(self.fields, self._build_config(self.fields)),
+            f"approves: {format_count(len(trial.definitions), 'definition')} as listed",
         ]
+        if trial.behaviour is not None:
+            lines.append("limited to what it used: a host or path it asks for later waits for you")
         return build_consent(f"server {self.name!r}", [self.name, self.fields, pins], lines, map(str, self.findings))
 
     def _keep(self, trial: Trial) -> None:
@@ -349,7 +380,7 @@ class _Attempt:
 
         async def pin(_: CancelToken) -> int:
             async with opened_store() as store:
-                if not await pin_definitions(store, config, trial.definitions, place):
+                if not await pin_definitions(store, config, self._list_pins(trial), place):
                     print_status("the ledger could not store the approval: indus ledger verify")
             return 0
 

@@ -13,6 +13,7 @@ from tests.support.waiting import LIMIT_S, until
 
 from indusagi.capabilities.sandbox.egress import EgressProxy
 from indusagi.capabilities.sandbox.profile import ServerProfile
+from indusagi.capabilities.sandbox.trace import SandboxObserver
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -41,7 +42,7 @@ class Upstream:
 
 @asynccontextmanager
 async def open_egress(
-    tmp_path: Path, *hosts: str, kind: str = "public"
+    tmp_path: Path, *hosts: str, kind: str = "public", observer: SandboxObserver | None = None
 ) -> AsyncGenerator[tuple[EgressProxy, Upstream, list[str], str]]:
     """Open an upstream, and a proxy to it; `PORT` in a host is the upstream's port, and every name leads to it."""
     upstream, blocked = Upstream(), list[str]()
@@ -51,9 +52,10 @@ async def open_egress(
     async def resolve(host: str, port: int) -> Sequence[str]:
         return [LOOPBACK]
 
-    profile = ServerProfile(hosts=tuple(host.replace("PORT", str(upstream.port)) for host in hosts))
+    named = tuple(host.replace("PORT", str(upstream.port)) for host in hosts)
+    profile = ServerProfile(hosts=named, observer=observer)
     proxy = EgressProxy(profile, resolve, lambda _: kind, blocked.append)
-    path = str(tmp_path / "s")
+    path = str(tmp_path / f"{id(proxy)}")
     await proxy.open(path)
     try:
         yield proxy, upstream, blocked, path
@@ -103,6 +105,17 @@ async def test_an_address_that_the_profile_names_may_be_private(host: str, tmp_p
     async with open_egress(tmp_path, *hosts, kind="private") as (_, upstream, __, path):
         request = f"CONNECT {host}:{upstream.port} HTTP/1.1\r\n\r\n".encode()
         assert (await send(path, request, b"GET / HTTP/1.1\r\n\r\n")).endswith(b"hello")
+
+
+@pytest.mark.parametrize("host", [LOOPBACK, "api.example"])
+async def test_a_server_that_is_tried_reaches_private_addresses_and_they_are_noted(host: str, tmp_path: Path) -> None:
+    async with open_egress(tmp_path, kind="private", observer=SandboxObserver(reaches_private=True)) as opened:
+        proxy, upstream, blocked, path = opened
+        request = f"CONNECT {host}:{upstream.port} HTTP/1.1\r\n\r\n".encode()
+        assert (await send(path, request, b"GET / HTTP/1.1\r\n\r\n")).endswith(b"hello")
+        assert (proxy.asked, blocked) == ({f"{host}:{upstream.port}", f"{LOOPBACK}:{upstream.port}"}, [])
+    async with open_egress(tmp_path, kind="private", observer=SandboxObserver()) as (proxy, upstream, blocked, path):
+        assert b" 403 " in await send(path, f"CONNECT {host}:{upstream.port} HTTP/1.1\r\n\r\n".encode())
 
 
 async def test_a_host_that_does_not_answer_is_said(tmp_path: Path) -> None:

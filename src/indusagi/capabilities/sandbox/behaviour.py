@@ -25,6 +25,7 @@ Key: TypeAlias = Literal["read", "write", "hosts"]
 _MISSING = re.compile(r"ENOENT|no such file|not found|FileNotFound|does not exist", re.I)
 _REFUSED = re.compile(r"EACCES|EPERM|EROFS|permission denied|read-only file system|not permitted", re.I)
 _PATH = re.compile(r"(?<![\w.~/:])~?/[^\s'\"`:;,()<>\[\]]+")
+_LABELS = {"hosts": "hosts", "read": "reads", "write": "writes", "programs": "programs"}
 _OURS = frozenset({".git", ".indus", ".indusvx"})
 """Programs outside the sandbox run what's there."""
 
@@ -51,6 +52,16 @@ class Behaviour:
         return Behaviour(
             **{one.name: sort_texts((*getattr(self, one.name), *getattr(other, one.name))) for one in fields(self)}
         )
+
+
+def describe_behaviour(behaviour: Behaviour, before: Behaviour | None = None) -> Sequence[str]:
+    """Describe a behaviour in lines, with a mark on what it didn't use before."""
+    lines: list[str] = []
+    for one in fields(behaviour):
+        known: Sequence[str] = () if before is None else getattr(before, one.name)
+        shown = [text if before is None or text in known else f"{text} (new)" for text in getattr(behaviour, one.name)]
+        lines.append(f"{_LABELS[one.name]}: {', '.join(shown) or 'none'}")
+    return lines
 
 
 def parse_behaviour(raw: JsonObject) -> Behaviour:

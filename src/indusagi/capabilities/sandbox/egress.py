@@ -136,16 +136,14 @@ class EgressProxy:
         if not is_named and self._profile.observer is None:
             self._note_blocked(target)
             raise _Blocked(f'{target} isn\'t one of the "hosts" of this server\'s "sandbox"')
-        if len(self.asked) < _MAX_NOTED:
-            self.asked.add(target)
+        self._note_asked(target)
         async with asyncio.timeout(_CONNECT_S):
             is_local = _is_address(host) or host == "localhost"
             if is_local and is_named:
                 addresses: Sequence[str] = [host]  # on purpose
             else:
                 known = [host] if is_local else await self._resolve(host, port)
-                named = self._profile.allows_host
-                addresses = [one for one in known if self._classify(one) == "public" or named(one, port)]
+                addresses = [one for one in known if self._allows_address(one, port)]
                 if not addresses:
                     needed = dict.fromkeys(_format_target(one, port) for one in (*([] if is_named else [host]), *known))
                     self.asked.discard(target)
@@ -159,6 +157,18 @@ class EgressProxy:
                 except OSError as exc:
                     failure = exc
             raise failure or OSError("no address")
+
+    def _allows_address(self, address: str, port: int) -> bool:
+        if self._classify(address) == "public" or self._profile.allows_host(address, port):
+            return True
+        is_allowed = self._profile.observer is not None and self._profile.observer.reaches_private
+        if is_allowed:
+            self._note_asked(_format_target(address, port))  # a profile has to name it
+        return is_allowed
+
+    def _note_asked(self, target: str) -> None:
+        if len(self.asked) < _MAX_NOTED:
+            self.asked.add(target)
 
     def _note_blocked(self, target: str) -> None:
         self.asked.discard(target)

@@ -517,9 +517,13 @@ def _join_siblings(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 class SandboxObserver:
-    """Records what a server does in a sandbox whose profile names it, which also lets it reach every public host."""
+    """Records what a server does in a sandbox whose profile names it, which also lets it reach every public host.
 
-    def __init__(self) -> None:
+    With `reaches_private`, the proxy also connects it to addresses of this network, as `standard` does.
+    """
+
+    def __init__(self, *, reaches_private: bool = False) -> None:
+        self.reaches_private = reaches_private
         self.trace = SandboxTrace()
         self.hosts: Collection[str] = ()
         """What it asked the proxy for; set, like the others, by the start of the sandbox."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 from anyio import to_thread
 
-from indusagi.capabilities.sandbox.behaviour import parse_behaviour
+from indusagi.capabilities.sandbox.behaviour import describe_behaviour, parse_behaviour
 from indusagi.capabilities.sandbox.profile import ServerProfile, format_profile
 from indusagi.core.json import compact_json, is_json_object
 from indusagi.core.text import escape_unseen
@@ -32,8 +32,6 @@ from induscode.servers.learning import learn_behaviour, write_profile
 from induscode.servers.plan import find_row
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from indusagi.capabilities.sandbox.behaviour import Behaviour
     from indusagi.core.json import JsonObject
     from induscode.core.consent import Consent
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 
 _DECLINED = 1
 _FAILED = 3
-_LABELS = {"hosts": "hosts", "read": "reads", "write": "writes", "programs": "programs"}
 
 
 @flags("--mcp", "--cwd")
@@ -134,11 +131,7 @@ async def _read_approved(plan: ServerPlan, config: StdioServerConfig) -> Behavio
 
 
 def _build_consent(row: ServerRow, run: LearnedRun, before: Behaviour | None, behaviour: Behaviour) -> Consent:
-    lines: list[str] = []
-    for one in fields(behaviour):
-        known: Sequence[str] = () if before is None else getattr(before, one.name)
-        shown = [text if before is None or text in known else f"{text} (new)" for text in getattr(behaviour, one.name)]
-        lines.append(f"{_LABELS[one.name]}: {', '.join(shown) or 'none'}")
+    lines = [*describe_behaviour(behaviour, before)]
     lines.append(f"sandbox: {compact_json(format_profile(run.profile))}")
     lines.append(run.profile.describe())
     facts: JsonObject = {"row": row.written, "profile": format_profile(run.profile), "behaviour": behaviour.as_json()}
