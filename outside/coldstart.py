@@ -1,6 +1,6 @@
 """`python -m outside.coldstart`: real `npx` and `uvx` servers, started for the first time ever.
 
-In an empty home with empty caches five servers are listed by one `indus mcp list`, twice: without a sandbox
+In an empty home with empty caches five servers are started by one `indus mcp doctor`, twice: without a sandbox
 and in `standard`, in turns. A sandbox leaves the user's caches alone, and may take 1.2 times as long. Then a
 list is interrupted (SIGINT) in mid-download, at several moments, and the same `npx` commands are
 run in a plain shell. Nothing that is left in the cache of npm may stand in their way. Needs `npx`
@@ -21,11 +21,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outside.say import complain, say
+from outside.say import aligned, complain, markdown, say, write_between
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_ROOT = Path(__file__).parent.parent
 _PACKAGE = "@modelcontextprotocol/server-"
 _NPX = ("filesystem", "memory", "everything", "sequential-thinking")
 _UVX = ("mcp-server-time",)
@@ -107,11 +108,15 @@ def _compare_profiles(folder: Path, tools: Path) -> list[str]:
     for turn in range(_TURNS):
         for profile in _PROFILES if turn % 2 else reversed(_PROFILES):
             wrong += _list_twice(folder / f"{profile}-{turn}", tools, profile, seconds)
+    rows: list[tuple[str, ...]] = []
     for run in ("cold", "warm"):
         plain, held = (statistics.median(seconds[profile, run]) for profile in _PROFILES)
-        say(f"{run}: {plain:.1f} s without a sandbox, {held:.1f} s in standard: {held / plain:.2f} x")
+        rows.append((run, f"{plain:.1f} s", f"{held:.1f} s", f"{held / plain:.2f} x"))
+        say(aligned(rows[-1], (4, 8, 8, 6)))
         if run == "cold" and held > _MOST * plain:
             wrong.append(f"a first start takes {held / plain:.2f} times as long in standard")
+    head = ("caches", "without a sandbox", "`standard`", "ratio")
+    write_between(_ROOT / "docs/evidence/sandboxes.md", "cold starts", markdown(head, rows))
     return wrong
 
 
@@ -124,15 +129,15 @@ def _list_twice(folder: Path, tools: Path, profile: str, seconds: dict[tuple[str
     for run in ("cold", "warm"):
         begun = time.monotonic()
         done = subprocess.run(
-            [*_INDUS, "mcp", "list", "--json"], capture_output=True, check=True, env=env, cwd=folder, timeout=_LIST_S
+            [*_INDUS, "mcp", "doctor", "--json"], capture_output=True, check=False, env=env, cwd=folder, timeout=_LIST_S
         )
         took_s = time.monotonic() - begun
         seconds.setdefault((profile, run), []).append(took_s)
         servers = json.loads(done.stdout)["servers"]
         for one in servers:
-            say(f"{profile}, {run}: {one['name']}: {one['phase']}, {one['tools']} tools {one['message']}")
-        say(f"{profile}, {run}: listed in {took_s:.1f} s")
-        wrong += [f"{profile}, {run}: {one['name']}" for one in servers if one["phase"] != "ready"]
+            say(f"{profile}, {run}: {one['name']}: {one['tools']} tools, {one['latencyMs']} ms {one['fault'] or ''}")
+        say(f"{profile}, {run}: started in {took_s:.1f} s")
+        wrong += [f"{profile}, {run}: {one['name']}" for one in servers if not one["tools"]]
         wrong += [f"{profile}, {run}: left behind: {path}" for path in _leftovers(folder / "npm")]
     if profile != "off":
         caches = (folder / name for name in ("npm", "uv-cache", ".npm", ".cache"))

@@ -44,6 +44,8 @@ _SHARES = 2
 _FEED = '<rss version="2.0"><channel><title>a</title><item><title>b</title></item></channel></rss>'
 _BUBBLEWRAP = Path(sys.prefix) / "bubblewrap/bin"
 _REGISTRY = re.compile(r"registry\.[a-z.-]+")
+_ADDRESS = re.compile(r'"\d+\.\d+\.\d+\.\d+:\d+",|,?"\d+\.\d+\.\d+\.\d+:\d+"')
+"""Private addresses that names have on the machine of a run."""
 _RESULTS = HOME / "sandboxes/results"
 
 
@@ -168,7 +170,7 @@ def _cells(row: dict[str, str]) -> tuple[str, ...]:
         remarks.append(f"learned profile: {row['profile']}")
     if row["fault"]:
         remarks = [f"not counted: {_shorten(row['fault'])}"]
-    told = _REGISTRY.sub("REGISTRY", "; ".join(remarks))
+    told = _ADDRESS.sub("", _REGISTRY.sub("REGISTRY", "; ".join(remarks)))
     return (row["server"], row["version"], row["tools"], *verdicts, told)
 
 

@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -243,6 +244,30 @@ def test_a_path_that_is_not_allowed_any_more_leaves_no_empty_file_in_its_place(s
     assert (Path(server_home("lib")) / "papers/of/mine.txt").is_file()
     other.remove()
     assert [path.name for path in Path(server_home("lib")).iterdir()] == ["own"]
+
+
+@pytest.mark.parametrize("mechanism", ["bubblewrap", "landlock"])
+@pytest.mark.parametrize("place", ["", "project/temporary"])
+def test_a_server_reaches_no_temporary_file_and_no_proxy_of_another(
+    mechanism: str, place: str, sandboxed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    skip_without(mechanism)
+    if mechanism == "landlock":
+        if place:
+            pytest.skip("Landlock can't hide a part of a writable directory")
+        monkeypatch.setattr("indusagi.capabilities.sandbox.backend._find_bubblewrap", find_nothing)
+    # Not below /tmp, in whose place a sandbox puts its own.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        (Path(folder) / "project/temporary").mkdir(parents=True)
+        temporary = Path(folder) / place
+        (temporary / "secret").write_text("mine")
+        monkeypatch.setattr("tempfile.tempdir", str(temporary))
+        monkeypatch.setenv("PLACE", str(temporary))
+        script = 'cat "$PLACE/secret"; ls "$PLACE"/*/tmp'
+        cwd = Path(folder) / "project" if place else sandboxed / "project"
+        output, errors = run(prepare("standard", sandboxed, "/bin/sh", "-c", script, cwd=cwd))
+    assert output == ""
+    assert f"{temporary}/secret" in errors
 
 
 def test_paths_that_a_row_names_are_there_and_its_secrets_are_not(sandboxed: Path) -> None:

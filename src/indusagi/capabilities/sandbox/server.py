@@ -16,6 +16,7 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 from indusagi.capabilities.leftovers import make_owned_dir
@@ -254,7 +255,7 @@ def prepare_server(
             unwelcome=layout.unwelcome,
         )
         if mechanism == "landlock":
-            hidden = [*layout.hidden, home, *_list_other_homes(home), "/tmp", "/var/tmp"]
+            hidden = [*layout.hidden, home, *_list_covers(home), "/tmp"]
             write = [*paths.write, private.tmp, private_home, *([] if workspace is None else [workspace])]
             launcher = landlock_launcher(
                 write=write, hidden=hidden, read=[*paths.read, private.root], network=True, devices=DEVICES
@@ -281,13 +282,13 @@ def prepare_server(
                 *("--bind", private.tmp, "/tmp"),
                 *(word for path in services[:1] for word in ("--tmpfs", path)),
                 *(word for path in services[1:] for word in ("--ro-bind-try", path, path)),
-                *(word for path in _list_other_homes(home) for word in ("--tmpfs", path)),
+                *(word for path in _list_covers(home) for word in ("--tmpfs", path)),
                 *("--bind", private_home, home),
                 *limit_devices(start, profile.limits.memory),
                 *paths.mount(shown, protected, layout.hidden, sandbox.masked, sandbox.home),
                 *(
                     word
-                    for path in (*_list_other_homes(home), *(["/"] if profile.is_strict else services[:1]))
+                    for path in (*_list_covers(home), *(["/"] if profile.is_strict else services[:1]))
                     for word in ("--remount-ro", path)
                 ),
                 *("--chdir", folder if workspace is not None or not is_within(folder, home) else home, "--"),
@@ -470,10 +471,11 @@ class _ServerPaths:
         private_home: PrivateHome,
     ) -> Iterator[str]:
         """Yield bubblewrap's options for the paths; later ones win."""
-        covers = (self._home, "/tmp", *_list_other_homes(self._home), *_list_services()[:1])
+        covers = (self._home, "/tmp", *_list_covers(self._home), *_list_services()[:1])
+        temporary = os.path.realpath(gettempdir())  # files of other servers, perhaps in the workspace
         covered = [
             path
-            for path in hidden
+            for path in (*hidden, *(() if any(is_within(one, temporary) for one in shown) else (temporary,)))
             if path not in shown
             and (is_within(path, *shown) or not (self._profile.is_strict or is_within(path, *covers)))
         ]
@@ -519,9 +521,10 @@ def _find_project(script: str) -> str:
     return start
 
 
-def _list_other_homes(home: str) -> list[str]:
-    """List the existing homes, and directories of homes, of other users."""
-    return [path for path in ("/home", "/root", "/Users") if os.path.isdir(path) and path != home]
+def _list_covers(home: str) -> list[str]:
+    """List the directories that are empty inside: homes of other users, and temporary files of others."""
+    found = dict.fromkeys(("/home", "/root", "/Users", "/var/tmp", os.path.realpath(gettempdir())))
+    return [path for path in found if os.path.isdir(path) and path != "/" and not is_within(path, "/tmp", "/dev", home)]
 
 
 def _list_services() -> tuple[str, ...]:
