@@ -23,8 +23,7 @@ def read_exports(module_file: str, stub: str = "__init__.pyi") -> dict[str, str]
 def load_export(package: str, exports: dict[str, str], name: str) -> object:
     """Load an exported name and keep it in the package.
 
-    Raises:
-        AttributeError: The package does not export the name.
+    Raises `AttributeError` if the package does not export the name.
     """
     if name not in exports:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -71,8 +71,7 @@ class ArgumentChecker:
     def problems(self, arguments: JsonValue) -> list[str]:
         """List the problems, one sentence each; empty if the arguments are valid.
 
-        Raises:
-            Exception: The schema is invalid; the validator raises various types.
+        Raises `Exception` if the schema is invalid; the validator raises various types.
         """
         if not is_json_object(arguments):
             return [f"the arguments must be an object, got {_clip_json(arguments)}"]

@@ -182,8 +182,7 @@ class SessionDir:
     def save(self, stem: str, text: str) -> str:
         """Write `text` to a new file, up to `SPILL_LIMIT_BYTES`, and return its path.
 
-        Raises:
-            OSError: The file can't be written; no partial file remains.
+        Raises `OSError` if the file can't be written; no partial file remains.
         """
         folder = make_private_dir(os.path.join(self.make(), "tool-output"))
         path = os.path.join(folder, f"{stem}-{new_ulid()}.txt")

@@ -68,8 +68,7 @@ _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 def build_object(pairs: list[tuple[str, JsonValue]]) -> JsonObject:
     """Build an object from its pairs, as an `object_pairs_hook`.
 
-    Raises:
-        ValueError: A name occurs twice: two readers could disagree on which value counts (RFC 8259 §4).
+    Raises `ValueError` if a name occurs twice: two readers could disagree on which value counts (RFC 8259 §4).
     """
     members = dict(pairs)
     if len(members) != len(pairs):

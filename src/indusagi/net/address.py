@@ -79,11 +79,7 @@ class WebUrl:
         return f"{self.origin}{self.path}"
 
     def join(self, reference: str) -> WebUrl:
-        """Resolve a relative reference (RFC 3986 §5).
-
-        Raises:
-            FetchError: The result isn't a fetchable URL.
-        """
+        """Resolve a relative reference (RFC 3986 §5). Raises `FetchError` if the result isn't a fetchable URL."""
         # `urljoin` silently drops control characters, so reject them first.
         _check_characters(reference)
         try:
@@ -95,8 +91,7 @@ class WebUrl:
 def parse_url(url: str, *, with_user: bool = False) -> WebUrl:
     """Parse a URL; only one the user configured may contain a user name and password (`with_user`).
 
-    Raises:
-        FetchError: It isn't an http or https URL, or its host is ambiguous. The message may repeat the URL.
+    Raises `FetchError` if it isn't an http or https URL, or its host is ambiguous. The message may repeat the URL.
     """
     url = url.strip(" ")
     _check_characters(url)
@@ -118,11 +113,7 @@ def parse_url(url: str, *, with_user: bool = False) -> WebUrl:
 
 
 def parse_host_and_port(text: str) -> tuple[str, int | None]:
-    """Parse `host:port` or `host`, and normalize the host.
-
-    Raises:
-        FetchError: It is neither.
-    """
+    """Parse `host:port` or `host`, and normalize the host. Raises `FetchError` if it is neither."""
     _check_characters(text)
     host, port, _ = _parse_authority(text, text)
     return host, port

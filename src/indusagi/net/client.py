@@ -126,8 +126,7 @@ class WebClient:
     async def check_address(self, url: str) -> None:
         """Check whether a request to a URL is allowed, without sending one. Looks up the host name.
 
-        Raises:
-            FetchError: It isn't allowed, or the host is unknown.
+        Raises `FetchError` if it isn't allowed, or the host is unknown.
         """
         target = parse_url(url)
         self._refuse_by_name(target)
@@ -325,8 +324,7 @@ class ResponseBody:
     def feed(self, piece: bytes) -> bool:
         """Add a chunk; return whether we want more.
 
-        Raises:
-            FetchError: The body isn't compressed the way the server claims.
+        Raises `FetchError` if the body isn't compressed the way the server claims.
         """
         left = self._cap - self.packed
         self.packed += len(piece)
@@ -415,8 +413,7 @@ class EventParser:
     def feed(self, piece: bytes) -> Iterator[ServerEvent]:
         """Add a chunk and yield the events that are complete and have data.
 
-        Raises:
-            EventTooLargeError: An event is over the limit.
+        Raises `EventTooLargeError` if an event is over the limit.
         """
         # A blank line may start in the previous chunk: search its last bytes again.
         searched_from = max(len(self._rest) - _OVERLAP, 0)

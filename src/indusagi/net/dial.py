@@ -237,10 +237,8 @@ def find_proxy(target: WebUrl) -> WebUrl | None:
 
     `HTTP_PROXY`, `HTTPS_PROXY` and `NO_PROXY` work as in `urllib.request`
     (https://docs.python.org/3/library/urllib.request.html#urllib.request.getproxies). Servers on this machine bypass
-    the environment's proxy, which couldn't reach them and would make their requests leave the machine.
-
-    Raises:
-        FetchError: The value isn't an HTTP address.
+    the environment's proxy, which couldn't reach them and would make their requests leave the machine. Raises
+    `FetchError` if the value isn't an HTTP address.
     """
     proxies = urllib.request.getproxies_environment()
     proxy = proxies.get(target.scheme, "").strip()
@@ -277,8 +275,7 @@ _free = threading.BoundedSemaphore(_MAX_LOOKUPS)
 async def system_resolver(host: str, port: int) -> Sequence[str]:
     """Look up the addresses of a host name. Cancelling doesn't wait for the lookup.
 
-    Raises:
-        OSError: The name has no address, or too many lookups are running.
+    Raises `OSError` if the name has no address, or too many lookups are running.
     """
     if not _free.acquire(blocking=False):
         raise OSError(f"{_MAX_LOOKUPS} names are being looked up already: try again later")

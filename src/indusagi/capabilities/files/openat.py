@@ -79,8 +79,7 @@ class DirFdPath:
     def require_file(self) -> None:
         """Check that the name, which failed to open as a directory, is still a file.
 
-        Raises:
-            SymlinkError: It was a link: it still is one, or it's now a directory.
+        Raises `SymlinkError` if it was a link: it still is one, or it's now a directory.
         """
         if stat.S_ISDIR(self.stat().st_mode):
             raise SymlinkError(self.path)

@@ -112,8 +112,7 @@ class LocalProcess:
     def read_output(self, offset: int = 0, limit: int | None = None) -> bytes:
         """Read the output so far, from a byte offset.
 
-        Raises:
-            OSError: The output couldn't be stored, e.g. because the disk is full.
+        Raises `OSError` if the output couldn't be stored, e.g. because the disk is full.
         """
         return self._capture.read(offset, limit)
 

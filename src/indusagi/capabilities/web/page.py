@@ -271,8 +271,7 @@ class ConvertedPage:
 async def convert_page(html: str, base_url: str, style: Style) -> ConvertedPage:
     """Convert a page, making its links absolute.
 
-    Raises:
-        FetchError: The page can't be converted, at least not in time.
+    Raises `FetchError` if the page can't be converted, at least not in time.
     """
     # The converter mistakes a text with many NULs for a binary file.
     html = html.replace("\x00", "")

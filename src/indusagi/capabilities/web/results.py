@@ -67,11 +67,7 @@ class SearxngProvider:
     name: str = "searxng"
 
     async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
-        """Query the instance.
-
-        Raises:
-            SearchError: The instance is unreachable, or its answer is invalid.
-        """
+        """Query the instance. Raises `SearchError` if the instance is unreachable, or its answer is invalid."""
         asked = {"q": add_site_filters(query), "format": "json"}
         if query.freshness is not None:
             asked["time_range"] = query.freshness
@@ -121,8 +117,7 @@ class DdgsProvider:
     async def search(self, query: SearchQuery) -> Sequence[SearchHit]:
         """Query the package in a thread, abandoning it on cancellation.
 
-        Raises:
-            SearchError: The package raised an exception.
+        Raises `SearchError` if the package raised an exception.
         """
 
         def ask() -> Sequence[SearchHit]:

@@ -61,8 +61,7 @@ class OAuthAuthorizer:
     async def build_headers(self, method: str, url: str) -> dict[str, str]:
         """Build a request's `Authorization` header and DPoP proof; empty before the first sign-in.
 
-        Raises:
-            AuthFault: The token has expired and couldn't be refreshed.
+        Raises `AuthFault` if the token has expired and couldn't be refreshed.
         """
         if self._fault is not None:
             raise self._fault

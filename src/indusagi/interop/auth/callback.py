@@ -52,8 +52,7 @@ def read_redirect(target: str, path: str, state: str) -> Mapping[str, str] | Non
 def read_state(url: str) -> str:
     """Return the `state` of an authorization request, which we're about to send the user to.
 
-    Raises:
-        AuthFault: The URL isn't safe to open, or has no state to tell its answer from another.
+    Raises `AuthFault` if the URL isn't safe to open, or has no state to tell its answer from another.
     """
     check_endpoint(url, "sign-in page", "the authorization request")
     state = dict(parse_qsl(split_address(url).query)).get("state", "")
@@ -87,8 +86,7 @@ class RedirectListener:
     async def authorize(self, url: str) -> Mapping[str, str]:
         """Have the user open a page, and return the query parameters of its redirect.
 
-        Raises:
-            AuthFault: The deadline passed.
+        Raises `AuthFault` if the deadline passed.
         """
         self._state = read_state(url)
         await self._show(url)
@@ -166,8 +164,7 @@ async def listen_for_redirect(
 ) -> AsyncGenerator[RedirectListener]:
     """Listen for one redirect: at the configured address or port, else where the client is registered, else anywhere.
 
-    Raises:
-        AuthFault: The configured port is in use, or the configured redirect URI isn't on this machine.
+    Raises `AuthFault` if the configured port is in use, or the configured redirect URI isn't on this machine.
     """
     sockets: list[socket.socket] = []
     redirect_uri = choose_redirect_uri(settings, registered)
@@ -202,8 +199,7 @@ async def listen_for_redirect(
 def choose_redirect_uri(settings: AuthSettings, registered: Sequence[str]) -> str:
     """Choose a request's redirect URI; port 0 stands for any free port.
 
-    Raises:
-        AuthFault: The configured one isn't on this machine.
+    Raises `AuthFault` if the configured one isn't on this machine.
     """
     if settings.redirect_uri:
         if not _is_loopback(settings.redirect_uri):

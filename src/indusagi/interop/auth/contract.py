@@ -324,8 +324,7 @@ class RedirectReceiver(Protocol):
     async def authorize(self, url: str) -> Mapping[str, str]:
         """Show `url` to the user and return the query parameters of the redirect, including errors.
 
-        Raises:
-            AuthFault: The user gave up, or the deadline passed.
+        Raises `AuthFault` if the user gave up, or the deadline passed.
         """
         ...
 
@@ -382,18 +381,13 @@ class RequestAuthorizer(Protocol):
     """Adds headers to a connection's requests, and reacts to refusals."""
 
     async def build_headers(self, method: str, url: str) -> dict[str, str]:
-        """Build the headers of a request.
-
-        Raises:
-            AuthFault: It can't, for a reason that the user should know.
-        """
+        """Build the headers of a request. Raises `AuthFault` if it can't, for a reason that the user should know."""
         ...
 
     async def handle_refusal(self, sent: dict[str, str], refusal: Refusal) -> bool:
         """Return whether to retry with new headers; `sent` are the refused ones.
 
-        Raises:
-            AuthFault: Retrying won't help.
+        Raises `AuthFault` if retrying won't help.
         """
         ...
 

@@ -162,8 +162,7 @@ class AuthDriver(AuthIO):
     async def exchange(self, stored: StoredCredentials, subject: str) -> TokenSet:
         """Exchange an access token for one for this server, as a sign-in's client, without saving it.
 
-        Raises:
-            AuthFault: The issuer refused, or couldn't be reached.
+        Raises `AuthFault` if the issuer refused, or couldn't be reached.
         """
         client = build_token_client(self, stored, self.auth.settings, self.clock, None)
         return (await exchange_subject(client, subject, stored.endpoints.indicator)).tokens

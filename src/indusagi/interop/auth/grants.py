@@ -62,11 +62,7 @@ class GrantRequest:
 
 
 async def run_grant(request: GrantRequest) -> TokenGrant:
-    """Run the configured grant.
-
-    Raises:
-        AuthFault: It was refused, or can't work.
-    """
+    """Run the configured grant. Raises `AuthFault` if it was refused, or can't work."""
     settings = request.client.settings
     match settings.grant:
         case "authorization_code":
@@ -229,8 +225,7 @@ async def _exchange_id_token(request: GrantRequest) -> str:
 async def exchange_subject(client: TokenClient, subject: str, indicator: str) -> TokenGrant:
     """Exchange a user's access token for one for another server (RFC 8693 §2.1).
 
-    Raises:
-        AuthFault: The issuer refused, or couldn't be reached.
+    Raises `AuthFault` if the issuer refused, or couldn't be reached.
     """
     scopes = client.settings.scopes
     fields = {

@@ -72,8 +72,7 @@ class SignInRequest:
 async def sign_in(io: AuthIO, request: SignInRequest) -> StoredCredentials:
     """Sign in to a server and save the result.
 
-    Raises:
-        AuthFault: A step failed. A new registration is kept for the next try.
+    Raises `AuthFault` if a step failed. A new registration is kept for the next try.
     """
     settings = request.settings
     # A token is for the server: it must not cross the network unencrypted (RFC 6750 §5.3).
@@ -210,8 +209,7 @@ async def refresh(
 ) -> StoredCredentials:
     """Refresh and save tokens; an unreplaced refresh token stays valid (RFC 6749 §6).
 
-    Raises:
-        AuthFault: The issuer refused (`invalid_grant`: for good), or couldn't be reached.
+    Raises `AuthFault` if the issuer refused (`invalid_grant`: for good), or couldn't be reached.
     """
     client = build_token_client(io, stored, settings, clock, key)
     client = replace(client, token_endpoint=stored.endpoints.refresh_endpoint or client.token_endpoint)
@@ -270,8 +268,7 @@ async def discover(
 ) -> Discovery:
     """Find a server's issuer; `preferred` is the one of an earlier sign-in.
 
-    Raises:
-        AuthFault: Metadata is missing, contradicts itself, or couldn't be fetched.
+    Raises `AuthFault` if metadata is missing, contradicts itself, or couldn't be fetched.
     """
     resource = await _find_resource_metadata(io, server_url, challenge)
     if settings.metadata_url:
@@ -371,8 +368,7 @@ async def register_client(
 ) -> ClientRegistration:
     """Register a client dynamically (RFC 7591 §3.1).
 
-    Raises:
-        AuthFault: The issuer doesn't support it, or refused.
+    Raises `AuthFault` if the issuer doesn't support it, or refused.
     """
     if not issuer.registration_endpoint:
         problem = "it registers no clients by itself; register one there, and set `client_id` in the row's `auth`"

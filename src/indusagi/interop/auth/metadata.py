@@ -55,8 +55,7 @@ class IssuerMetadata:
 def parse_resource_metadata(document: JsonObject, server_url: str) -> ResourceMetadata:
     """Parse a protected resource's metadata.
 
-    Raises:
-        AuthFault: It describes another resource, or names no authorization server.
+    Raises `AuthFault` if it describes another resource, or names no authorization server.
     """
     resource = document.get("resource")
     origin = get_origin_of(server_url)
@@ -76,8 +75,7 @@ def parse_resource_metadata(document: JsonObject, server_url: str) -> ResourceMe
 def parse_issuer_metadata(document: JsonObject, *issuers: str) -> IssuerMetadata:
     """Parse metadata of one of `issuers`; "" accepts any (the user named the document's URL).
 
-    Raises:
-        AuthFault: It describes another issuer, or an endpoint isn't safe.
+    Raises `AuthFault` if it describes another issuer, or an endpoint isn't safe.
     """
     claimed = document.get("issuer")
     if not isinstance(claimed, str) or not ("" in issuers or claimed in issuers):
@@ -111,8 +109,7 @@ def build_default_metadata(origin: str) -> IssuerMetadata:
 
     https://modelcontextprotocol.io/specification/2025-03-26/basic/authorization#fallbacks-for-servers-without-metadata-discovery
 
-    Raises:
-        AuthFault: The server doesn't use https.
+    Raises `AuthFault` if the server doesn't use https.
     """
     return IssuerMetadata(
         issuer=origin,
@@ -135,11 +132,7 @@ _LOOPBACK = re.compile(r"localhost|(?:[^.]+\.)+localhost|127(?:\.\d{1,3}){3}|::1
 
 
 def split_address(url: str) -> SplitResult:
-    """Split a URL from a server, an issuer or the user.
-
-    Raises:
-        AuthFault: It's malformed.
-    """
+    """Split a URL from a server, an issuer or the user. Raises `AuthFault` if it's malformed."""
     try:
         parts = urlsplit(url)
         _ = parts.hostname, parts.port  # parsed on access
@@ -154,8 +147,7 @@ def canonical_resource(url: str) -> str:
     https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization#canonical-server-uri. We drop the query
     too: RFC 8707 §2 advises against one, and the query of a server's URL often holds a key.
 
-    Raises:
-        AuthFault: The URL is malformed.
+    Raises `AuthFault` if the URL is malformed.
     """
     parts = split_address(url)
     path = "" if parts.path == "/" else parts.path
@@ -187,11 +179,7 @@ def build_issuer_metadata_urls(issuer: str) -> tuple[str, ...]:
 
 
 def get_origin_of(url: str) -> str:
-    """Return scheme and authority, without a default port.
-
-    Raises:
-        AuthFault: The URL is malformed.
-    """
+    """Return scheme and authority, without a default port. Raises `AuthFault` if the URL is malformed."""
     parts = split_address(url)
     return f"{parts.scheme}://{_get_authority(parts)}"
 
@@ -207,10 +195,8 @@ def is_loopback(url: str) -> bool:
 def check_endpoint(url: str, role: str, owner: str) -> str:
     """Return a URL that's safe to send a secret or the user to: https, or http on this machine (RFC 8252 §8.3).
 
-    A scheme such as `javascript` or `file` would run in the user's browser or desktop.
-
-    Raises:
-        AuthFault: It's any other URL.
+    A scheme such as `javascript` or `file` would run in the user's browser or desktop. Raises `AuthFault` if it's any
+    other URL.
     """
     try:
         parts = split_address(url)

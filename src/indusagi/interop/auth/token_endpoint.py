@@ -57,8 +57,7 @@ class TokenGrant:
 async def request_tokens(client: TokenClient, fields: Mapping[str, str]) -> TokenGrant:
     """Send a token request, and repeat it if the issuer asks for a DPoP nonce (RFC 9449 §8).
 
-    Raises:
-        AuthFault: The issuer refused, couldn't be reached, or sent no token of a known type.
+    Raises `AuthFault` if the issuer refused, couldn't be reached, or sent no token of a known type.
     """
     reply = await send_token_request(client, fields)
     if not reply.is_success:
@@ -88,8 +87,7 @@ async def send_token_request(client: TokenClient, fields: Mapping[str, str]) -> 
 def build_client_authentication(client: TokenClient) -> tuple[dict[str, str], dict[str, str]]:
     """Build the headers and fields that authenticate a client (RFC 6749 §2.3).
 
-    Raises:
-        AuthFault: The method needs a secret or key that's missing.
+    Raises `AuthFault` if the method needs a secret or key that's missing.
     """
     registration, settings = client.registration, client.settings
     client_id, secret, method = registration.client_id, registration.client_secret, registration.auth_method
@@ -130,8 +128,7 @@ def choose_auth_method(settings: AuthSettings, supported: tuple[str, ...], *, ha
 def parse_token_reply(reply: HttpReply, client: TokenClient) -> TokenGrant:
     """Parse a token endpoint's response (RFC 6749 §5.1).
 
-    Raises:
-        AuthFault: It has no access token, or one of an unknown type.
+    Raises `AuthFault` if it has no access token, or one of an unknown type.
     """
     document, now_ms = reply.parse_object(), client.clock.now_ms()
     token, kind = document.get("access_token"), str(document.get("token_type", "bearer")).lower()
@@ -208,8 +205,7 @@ class ProofKey:
 def sign_client_assertion(private_key: str, algorithm: str, client_id: str, audience: str, now_ms: int) -> str:
     """Sign the assertion that authenticates a client (`private_key_jwt`).
 
-    Raises:
-        AuthFault: The key doesn't work with the algorithm.
+    Raises `AuthFault` if the key doesn't work with the algorithm.
     """
     from joserfc import jwk  # noqa: PLC0415 — the JWT library takes 0.2 s to load
     from joserfc.errors import JoseError  # noqa: PLC0415

@@ -56,8 +56,7 @@ class SealedVault:
     def get(self, owner: str, text: str) -> str | None:
         """Return the opened secret.
 
-        Raises:
-            AuthFault: It was sealed with another key or for another owner, or is damaged.
+        Raises `AuthFault` if it was sealed with another key or for another owner, or is damaged.
         """
         from cryptography.exceptions import InvalidTag  # noqa: PLC0415 — as in `put`
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415 — as in `put`
@@ -111,8 +110,7 @@ class KeyringVault:
     def _call(self, function: Callable[[], T]) -> T:
         """Call the backend in a daemon thread, so that a keyring waiting for the user can't block our exit.
 
-        Raises:
-            AuthFault: It failed, or took too long.
+        Raises `AuthFault` if it failed, or took too long.
         """
         results: list[T] = []
         failures: list[Exception] = []
@@ -148,8 +146,7 @@ def find_keyring() -> KeyringVault | None:
 def find_sealing_key(environ: Mapping[str, str]) -> SealedVault | None:
     """Find the key that seals sign-ins: a variable, or a credential of a systemd service.
 
-    Raises:
-        AuthFault: It's too short, or can't be read.
+    Raises `AuthFault` if it's too short, or can't be read.
     """
     key, source = environ.get(KEY_VARIABLE, "").encode("utf-8"), KEY_VARIABLE
     folder = environ.get("CREDENTIALS_DIRECTORY", "")

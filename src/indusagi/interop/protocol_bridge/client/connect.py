@@ -97,8 +97,7 @@ async def _injected_session(
 ) -> AsyncGenerator[ClientSession]:
     """Open a session over a factory's result: a transport, or a session, server or stream pair of the SDK.
 
-    Raises:
-        ProtocolFault: The factory yields something else, or the SDK is missing.
+    Raises `ProtocolFault` if the factory yields something else, or the SDK is missing.
     """
     async with AsyncExitStack() as stack:
         manager = session_factory()

@@ -298,8 +298,7 @@ class McpHeaders:
     def build(self, frame: JsonObject) -> dict[str, str]:
         """Build the headers for the HTTP request that carries a frame.
 
-        Raises:
-            ValueError: A name or an argument has no encoding.
+        Raises `ValueError` if a name or an argument has no encoding.
         """
         method, params = frame.get("method"), get_object(frame, "params")
         version = get_object(params, "_meta").get(VERSION)

@@ -99,8 +99,7 @@ class HttpClient:
     ) -> AsyncGenerator[HttpAnswer]:
         """Send a request and yield its response, which isn't a refusal; close it on exit.
 
-        Raises:
-            HttpRequestError: The request failed, or the server refused it.
+        Raises `HttpRequestError` if the request failed, or the server refused it.
         """
         target = url or self.url
         self._check_origin(target)
@@ -216,11 +215,7 @@ class HttpClient:
         return b""
 
     async def read_body(self, answer: HttpAnswer) -> bytes:
-        """Read a whole body.
-
-        Raises:
-            HttpRequestError: It's too large or incomplete.
-        """
+        """Read a whole body. Raises `HttpRequestError` if it's too large or incomplete."""
         body = bytearray()
         try:
             async for piece in answer.pieces:
@@ -241,8 +236,7 @@ class HttpClient:
     ) -> None:
         """Read an event stream to its end.
 
-        Raises:
-            HttpRequestError: An event is too large, or the connection broke.
+        Raises `HttpRequestError` if an event is too large, or the connection broke.
         """
         parser.reset()
         count = 0
@@ -324,8 +318,7 @@ class FramePosts:
 async def open_http_client(config: SseServerConfig | StreamableHttpServerConfig) -> AsyncGenerator[HttpClient]:
     """Open a server's HTTP client; close it on exit.
 
-    Raises:
-        ProtocolFault: The URL, a header or the proxy is invalid.
+    Raises `ProtocolFault` if the URL, a header or the proxy is invalid.
     """
     for name, value in config.headers.items():
         if not is_valid_header(name, value):

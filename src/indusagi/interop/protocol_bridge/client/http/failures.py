@@ -63,11 +63,7 @@ def build_redirect_error(target: WebUrl, http_status: int | None = None) -> Http
 
 
 def check_content_type(answer: HttpAnswer, *expected: str) -> str:
-    """Return a body's media type.
-
-    Raises:
-        HttpRequestError: It isn't one of the expected ones.
-    """
+    """Return a body's media type. Raises `HttpRequestError` if it isn't one of the expected ones."""
     content_type = get_media_type(answer.headers)
     if content_type in expected:
         return content_type

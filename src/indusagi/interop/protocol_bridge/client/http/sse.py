@@ -72,8 +72,7 @@ class SseTransport(QueuedTransport):
     async def wait_open(self) -> None:
         """Wait for the `endpoint` event, which names the URL for messages.
 
-        Raises:
-            ConnectionClosedError: The stream ended first.
+        Raises `ConnectionClosedError` if the stream ended first.
         """
         await self._post_url
 
