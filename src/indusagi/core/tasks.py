@@ -165,7 +165,17 @@ class ReadWriteLock:
     async def hold(self, *, shared: bool) -> AsyncGenerator[None]:
         """Hold the lock inside the block, shared with others or exclusively."""
         if self._waiting or self._is_writing or (self._readers and not shared):
-            await self._wait(shared)
+            place = anyio.Event(), shared
+            self._waiting.append(place)
+            try:
+                await place[0].wait()
+            except BaseException:
+                if place in self._waiting:
+                    self._waiting.remove(place)
+                    self._admit()
+                else:  # admitted just as it was cancelled
+                    self._leave(shared)
+                raise
         elif shared:
             self._readers += 1
         else:
@@ -174,19 +184,6 @@ class ReadWriteLock:
             yield
         finally:
             self._leave(shared)
-
-    async def _wait(self, shared: bool) -> None:
-        place = anyio.Event(), shared
-        self._waiting.append(place)
-        try:
-            await place[0].wait()
-        except BaseException:
-            if place in self._waiting:
-                self._waiting.remove(place)
-                self._admit()
-            else:  # admitted just as it was cancelled
-                self._leave(shared)
-            raise
 
     def _leave(self, shared: bool) -> None:
         if shared:

@@ -89,7 +89,14 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
         return ToolResult.error(message, code="invalid_pattern")
     folder, rest = split_query(text)
     path = join_path(path_given(arguments), folder) if folder else path_given(arguments)
-    query = _parse_query(arguments, rest, by_path="/" in text.rstrip("/"))
+    query = NameQuery(
+        rest.rstrip("/"),
+        by_path="/" in text.rstrip("/"),
+        kind=FileKind.DIRECTORY if rest.endswith("/") else _KIND_OF.get(str(arguments.get("type"))),
+        no_ignore=arguments.get("noIgnore") is True,
+        hidden=arguments.get("hidden") is not False,
+        by_time=arguments.get("sort") == "mtime",
+    )
     try:
         root = await ctx.fs.resolve(".")
         with await ctx.fs.folder(path) as directory:
@@ -116,17 +123,6 @@ async def _run(arguments: JsonObject, ctx: ToolContext) -> ToolResult:
     limit = arguments.get("limit")
     most = min(limit, _MAX_LIMIT) if isinstance(limit, int) else _DEFAULT_LIMIT
     return await to_thread.run_sync(_format_result, names, query, base, most)
-
-
-def _parse_query(arguments: JsonObject, text: str, *, by_path: bool) -> NameQuery:
-    return NameQuery(
-        text.rstrip("/"),
-        by_path=by_path,
-        kind=FileKind.DIRECTORY if text.endswith("/") else _KIND_OF.get(str(arguments.get("type"))),
-        no_ignore=arguments.get("noIgnore") is True,
-        hidden=arguments.get("hidden") is not False,
-        by_time=arguments.get("sort") == "mtime",
-    )
 
 
 def _format_result(names: NameResult, query: NameQuery, base: str, limit: int) -> ToolResult:

@@ -165,7 +165,12 @@ class DirectoryTree:
             for row in level.below:
                 name, below = row.entry.name, os.path.join(folder, row.entry.name)
                 if row.entry.kind is FileKind.SYMLINK:
-                    await _follow_link(fs, below, row)
+                    try:
+                        row.is_link_to_directory = (await fs.stat(below)).kind is FileKind.DIRECTORY
+                    except PathRefused:
+                        row.problem = "outside"
+                    except OSError:
+                        row.problem = "broken"
                 elif (
                     _is_folder(row.entry)
                     and not row.ignored
@@ -223,15 +228,6 @@ class DirectoryTree:
 
 def _is_folder(entry: DirEntry) -> bool:
     return entry.kind is FileKind.DIRECTORY
-
-
-async def _follow_link(fs: Fs, path: str, row: ListedEntry) -> None:
-    try:
-        row.is_link_to_directory = (await fs.stat(path)).kind is FileKind.DIRECTORY
-    except PathRefused:
-        row.problem = "outside"
-    except OSError:
-        row.problem = "broken"
 
 
 async def _load_rules(

@@ -213,14 +213,11 @@ class ServerTasks:
             if self._changed.get(task_id) is changed:
                 del self._changed[task_id]
             if cancels and not poll.is_over:
-                await self._cancel(task_id)
+                from anyio import move_on_after  # noqa: PLC0415 — only for a call that ends early
+
+                with suppress(Exception), move_on_after(_CANCEL_S, shield=True):
+                    await self.send("tasks/cancel", {"taskId": task_id}, _CANCEL_S)
         return read_task_result(ended) if is_modern else ended
-
-    async def _cancel(self, task_id: str) -> None:
-        from anyio import move_on_after  # noqa: PLC0415 — only for a call that ends early
-
-        with suppress(Exception), move_on_after(_CANCEL_S, shield=True):
-            await self.send("tasks/cancel", {"taskId": task_id}, _CANCEL_S)
 
 
 class _TaskPoll:

@@ -214,7 +214,20 @@ class ProofChecker:
         Raises `TokenRefusal` if the proof is missing, invalid, for another request or key, or was used before, and
         `ProofLimitError` if the client sent too many.
         """
-        claims = self._verify(proofs, thumbprint)
+        # Verify that the key with this thumbprint signed the only proof, and return its claims.
+        if len(proofs) != 1:
+            raise _refuse("exactly one DPoP header is needed")
+        try:
+            signed = parse_signed(proofs[0], brings_key=True)
+            if signed.header.get("typ") != _TYPE:
+                raise InvalidSignature(f"its type is not {_TYPE}")
+            key, own_thumbprint = self._find_key(signed)
+            verify_signed(signed, key)
+        except InvalidSignature as exc:
+            raise _refuse(f"the proof cannot be accepted: {exc}") from None
+        if own_thumbprint != thumbprint:
+            raise _refuse("the token is bound to another key")
+        claims = signed.payload
         digest = _encode(hashlib.sha256(token.encode("ascii")).digest())
         proof_id, issued_at = claims.get("jti"), claims.get("iat")
         is_time = isinstance(issued_at, (int, float)) and not isinstance(issued_at, bool) and abs(issued_at) < 1e12
@@ -234,22 +247,6 @@ class ProofChecker:
             raise _refuse("the proof is too old, or of the future (iat)")
         if not self.replays.use(thumbprint, cast("str", proof_id), now):
             raise _refuse("the proof was used before (jti)")
-
-    def _verify(self, proofs: Sequence[str], thumbprint: str) -> JsonObject:
-        """Verify that the key with this thumbprint signed the only proof, and return its claims."""
-        if len(proofs) != 1:
-            raise _refuse("exactly one DPoP header is needed")
-        try:
-            signed = parse_signed(proofs[0], brings_key=True)
-            if signed.header.get("typ") != _TYPE:
-                raise InvalidSignature(f"its type is not {_TYPE}")
-            key, own_thumbprint = self._find_key(signed)
-            verify_signed(signed, key)
-        except InvalidSignature as exc:
-            raise _refuse(f"the proof cannot be accepted: {exc}") from None
-        if own_thumbprint != thumbprint:
-            raise _refuse("the token is bound to another key")
-        return signed.payload
 
     def _find_key(self, signed: SignedText) -> tuple[Key, str]:
         known = self._keys.get(signed.header_text)
