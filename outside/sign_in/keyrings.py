@@ -57,8 +57,7 @@ async def _use_keyring() -> None:
     from tests.support.credentials import ACCESS, KEY, make_credentials  # noqa: PLC0415 — in the process of its own
 
     from indusagi.interop.auth.contract import AuthFault  # noqa: PLC0415 — in the process of its own
-    from indusagi.interop.auth.storage import CredentialFiles  # noqa: PLC0415 — in the process of its own
-    from indusagi.interop.auth.vaults import find_keyring  # noqa: PLC0415 — in the process of its own
+    from indusagi.interop.auth.storage import CredentialFiles, find_keyring  # noqa: PLC0415 — in the process of its own
 
     keyring = find_keyring()
     assert keyring is not None, "no keyring was found"

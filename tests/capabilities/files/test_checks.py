@@ -9,7 +9,7 @@ import warnings
 import pytest
 from tests.support.scripts import unmeasured
 
-from indusagi.capabilities.files.checks import find_elisions, find_new_syntax_error
+from indusagi.capabilities.files.plan import find_elisions, find_new_syntax_error
 
 ELISIONS = """\
 # ... rest of code unchanged ...

@@ -14,11 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.search import output
 from indusagi.capabilities.search import search as ripgrep
-from indusagi.capabilities.search.output import CountReader, MatchReader
 from indusagi.capabilities.search.request import WINDOW_CHARS, TooManyAlternatives, cut_window, expand_braces
-from indusagi.capabilities.search.search import build_environment, find_ripgrep, run_program
+from indusagi.capabilities.search.search import CountReader, MatchReader, build_environment, find_ripgrep, run_program
 from indusagi.capabilities.search.walk import DirHandle
 from indusagi.capabilities.tools.find import NameQuery, find_names, split_query
 
@@ -183,8 +181,8 @@ def test_an_endless_record_is_not_kept_in_memory() -> None:
     reader.feed(record("begin", path={"text": "a"}))
     reader.feed(b'{"type":"match","data":{"path":{"text":"a"},"lines":{"text":"')
     for _ in range(64):
-        reader.feed(b"x" * (output.RECORD_BYTES // 4))
-        assert len(reader._buffer) <= output.RECORD_BYTES * 2
+        reader.feed(b"x" * (ripgrep.RECORD_BYTES // 4))
+        assert len(reader._buffer) <= ripgrep.RECORD_BYTES * 2
     reader.feed(b'"}}}\n' + match("a", 2, "y\n"))
     assert reader.too_long == ["a"]
     assert [line.text for line in reader.files[0].lines] == ["y"]
@@ -192,7 +190,7 @@ def test_an_endless_record_is_not_kept_in_memory() -> None:
 
 def test_a_long_context_record_is_skipped() -> None:
     reader = MatchReader(10)
-    reader.feed(b'{"type":"context","data":{' + b"x" * (2 * output.RECORD_BYTES) + b"\n")
+    reader.feed(b'{"type":"context","data":{' + b"x" * (2 * ripgrep.RECORD_BYTES) + b"\n")
     assert reader.too_long == []
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from indusagi.capabilities.search import output
-from indusagi.capabilities.search.output import CountReader, MatchReader
+from indusagi.capabilities.search import search
+from indusagi.capabilities.search.search import CountReader, MatchReader
 
 
 def record(kind: str, **data: Any) -> bytes:
@@ -84,7 +84,7 @@ def test_files_are_limited_and_chosen() -> None:
 
 
 def test_a_record_that_is_too_long_is_left_out_and_its_file_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "RECORD_BYTES", 300)
+    monkeypatch.setattr(search, "RECORD_BYTES", 300)
     path = {"text": "./long"}
     long = record("match", path=path, lines={"text": "y" * 400}, line_number=1, submatches=[])
     other = record("context", path=path, lines={"text": "y" * 400}, line_number=1)
@@ -100,7 +100,7 @@ def test_matches_of_several_lines_are_split_where_they_share_none() -> None:
     assert show_lines(reader) == {"a": [(5, "ab", 0), (6, "cd", 0), (7, "ef", 1)]}
     shared = read(begin("a"), match(5, "ab\ncd\n", (0, 4), (4, 5)), end())
     assert (shared.matches, [line.match for line in shared.files[0].lines]) == (1, [0, 0])
-    count = output._MATCH_LINES + 2
+    count = search._MATCH_LINES + 2
     long = read(begin("a"), match(1, "z\n" * count, (0, 2 * count)), end())
     lines = long.files[0].lines
     assert (len(lines), lines[-1].text, lines[-1].number) == (count - 1, "… [2 more lines of this match]", count - 1)

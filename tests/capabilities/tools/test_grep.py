@@ -17,7 +17,7 @@ import pytest
 from tests.support.tools import box_of, call, context
 
 from indusagi.capabilities.budget import UNLIMITED
-from indusagi.capabilities.search import output, search
+from indusagi.capabilities.search import search
 from indusagi.capabilities.tools.grep import grep_tool
 from indusagi.core.cancel import CancelToken
 from indusagi.interop.protocol_bridge.bridge import UnavailableFs
@@ -117,7 +117,7 @@ async def test_a_long_line_is_cut_on_one_side_if_the_match_is_at_the_other(tmp_p
 
 
 async def test_a_line_of_megabytes_is_told_and_not_read(tmp_path: Path) -> None:
-    fill(tmp_path, {"big": "needle" + "x" * (3 * output.RECORD_BYTES) + "\nneedle\n", "z": "needle"})
+    fill(tmp_path, {"big": "needle" + "x" * (3 * search.RECORD_BYTES) + "\nneedle\n", "z": "needle"})
     outcome = await grep(tmp_path, pattern="needle")
     assert outcome.output == (
         "2 matches in 2 files\n[Lines of more than 1 MiB match and are not shown: big.]\nbig:2: needle\nz:1: needle"
@@ -613,7 +613,7 @@ async def test_nothing_found_says_where_nobody_has_looked(tmp_path: Path) -> Non
 
 async def test_a_record_over_the_limit_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ripgrep joins multi-line matches on adjacent lines into one record, which may be longer than is read."""
-    monkeypatch.setattr(output, "RECORD_BYTES", 1_000)
+    monkeypatch.setattr(search, "RECORD_BYTES", 1_000)
     fill(tmp_path, {"a": "".join(f"import {number % 10}\n" for number in range(100))})
     text = await answer(tmp_path, pattern=r"import [^\n]*\n", maxMatches=2)
     assert text.startswith("No matches that can be shown")

@@ -12,10 +12,16 @@ import pytest
 from tests.support.credentials import ACCESS, KEY, REFRESH, MemoryKeyring, make_credentials, with_access
 
 from indusagi.core.app_dirs import state_dir
-from indusagi.interop.auth import storage, vaults
+from indusagi.interop.auth import storage
 from indusagi.interop.auth.contract import AuthFault, CredentialKey
-from indusagi.interop.auth.storage import CredentialFiles
-from indusagi.interop.auth.vaults import KEY_FILE, KEY_VARIABLE, KeyringVault, SealedVault, find_keyring
+from indusagi.interop.auth.storage import (
+    KEY_FILE,
+    KEY_VARIABLE,
+    CredentialFiles,
+    KeyringVault,
+    SealedVault,
+    find_keyring,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -215,20 +221,20 @@ def test_two_seals_of_one_secret_differ() -> None:
 
 def test_the_key_may_be_a_credential_of_systemd(tmp_path: Path) -> None:
     environ = {"CREDENTIALS_DIRECTORY": str(tmp_path)}
-    assert vaults.find_sealing_key(environ) is None
+    assert storage.find_sealing_key(environ) is None
     (tmp_path / KEY_FILE).write_text(f"{SEALING_KEY}\n", "utf-8")
-    vault = vaults.find_sealing_key(environ)
+    vault = storage.find_sealing_key(environ)
     assert vault is not None
     assert SealedVault(SEALING_KEY.encode()).get("o", vault.put("o", "secret")) == "secret"
-    assert vaults.find_sealing_key({"CREDENTIALS_DIRECTORY": "relative"}) is None
+    assert storage.find_sealing_key({"CREDENTIALS_DIRECTORY": "relative"}) is None
 
 
 def test_an_unusable_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AuthFault, match=f"the key in {KEY_VARIABLE} has 5 bytes: give it 16 or more"):
-        vaults.find_sealing_key({KEY_VARIABLE: "short"})
+        storage.find_sealing_key({KEY_VARIABLE: "short"})
     (tmp_path / KEY_FILE).mkdir()
     with pytest.raises(AuthFault, match=r"cannot be read"):
-        vaults.find_sealing_key({"CREDENTIALS_DIRECTORY": str(tmp_path)})
+        storage.find_sealing_key({"CREDENTIALS_DIRECTORY": str(tmp_path)})
 
 
 # -- the keyring ------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ from indusagi.capabilities.context import ToolContext
 from indusagi.capabilities.files.ignore import IgnoreRules, compile_glob
 from indusagi.capabilities.files.lines import find_invisible, format_path, format_path_below, join_path
 from indusagi.capabilities.ports import FileKind, Fs
-from indusagi.capabilities.search.output import CountReader, MatchReader
 from indusagi.capabilities.search.request import MAX_FILE_BYTES, Mode, Search, accept_any_line_ending, path_key
 from indusagi.capabilities.search.search import (
     COLLECTED_FILES,
     TIME_LIMIT_S,
+    CountReader,
+    MatchReader,
     Ripgrep,
     RipgrepMissing,
     SearchResult,

@@ -16,11 +16,10 @@ import anyio
 from indusagi.core.tasks import run_shielded
 from indusagi.core.time import SYSTEM_CLOCK, Clock
 from indusagi.interop.auth.contract import AuthFault, SignInRequired
-from indusagi.interop.auth.grants import exchange_subject
 from indusagi.interop.auth.machine import SignInRequest, build_token_client, refresh, revoke, sign_in
 from indusagi.interop.auth.metadata import IssuerMetadata, canonical_resource, get_origin_of, split_address
 from indusagi.interop.auth.requests import AuthIO, Challenge, HttpReply, find_oauth_challenge, parse_challenges
-from indusagi.interop.auth.token_endpoint import ProofKey
+from indusagi.interop.auth.token_endpoint import ProofKey, exchange_subject
 from indusagi.net.address import PRIVATE_KINDS, classify_address
 from indusagi.net.client import CrossSiteRedirect, WebClient, WebRequest
 from indusagi.net.dial import system_resolver

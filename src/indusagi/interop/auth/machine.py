@@ -22,7 +22,6 @@ from indusagi.interop.auth.contract import (
     StoredCredentials,
     TokenSet,
 )
-from indusagi.interop.auth.grants import GrantRequest, run_grant
 from indusagi.interop.auth.metadata import (
     IssuerMetadata,
     ResourceMetadata,
@@ -38,11 +37,13 @@ from indusagi.interop.auth.metadata import (
 from indusagi.interop.auth.requests import AuthIO, Challenge, build_reply_fault
 from indusagi.interop.auth.token_endpoint import (
     PROOF_ALGORITHM,
+    GrantRequest,
     ProofKey,
     TokenClient,
     build_client_authentication,
     choose_auth_method,
     request_tokens,
+    run_grant,
 )
 
 if TYPE_CHECKING:

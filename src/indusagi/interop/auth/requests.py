@@ -1,7 +1,7 @@
 """Requests of a sign-in and their replies, and the challenges of servers.
 
-The procedures of a sign-in (`machine`, `grants`) do all their I/O through an `AuthIO`. `driver` implements it, and a
-test can with replies from memory.
+The procedures of a sign-in (`machine`, `token_endpoint`) do all their I/O through an `AuthIO`. `driver` implements it,
+and a test can with replies from memory.
 """
 
 from __future__ import annotations

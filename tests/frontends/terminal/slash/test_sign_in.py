@@ -21,7 +21,7 @@ CODE = re.compile(r"enter the code ([A-Z]{4}-[A-Z]{4})")
 
 
 def test_a_person_signs_in_and_out_in_the_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CONSTANTS, "indusagi.interop.auth.grants:_LONGEST_POLL_S", 0.05)
+    monkeypatch.setitem(CONSTANTS, "indusagi.interop.auth.token_endpoint:_LONGEST_POLL_S", 0.05)
     with site_in_thread() as site, open_setup(tmp_path) as setup:
         rows = {"mcpServers": {"demo": {"type": "http", "url": site.server.url}}}
         (setup.cwd / "given.json").write_text(json.dumps(rows), "utf-8")

@@ -10,8 +10,8 @@ import pytest
 from tests.support.issuer import ec_key, encode, prove, rsa_key, sign, thumbprint
 from tests.support.resources import Resource, protected
 
-from indusagi.interop.protocol_bridge.host.auth.issuer import KeySet
 from indusagi.interop.protocol_bridge.host.auth.resource import ALGORITHMS
+from indusagi.interop.protocol_bridge.host.auth.verifier import KeySet
 
 CLIENT = ec_key("client")
 VALUES: list[Any] = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from indusagi.interop.protocol_bridge.host.auth.issuer import RateLimit
 from indusagi.interop.protocol_bridge.host.auth.proofs import NonceSource, ProofLimitError, ReplayCache, normalize_url
+from indusagi.interop.protocol_bridge.host.auth.verifier import RateLimit
 
 
 def test_a_proof_is_used_once_per_key_until_it_can_no_longer_be_valid() -> None:

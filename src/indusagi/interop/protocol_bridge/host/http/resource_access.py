@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from indusagi.interop.protocol_bridge.host.auth.issuer import RateLimit
 from indusagi.interop.protocol_bridge.host.auth.proofs import ProofLimitError
 from indusagi.interop.protocol_bridge.host.auth.resource import ProtectedResource, TokenRefusal, read_token
-from indusagi.interop.protocol_bridge.host.auth.verifier import TokenVerifier
+from indusagi.interop.protocol_bridge.host.auth.verifier import RateLimit, TokenVerifier
 from indusagi.interop.protocol_bridge.host.http.request import HttpRefusal, HttpRequest
 from indusagi.interop.protocol_bridge.host.http.settings import HEALTH, METRICS, FindTarget
 from indusagi.interop.protocol_bridge.host.identity import (
