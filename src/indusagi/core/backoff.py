@@ -4,20 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-from http import HTTPStatus
 
 from indusagi.core.time import SystemClock
 
-TRANSIENT_STATUSES = frozenset(
-    {
-        HTTPStatus.REQUEST_TIMEOUT,
-        HTTPStatus.TOO_EARLY,
-        HTTPStatus.TOO_MANY_REQUESTS,
-        HTTPStatus.BAD_GATEWAY,
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        HTTPStatus.GATEWAY_TIMEOUT,
-    }
-)
+TRANSIENT_STATUSES = frozenset({408, 425, 429, 502, 503, 504})
+"""Timeouts, too early, too many requests, and what gateways answer."""
 _MAX_RETRY_AFTER_S = 3_600.0
 
 

@@ -222,44 +222,19 @@ _IN_CONFIG = (
     " session Element evolution"
 )
 """Relative to the configuration directory."""
+_NAMED_WHOLE = (
+    "AWS_SHARED_CREDENTIALS_FILE AWS_CONFIG_FILE AWS_WEB_IDENTITY_TOKEN_FILE AZURE_CONFIG_DIR BOTO_CONFIG"
+    " BUNDLE_USER_CONFIG CLOUDSDK_CONFIG CODEX_HOME DOCKER_CERT_PATH DOCKER_CONFIG GH_CONFIG_DIR GNUPGHOME"
+    " GOOGLE_APPLICATION_CREDENTIALS HF_TOKEN_PATH HISTFILE KRB5CCNAME KUBECONFIG LESSHISTFILE MYSQL_HISTFILE NETRC"
+    " NPM_CONFIG_USERCONFIG npm_config_userconfig PASSWORD_STORE_DIR PGPASSFILE PGSERVICEFILE PIP_CONFIG_FILE"
+    " PSQL_HISTORY PYTHON_HISTORY RCLONE_CONFIG REGISTRY_AUTH_FILE SOPS_AGE_KEY_FILE TF_CLI_CONFIG_FILE"
+    " VAULT_TOKEN_FILE XAUTHORITY"
+)
 _NAMED_BY = {
-    "AWS_SHARED_CREDENTIALS_FILE": "",
-    "AWS_CONFIG_FILE": "",
-    "AWS_WEB_IDENTITY_TOKEN_FILE": "",
-    "AZURE_CONFIG_DIR": "",
-    "BOTO_CONFIG": "",
-    "BUNDLE_USER_CONFIG": "",
+    **dict.fromkeys(_NAMED_WHOLE.split(), ""),
     "CARGO_HOME": "credentials credentials.toml",
-    "CLOUDSDK_CONFIG": "",
-    "CODEX_HOME": "",
     "CLAUDE_CONFIG_DIR": ".credentials.json .claude.json",
-    "DOCKER_CERT_PATH": "",
-    "DOCKER_CONFIG": "",
-    "GH_CONFIG_DIR": "",
-    "GNUPGHOME": "",
-    "GOOGLE_APPLICATION_CREDENTIALS": "",
     "HF_HOME": "token stored_tokens",
-    "HF_TOKEN_PATH": "",
-    "HISTFILE": "",
-    "KRB5CCNAME": "",
-    "KUBECONFIG": "",
-    "LESSHISTFILE": "",
-    "MYSQL_HISTFILE": "",
-    "NETRC": "",
-    "NPM_CONFIG_USERCONFIG": "",
-    "npm_config_userconfig": "",
-    "PASSWORD_STORE_DIR": "",
-    "PGPASSFILE": "",
-    "PGSERVICEFILE": "",
-    "PIP_CONFIG_FILE": "",
-    "PSQL_HISTORY": "",
-    "PYTHON_HISTORY": "",
-    "RCLONE_CONFIG": "",
-    "REGISTRY_AUTH_FILE": "",
-    "SOPS_AGE_KEY_FILE": "",
-    "TF_CLI_CONFIG_FILE": "",
-    "VAULT_TOKEN_FILE": "",
-    "XAUTHORITY": "",
     "ZDOTDIR": ".zsh_history .histfile",
 }
 """Variables that name a file or directory of credentials, with the names in it if only those are secret."""
@@ -271,25 +246,10 @@ _SYSTEM = (
 """Readable for root or in a container."""
 
 SOCKETS = (
-    "/run/user",
-    "/run/dbus",
-    "/run/systemd/private",
-    "/run/docker.sock",
-    "/run/docker",
-    "/run/containerd",
-    "/run/podman",
-    "/run/crio",
-    "/run/buildkit",
-    "/run/snapd.socket",
-    "/run/libvirt",
-    "/run/screen",
-    "/run/tmux",
-    "/run/pcscd",
-    "/var/lib/lxd/unix.socket",
-    "/var/snap/lxd/common/lxd/unix.socket",
-    "/var/lib/incus/unix.socket",
-    "/tmp/.X11-unix",
-    "/tmp/.ICE-unix",
+    *("/run/user", "/run/dbus", "/run/systemd/private", "/run/docker.sock", "/run/docker", "/run/containerd"),
+    *("/run/podman", "/run/crio", "/run/buildkit", "/run/snapd.socket", "/run/libvirt", "/run/screen", "/run/tmux"),
+    *("/run/pcscd", "/var/lib/lxd/unix.socket", "/var/snap/lxd/common/lxd/unix.socket"),
+    *("/var/lib/incus/unix.socket", "/tmp/.X11-unix", "/tmp/.ICE-unix"),
 )
 """Sockets, and directories of sockets, of services that run programs, hold keys or see the screen."""
 _SOCKET_DIRECTORIES = ("XDG_RUNTIME_DIR", "TMUX_TMPDIR", "SCREENDIR")

@@ -232,19 +232,9 @@ _SHARED_HOSTS = frozenset(
 
 
 AddressKind: TypeAlias = Literal[
-    "public",
-    "loopback",
-    "private",
-    "shared",
-    "link-local",
-    "metadata",
-    "unspecified",
-    "multicast",
-    "reserved",
-    "documentation",
-    "transition",
-    "malformed",
-]
+    "public", "loopback", "private", "shared", "link-local", "metadata", "unspecified", "multicast", "reserved",
+    "documentation", "transition", "malformed",
+]  # fmt: skip
 """Kinds of addresses; `shared` is carrier-grade NAT (RFC 6598)."""
 PRIVATE_KINDS: Final[frozenset[AddressKind]] = frozenset({"loopback", "private", "shared"})
 """Kinds the user may allow; no setting allows the others."""

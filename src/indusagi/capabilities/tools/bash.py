@@ -405,20 +405,9 @@ _PROGRESS_BYTES = 4_096
 _SETTLE_S = 0.1
 _POLL_INTERVAL_S = 0.02
 _ANSWERS = {
-    "grep": "nothing matched",
-    "egrep": "nothing matched",
-    "fgrep": "nothing matched",
-    "zgrep": "nothing matched",
-    "rg": "nothing matched",
-    "ag": "nothing matched",
-    "pgrep": "nothing matched",
-    "diff": "they differ",
-    "cmp": "they differ",
-    "test": "not so",
-    "[": "not so",
-    "[[": "not so",
-    "git grep": "nothing matched",
-    "git diff": "they differ",
+    **dict.fromkeys(("grep", "egrep", "fgrep", "zgrep", "rg", "ag", "pgrep", "git grep"), "nothing matched"),
+    **dict.fromkeys(("diff", "cmp", "git diff"), "they differ"),
+    **dict.fromkeys(("test", "[", "[["), "not so"),
 }
 _QUIET_FIRST = frozenset({"cd", "pushd", "export", "set", "echo", "printf", "true", ":", "mkdir"})
 """Programs that may precede it: they print a message if they fail."""

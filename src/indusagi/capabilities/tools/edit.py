@@ -39,14 +39,8 @@ _PARAMETERS: JsonSchema = {
     "additionalProperties": False,
 }
 _TEXT_ALIASES = {
-    "old_string": "oldText",
-    "oldString": "oldText",
-    "old_text": "oldText",
-    "old_str": "oldText",
-    "new_string": "newText",
-    "newString": "newText",
-    "new_text": "newText",
-    "new_str": "newText",
+    **dict.fromkeys(("old_string", "oldString", "old_text", "old_str"), "oldText"),
+    **dict.fromkeys(("new_string", "newString", "new_text", "new_str"), "newText"),
     "replace_all": "replaceAll",
 }
 _DESCRIPTION = (

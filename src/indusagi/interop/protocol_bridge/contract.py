@@ -42,46 +42,20 @@ QUALIFIER = "__"
 FaultKind: TypeAlias = Literal["transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed"]
 FAULT_KINDS: tuple[FaultKind, ...] = ("transport", "protocol", "timeout", "tool_error", "not_connected", "spawn_failed")
 FaultReason: TypeAlias = Literal[
-    "auth",
-    "cancelled",
-    "closed",
-    "exited",
-    "frame_too_large",
-    "malformed",
-    "moved",
-    "node_changed",
-    "not_found",
-    "outcome_unknown",
-    "rate_limited",
-    "redirect",
-    "refused",
-    "sign_in",
-    "untrusted",
-    "upstream",
-    "version",
-]
+    "auth", "cancelled", "closed", "exited", "frame_too_large", "malformed", "moved", "node_changed", "not_found",
+    "outcome_unknown", "rate_limited", "redirect", "refused", "sign_in", "untrusted", "upstream", "version",
+]  # fmt: skip
 """Finer cause of a fault; a closed set."""
 Recovery: TypeAlias = Literal["wait", "reconnect", "user"]
 """The remedy: time, a new connection or process, or a change by the user."""
 
 RECOVERIES: Mapping[FaultReason, Recovery] = {
-    "auth": "user",
     "cancelled": "reconnect",
-    "closed": "wait",
     "exited": "reconnect",
     "frame_too_large": "reconnect",
-    "malformed": "user",
-    "moved": "wait",
-    "node_changed": "wait",
-    "not_found": "user",
-    "outcome_unknown": "wait",
-    "rate_limited": "wait",
-    "redirect": "user",
-    "refused": "wait",
-    "sign_in": "user",
-    "untrusted": "user",
-    "upstream": "wait",
-    "version": "user",
+    **dict.fromkeys(("auth", "malformed", "not_found", "redirect", "sign_in", "untrusted", "version"), "user"),
+    **dict.fromkeys(("closed", "moved", "node_changed", "outcome_unknown"), "wait"),
+    **dict.fromkeys(("rate_limited", "refused", "upstream"), "wait"),
 }
 """What a failure calls for, for everything that retries: subscriptions, task polls, lists, restarts. An answer from the
 server is final; a failure on the way to it, or an answer that says "later", isn't."""

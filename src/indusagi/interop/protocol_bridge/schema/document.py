@@ -26,21 +26,8 @@ if TYPE_CHECKING:
 
 _HOLD_SCHEMAS = frozenset(
     {
-        "additionalItems",
-        "additionalProperties",
-        "allOf",
-        "anyOf",
-        "contains",
-        "contentSchema",
-        "else",
-        "if",
-        "items",
-        "not",
-        "oneOf",
-        "prefixItems",
-        "propertyNames",
-        "then",
-        "unevaluatedItems",
+        *("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema", "else", "if"),
+        *("items", "not", "oneOf", "prefixItems", "propertyNames", "then", "unevaluatedItems"),
         "unevaluatedProperties",
     }
 )
@@ -213,15 +200,8 @@ _OF_ARRAYS = frozenset(
 )
 _OF_OBJECTS = frozenset(
     {
-        "additionalProperties",
-        "dependentRequired",
-        "dependentSchemas",
-        "maxProperties",
-        "minProperties",
-        "patternProperties",
-        "properties",
-        "propertyNames",
-        "required",
+        *("additionalProperties", "dependentRequired", "dependentSchemas", "maxProperties", "minProperties"),
+        *("patternProperties", "properties", "propertyNames", "required"),
     }
 )
 _OWN: dict[str, frozenset[str]] = {

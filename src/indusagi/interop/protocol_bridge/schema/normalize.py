@@ -20,23 +20,9 @@ KNOWN_TYPES = frozenset({"object", "array", "string", "number", "integer", "bool
 
 STRIPPED = frozenset(
     {
-        # References and identifiers, which providers don't follow.
-        "$schema",
-        "$id",
-        "$ref",
-        "$defs",
-        "definitions",
-        # Annotations without effect on validation.
-        "$comment",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        # Samples.
-        "default",
-        "examples",
-        # String encodings.
-        "contentEncoding",
-        "contentMediaType",
+        *("$schema", "$id", "$ref", "$defs", "definitions"),  # references, which providers don't follow
+        *("$comment", "deprecated", "readOnly", "writeOnly"),  # annotations without effect on validation
+        *("default", "examples", "contentEncoding", "contentMediaType"),  # samples, and encodings of strings
     }
 )
 """Keywords to remove at every level; properties with these names stay."""
