@@ -30,7 +30,6 @@ from indusagi.interop.protocol_bridge.contract import (
 from indusagi.interop.protocol_bridge.endpoint import InjectedTransport, ServerEndpointImpl, create_server_endpoint
 from indusagi.interop.protocol_bridge.host import (
     HostTransport,
-    ProviderHost,
     ProviderHostInfo,
     RunningProviderHost,
     create_provider_host,
@@ -56,58 +55,54 @@ class MCPClient:
         self._config = config
         self._transport = transport
         self._handlers = handlers
-        self._endpoint = self._make_endpoint()
+        self.endpoint = self._make_endpoint()
+        """The endpoint of the current connection."""
 
     def _make_endpoint(self) -> ServerEndpointImpl:
         return create_server_endpoint(self._config, self._transport, handlers=self._handlers)
 
     @property
-    def endpoint(self) -> ServerEndpointImpl:
-        """The endpoint of the current connection."""
-        return self._endpoint
-
-    @property
     def connected(self) -> bool:
         """Whether tools can be called."""
-        return is_usable_phase(self._endpoint.phase)
+        return is_usable_phase(self.endpoint.phase)
 
     def status(self) -> EndpointStatus:
         """Return the state of the connection."""
-        return self._endpoint.status()
+        return self.endpoint.status()
 
     async def connect(self) -> None:
         """Connect, or reconnect after the last connection ended.
 
         Raises `ProtocolFault` if the server can't be reached.
         """
-        if is_terminal_phase(self._endpoint.phase):
-            self._endpoint = self._make_endpoint()
-        await self._endpoint.open()
+        if is_terminal_phase(self.endpoint.phase):
+            self.endpoint = self._make_endpoint()
+        await self.endpoint.open()
 
     async def list_tools(self) -> Sequence[RemoteTool]:
         """List the server's tools. Raises `ProtocolFault` if not connected, or the listing failed."""
-        return await self._endpoint.list_tools()
+        return await self.endpoint.list_tools()
 
     async def list_items(self, kind: ItemKind) -> Sequence[RemoteTool]:
         """List the server's resources, templates or prompts.
 
         Raises `ProtocolFault` if not connected, or the listing failed.
         """
-        return await self._endpoint.list_items(kind)
+        return await self.endpoint.list_items(kind)
 
     async def read_resource(self, uri: str) -> JsonObject:
         """Read a resource; the result has its `contents`.
 
         Raises `ProtocolFault` if not connected, refused, timed out, or the connection was lost.
         """
-        return await self._endpoint.request("resources/read", {"uri": uri})
+        return await self.endpoint.request("resources/read", {"uri": uri})
 
     async def get_prompt(self, name: str, arguments: JsonObject | None = None) -> JsonObject:
         """Get a prompt; the result has its `messages`.
 
         Raises `ProtocolFault` if not connected, refused, timed out, or the connection was lost.
         """
-        return await self._endpoint.request("prompts/get", {"name": name, "arguments": arguments or {}})
+        return await self.endpoint.request("prompts/get", {"name": name, "arguments": arguments or {}})
 
     async def call_tool(
         self,
@@ -121,11 +116,11 @@ class MCPClient:
 
         Raises `ProtocolFault` if not connected, refused, timed out, cancelled, or the connection was lost.
         """
-        return await self._endpoint.invoke(name, arguments, cancel=cancel, on_progress=on_progress)
+        return await self.endpoint.invoke(name, arguments, cancel=cancel, on_progress=on_progress)
 
     async def disconnect(self) -> None:
         """End the connection. Safe to call twice."""
-        await self._endpoint.close()
+        await self.endpoint.close()
 
     async def __aenter__(self) -> Self:
         await self.connect()
@@ -159,31 +154,27 @@ class MCPServer:
             registry = ToolRegistry()
             registry.register_all(cast("Iterable[DefinedTool]", tools))
             box = registry.to_tool_box(context or make_inert_context())
-        self._host = create_provider_host(box, ProviderHostInfo(name, version))
-
-    @property
-    def host(self) -> ProviderHost:
+        self.host = create_provider_host(box, ProviderHostInfo(name, version))
         """The provider host that does the work."""
-        return self._host
 
     async def connect(self, transport: HostTransport) -> RunningProviderHost:
         """Serve one client over a transport; return once serving has started.
 
         Raises `ProtocolFault` if `transport` isn't a transport (kind `transport`).
         """
-        return await self._host.connect(transport)
+        return await self.host.connect(transport)
 
     async def serve_stdio(self, stop: CancelToken | None = None) -> None:
         """Serve the client that started this process, until it disconnects or `stop` is cancelled.
 
         Raises `ProtocolFault` if standard input or output can't be used (kind `transport`).
         """
-        await self._host.serve_stdio(stop)
+        await self.host.serve_stdio(stop)
 
     def serve_http(self, settings: HttpSettings | None = None) -> AbstractAsyncContextManager[HttpHost]:
         """Serve clients over HTTP while the block runs."""
-        return self._host.serve_http(settings)
+        return self.host.serve_http(settings)
 
     def notify_changed(self) -> bool:
         """Read the tool box again, and notify all clients if its tools changed."""
-        return self._host.refresh_tools()
+        return self.host.refresh_tools()

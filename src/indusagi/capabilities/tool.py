@@ -191,6 +191,8 @@ class DefinedTool:
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
+        self.name, self.label = spec.name, spec.title or spec.name
+        self.description, self.read_only = spec.description, spec.read_only
         self.descriptor = ToolDescriptor(
             spec.name,
             spec.description,
@@ -200,35 +202,12 @@ class DefinedTool:
             output_schema=spec.output_schema,
             definition=spec.definition,
         )
+        self.parameters = self.descriptor.parameters
+        """The schema of its arguments, as the model receives it."""
         self._arguments = ArgumentChecker(spec.parameters) if spec.check_arguments else None
 
     def __repr__(self) -> str:
         return f"DefinedTool({self.name!r})"
-
-    @property
-    def name(self) -> str:
-        """The name a model calls it by."""
-        return self.spec.name
-
-    @property
-    def label(self) -> str:
-        """Display name."""
-        return self.spec.title or self.spec.name
-
-    @property
-    def description(self) -> str:
-        """The description for the model."""
-        return self.spec.description
-
-    @property
-    def parameters(self) -> JsonSchema:
-        """The schema of its arguments, as the model receives it."""
-        return self.descriptor.parameters
-
-    @property
-    def read_only(self) -> bool:
-        """Whether it has no side effects."""
-        return self.spec.read_only
 
     async def invoke(self, call: ToolCall, ctx: ToolContext) -> ToolOutcome:
         """Run a call and return the outcome under its id."""

@@ -256,18 +256,14 @@ class LineRing:
         self._lock = Lock()
         self._lines: deque[str] = deque()
         self._chars = 0
-        self._total = 0
-        self._open = ""
-
-    @property
-    def total(self) -> int:
+        self.total = 0
         """Number of complete lines so far."""
-        return self._total
+        self._open = ""
 
     @property
     def progress(self) -> tuple[int, int]:
         """Changes with every write: (complete lines, length of the open line)."""
-        return self._total, len(self._open)
+        return self.total, len(self._open)
 
     def feed(self, data: bytes) -> None:
         """Append a chunk of output."""
@@ -285,7 +281,7 @@ class LineRing:
         # Hold the lock for this part only, so readers don't wait long however much the command writes.
         with self._lock:
             self._open = open_line
-            self._total += len(complete)
+            self.total += len(complete)
             kept = complete[-RING_LINES:]
             self._lines.extend(kept)
             self._chars += sum(map(len, kept))
@@ -301,14 +297,14 @@ class LineRing:
     def after(self, number: int) -> OutputLines:
         """Return the kept lines after line `number`."""
         with self._lock:
-            oldest = self._total - len(self._lines) + 1
+            oldest = self.total - len(self._lines) + 1
             first = max(number + 1, oldest)
             texts = tuple(self._lines)[first - oldest :]
             return OutputLines(first, texts, first - number - 1, self._open.removesuffix("\r"))
 
     def last(self, count: int) -> OutputLines:
         """Return the last `count` lines."""
-        return self.after(max(self._total - count, 0))
+        return self.after(max(self.total - count, 0))
 
 
 def _split_line(line: str) -> list[str]:

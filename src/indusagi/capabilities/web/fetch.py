@@ -61,12 +61,8 @@ class PageCache(Generic[PageT]):
 
     def __init__(self) -> None:
         self._entries: OrderedDict[Hashable, _Entry[PageT]] = OrderedDict()
-        self._size = 0
-
-    @property
-    def size(self) -> int:
+        self.size = 0
         """Total size in bytes."""
-        return self._size
 
     def get(self, key: Hashable, now: float) -> PageT | None:
         """Return a page that hasn't expired."""
@@ -85,14 +81,14 @@ class PageCache(Generic[PageT]):
         if size > limit:
             return
         self._entries[key] = _Entry(page, size, until)
-        self._size += size
-        while self._size > limit:
+        self.size += size
+        while self.size > limit:
             self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Hashable) -> None:
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._size -= entry.size
+            self.size -= entry.size
 
 
 FENCE_BYTES: Final = 400

@@ -84,7 +84,8 @@ class ChildProcess:
         self._listener = listener
         self._tree = ProcessTree(self.mark)
         self._process: subprocess.Popen[bytes] | None = None
-        self._exit_code: int | None = None
+        self.exit_code: int | None = None
+        """None while it runs; negative for a signal."""
         self.output = PipeReader(listener.stdout_received, lambda: self._close_pipe(self.output_ended))
         self.errors = PipeReader(listener.stderr_received, lambda: self._close_pipe(self.errors_ended))
         self._stdin: asyncio.WriteTransport | None = None
@@ -215,7 +216,7 @@ class ChildProcess:
         threading.Thread(target=wait, daemon=True, name=f"wait for {process.pid}").start()
 
     def _set_exit_code(self, code: int) -> None:
-        self._exit_code = code
+        self.exit_code = code
         self.exited.set()
         if self._released and self._process is not None:
             self._process.poll()
@@ -229,11 +230,6 @@ class ChildProcess:
     def pid(self) -> int:
         """The process id, once started."""
         return cast("subprocess.Popen[bytes]", self._process).pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; negative for a signal."""
-        return self._exit_code
 
     @property
     def output_open(self) -> bool:
