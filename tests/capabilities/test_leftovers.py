@@ -19,7 +19,7 @@ from tests.support.tools import box_of
 from tests.support.waiting import is_alive, running, until
 
 from indusagi.capabilities import leftovers
-from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities.jobs import jobs_of
 from indusagi.capabilities.leftovers import (
     Receipt,
     end_leftover,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.anyio, pytest.mark.process]
 CRASHES = """
 import anyio, os, signal, sys
-from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities.jobs import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.sandbox.policy import Sandbox

@@ -9,7 +9,7 @@ import pytest
 from tests.support.deck import capability, with_runner
 
 from indusagi.capabilities.context import ReadState
-from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities.jobs import jobs_of
 from indusagi.core.cancel import CancelToken
 from indusagi.runtime import JsonContentBlock, TextContentBlock, ToolCall, ToolResult
 from induscode.boot.plans import select_tools

@@ -14,7 +14,7 @@ import pytest
 from tests.support.waiting import until
 from tests.support.worktrees import describe_tree, make_repository, make_tree, run_git
 
-from indusagi.capabilities.jobs.table import list_jobs
+from indusagi.capabilities.jobs import list_jobs
 from indusagi.capabilities.local import make_local_context
 from induscode.deck import DeckContext, DeckFramework
 from induscode.deck.cards.checkpoint import CommandCheckpointingCard, may_change_files

@@ -8,7 +8,7 @@ import anyio
 from tests.support.transports import LoopTime
 from tests.support.waiting import until
 
-from indusagi.capabilities.jobs import job
+from indusagi.capabilities import jobs
 from indusagi.capabilities.local.shell import LocalProcess
 from indusagi.core.process import child
 
@@ -25,7 +25,7 @@ def kill_soon(monkeypatch: pytest.MonkeyPatch, *, grace_ms: int = 100) -> None:
     defaults = LocalProcess.stop.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "grace_ms", grace_ms)
-    monkeypatch.setattr(job, "STOP_GRACE_MS", grace_ms)
+    monkeypatch.setattr(jobs, "STOP_GRACE_MS", grace_ms)
 
 
 def give_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ class KeptState:
         return state
 
     async def _describe_jobs(self) -> Mapping[str, JsonObject]:
-        from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
+        from indusagi.capabilities.jobs import list_jobs  # noqa: PLC0415 — loaded with the deck
 
         jobs: dict[str, JsonObject] = {}
         for job in list_jobs(self._context):

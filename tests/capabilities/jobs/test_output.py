@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from indusagi.capabilities import jobs as output
 from indusagi.capabilities.files.codec import is_binary
-from indusagi.capabilities.jobs import job as output
-from indusagi.capabilities.jobs.job import LineRing, RenderedOutput, plain_text, render_output
+from indusagi.capabilities.jobs import LineRing, RenderedOutput, plain_text, render_output
 
 
 def ring_of(*pieces: bytes) -> LineRing:

@@ -18,8 +18,8 @@ from tests.support.stops import kill_soon, past_its_limit
 from tests.support.tools import box_of
 from tests.support.waiting import is_alive, until
 
-from indusagi.capabilities.jobs import table
-from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities import jobs
+from indusagi.capabilities.jobs import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalShell
 from indusagi.capabilities.ports import SandboxState
@@ -436,7 +436,7 @@ async def test_background_process_keeps_writing_and_ends_with_the_session(tmp_pa
 async def test_background_process_is_ended_when_the_job_limit_is_reached(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(table, "LIVE_JOBS", 1)
+    monkeypatch.setattr(jobs, "LIVE_JOBS", 1)
     await session.run("sleep 600 &")
     outcome = await session.run("sleep 600 &")
     assert "ended what ran on in the background" in str(outcome.output)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from indusagi.capabilities.jobs.job import describe_exit
+from indusagi.capabilities.jobs import describe_exit
 from indusagi.capabilities.tools.bash import explain_exit_code
 
 

@@ -14,8 +14,8 @@ from tests.support.stops import kill_soon
 from tests.support.tools import box_of
 from tests.support.waiting import is_alive, until
 
-from indusagi.capabilities.jobs import table
-from indusagi.capabilities.jobs.table import jobs_of
+from indusagi.capabilities import jobs
+from indusagi.capabilities.jobs import jobs_of
 from indusagi.capabilities.local import make_local_context
 from indusagi.capabilities.local.shell import LocalProcess, LocalShell
 from indusagi.capabilities.sandbox.capture import Capture
@@ -323,7 +323,7 @@ async def test_background_process_of_bash_is_listed(session: Session) -> None:
 
 
 async def test_number_of_running_jobs_is_limited(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "LIVE_JOBS", 2)
+    monkeypatch.setattr(jobs, "LIVE_JOBS", 2)
     for _ in range(2):
         await session.start(STAY)
     outcome = await session.call("start", command=STAY)
@@ -333,7 +333,7 @@ async def test_number_of_running_jobs_is_limited(session: Session, monkeypatch: 
 
 
 async def test_old_ended_jobs_are_forgotten(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table, "_MAX_FINISHED_JOBS", 1)
+    monkeypatch.setattr(jobs, "_MAX_FINISHED_JOBS", 1)
     for number in range(1, 4):
         await session.start("true")
         await until(lambda number=number: _is_over(session, f"job-{number}"))

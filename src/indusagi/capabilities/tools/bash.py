@@ -23,15 +23,17 @@ from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.context import PerContext, ToolContext
 from indusagi.capabilities.files.codec import digest_bytes
 from indusagi.capabilities.files.lines import format_path
-from indusagi.capabilities.jobs.job import (
+from indusagi.capabilities.jobs import (
+    JobLimitError,
     RenderedOutput,
+    capture_path,
     describe_exit,
     hidden_note,
+    jobs_of,
     plain_text,
     render_output,
     to_shell_exit_code,
 )
-from indusagi.capabilities.jobs.table import JobLimitError, capture_path, jobs_of
 from indusagi.capabilities.ports import DEFAULT_TIMEOUT_MS, Ended, FileKind, SandboxMissing, ShellProcess
 from indusagi.capabilities.sandbox.policy import PROTECTED, UNPROTECTED
 from indusagi.capabilities.tool import DefinedTool, define_native_tool

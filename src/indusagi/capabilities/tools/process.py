@@ -12,19 +12,22 @@ from anyio import to_thread
 from indusagi.capabilities.arguments import coerce_to
 from indusagi.capabilities.budget import OutputBudget, clip
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.jobs.job import (
+from indusagi.capabilities.jobs import (
+    JOB,
     SHOWN_BYTES,
     SHOWN_LINES,
     Job,
+    JobKind,
     JobState,
+    JobTable,
     LineRing,
     OutputLines,
     has_line_with,
     hidden_note,
+    jobs_of,
     plain_text,
     to_shell_exit_code,
 )
-from indusagi.capabilities.jobs.table import JOB, JobKind, JobTable, jobs_of
 from indusagi.capabilities.ports import LONGEST_WAIT_MS
 from indusagi.capabilities.tool import DefinedTool, define_native_tool
 from indusagi.capabilities.tools.bash import report_start_failure, resolve_start_directory

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 from anyio import CancelScope, to_thread
 
 from indusagi.capabilities.context import ToolContext
-from indusagi.capabilities.jobs.table import list_jobs
+from indusagi.capabilities.jobs import list_jobs
 from indusagi.capabilities.tools.paths import PATH_ALIASES, path_given
 from indusagi.core.faults import describe_error
 from indusagi.core.json import JsonValue, is_json_object

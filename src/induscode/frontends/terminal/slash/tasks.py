@@ -19,7 +19,7 @@ from induscode.deck.cards.task import describe_work, format_report
 from induscode.frontends.terminal.slash import SlashCommand, SlashError, SlashHost, confirm
 
 if TYPE_CHECKING:
-    from indusagi.capabilities.jobs.job import Job
+    from indusagi.capabilities.jobs import Job
 
 _LINES = 40
 _MAX_SESSIONS = 20
@@ -42,7 +42,7 @@ class _Task:
 
 async def confirm_end_of_jobs(host: SlashHost, reason: str) -> bool:
     """Ask before reopening the session ends running jobs or tasks. True if there are none."""
-    from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
+    from indusagi.capabilities.jobs import list_jobs  # noqa: PLC0415 — loaded with the deck
 
     jobs = [job for job in list_jobs(host.conversation.session.native.context) if (await job.look()).running]
     tasks = host.conversation.resources.delegate.list_running()
@@ -108,7 +108,7 @@ async def _resume(host: SlashHost, row: _Task, text: str) -> None:
 
 
 async def _list_tasks(host: SlashHost) -> Sequence[_Task]:
-    from indusagi.capabilities.jobs.table import list_jobs  # noqa: PLC0415 — loaded with the deck
+    from indusagi.capabilities.jobs import list_jobs  # noqa: PLC0415 — loaded with the deck
     from indusagi.core.time import now_ms  # noqa: PLC0415 — with the list
 
     tasks: list[_Task] = []

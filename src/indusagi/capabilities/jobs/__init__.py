@@ -1,1 +1,0 @@
-"""Background commands, one table per session."""
